@@ -1,0 +1,55 @@
+# Every target makes .venv and installs the package into it first, so that a fresh clone needs only Python and make.
+# An existing .venv is reused; PYTHON=python3.12 picks the interpreter for a new one.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# the first of these that is new enough; run, not just looked up: version managers leave shims that only complain
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check bench docs clean
+
+help:
+	@echo "make demo    build, verify and time a real model against ONNX Runtime"
+	@echo "make test    the test suite (JOBS=$(JOBS) processes; TESTS=path or -k name for a part of it)"
+	@echo "make check   ruff, formatting, mypy --strict"
+	@echo "make bench   the CPU table in bench/results (BENCH_ARGS=--quick for a short one)"
+	@echo "make docs    write the generated pages of docs/"
+	@echo "make clean   remove caches and outputs; .venv and downloaded models stay"
+
+venv: $(STAMP)
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(STAMP): pyproject.toml | $(PY)
+	@echo "installing ridgeline and its dependencies into $(VENV) (about 1.2 GB, most of it torch)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(VENV)/bin/ridge demo
+
+# one thread per worker: the suite checks results, and pools of two workers on two cores only wait for each other
+test: $(STAMP)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+
+check: $(STAMP)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)
+	@$(PY) -m bench.models_cpu $(BENCH_ARGS)
+
+docs: $(STAMP)
+	@$(PY) docs/make_errors.py
+
+clean:
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache
+	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

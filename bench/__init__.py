@@ -1,0 +1,1 @@
+"""Benchmarks: scripts over the public names of `ridgeline`. Nothing here is imported by the package."""

@@ -1,0 +1,45 @@
+"""Ridgeline: an open inference engine that shows its work.
+
+    import ridgeline
+    engine = ridgeline.build("model.onnx")
+    outputs = engine.run({"x": array})
+
+Importing this starts nothing: PyTorch and the rest are imported when a name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ridgeline import errors
+
+if TYPE_CHECKING:
+    from ridgeline import onnx_backend
+    from ridgeline.build import build
+    from ridgeline.build import load_engine as load
+    from ridgeline.runtime.engine import Engine
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "__version__", "build", "errors", "load", "onnx_backend"]
+
+_HOMES = {
+    "build": ("ridgeline.build", "build"),
+    "load": ("ridgeline.build", "load_engine"),
+    "Engine": ("ridgeline.runtime.engine", "Engine"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "onnx_backend":
+        return import_module("ridgeline.onnx_backend")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    home, attribute = _HOMES[name]
+    value = getattr(import_module(home), attribute)
+    globals()[name] = value  # the submodule `ridgeline.build` must not hide the function of the same name
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,289 @@
+"""Why a plan is as it is, as rows: who won each step and by how much, what was not fused, what cost nothing.
+
+Everything is read from the plan; nothing is timed or rebuilt, and nothing here prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ridgeline.analyze.show import short_ops, total_us
+from ridgeline.errors import OptionError
+from ridgeline.plan.plan import Candidate, Plan, Refusal, RegionNote, Step
+from ridgeline.spec import Config
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A candidate that was timed and lost; `behind` 0.12 is 12 % slower than the winner."""
+
+    tactic: str
+    config: str
+    median_us: float
+    behind: float | None
+
+
+@dataclass(frozen=True)
+class Unwilling:
+    """A tactic that refused a step."""
+
+    tactic: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who won, who was slower, who refused."""
+
+    tactic: str
+    config: str
+    median_us: float | None
+    losers: tuple[Loser, ...]
+    unwilling: tuple[Unwilling, ...]
+
+    @property
+    def winner(self) -> str:
+        return f"{self.tactic} {self.config}".rstrip()
+
+    @property
+    def runner_up(self) -> Loser | None:
+        """The best of another tactic: a rival config of the winner says little about the choice."""
+        return next((loser for loser in self.losers if loser.tactic != self.tactic), None)
+
+
+@dataclass(frozen=True)
+class StepStory:
+    """One step: what went into it, who runs it, and who else was asked."""
+
+    index: int
+    name: str
+    regions: tuple[str, ...]
+    ops: tuple[str, ...]
+    ops_text: str
+    nodes: tuple[str, ...]
+    contest: Contest
+    why: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RegionStory:
+    """Equal regions (same body, same shapes): what was fused, and who would run each by itself."""
+
+    names: tuple[str, ...]
+    function: str
+    ops: tuple[str, ...]
+    ops_text: str
+    nodes: tuple[str, ...]
+    steps: tuple[int, ...]
+    contest: Contest | None
+
+
+@dataclass(frozen=True)
+class UnfusedRow:
+    """All fusions refused by one rule for one reason."""
+
+    rule: str
+    reason: str
+    count: int
+    nodes: tuple[str, ...]
+    bytes_lost: int | None
+
+
+@dataclass(frozen=True)
+class UnwillingRow:
+    """One tactic's refusals for one reason, over all regions."""
+
+    tactic: str
+    reason: str
+    regions: int
+
+
+@dataclass(frozen=True)
+class AlternativeRow:
+    """A whole plan that was considered; `behind` 0.12 is 12 % slower than the chosen one."""
+
+    name: str
+    is_chosen: bool
+    total_us: float | None
+    behind: float | None
+    refused: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The story of a plan, or of one node when `node` is set."""
+
+    model: str
+    target: str
+    threads: int
+    node: str
+    total_nodes: int
+    total_regions: int
+    total_steps: int
+    steps_us: float | None
+    why: str
+    alternatives: tuple[AlternativeRow, ...]
+    steps: tuple[StepStory, ...]
+    regions: tuple[RegionStory, ...]
+    unfused: tuple[UnfusedRow, ...]
+    unwilling: tuple[UnwillingRow, ...]
+    host_values: tuple[str, ...]
+
+
+def explain_plan(plan: Plan, node: str = "") -> Explanation:
+    """The whole plan, or only what concerns one node of the original model (or one region, or one step)."""
+    steps = [_step_story(index, step) for index, step in enumerate(plan.steps, start=1)]
+    notes: Sequence[RegionNote] = plan.regions
+    refusals: Sequence[Refusal] = plan.refusals
+    hosted = plan.host_values
+    if node:
+        steps = [step for step in steps if node in {step.name, *step.regions, *step.nodes}]
+        notes = [note for note in notes if node in {note.name, *note.sources}]
+        refusals = [refusal for refusal in refusals if refusal.at == node]
+        hosted = tuple(name for name in hosted if name == node)
+        if not (steps or notes or refusals or hosted):
+            raise _unknown_node(plan, node)
+    return Explanation(
+        model=plan.model,
+        target=str(plan.target),
+        threads=plan.target.threads,
+        node=node,
+        total_nodes=len({source for step in plan.steps for source in step.sources}),
+        total_regions=len({region for step in plan.steps for region in step.regions}),
+        total_steps=len(plan.steps),
+        steps_us=total_us(plan.steps),
+        why=plan.why,
+        alternatives=_alternatives(plan.alternatives),
+        steps=tuple(steps),
+        regions=_region_stories(notes, plan.steps),
+        unfused=_unfused(refusals),
+        unwilling=_unwilling(notes, plan.steps),
+        host_values=hosted,
+    )
+
+
+def config_text(config: Config) -> str:
+    """``block=64 unroll=2``, in the order of the names."""
+    return " ".join(f"{key}={config[key]}" for key in sorted(config))
+
+
+def _step_story(index: int, step: Step) -> StepStory:
+    chosen = Candidate(step.tactic, step.config, step.median_us)
+    return StepStory(
+        index=index,
+        name=step.name,
+        regions=step.regions,
+        ops=step.op_types,
+        ops_text=short_ops(step.op_types),
+        nodes=step.sources,
+        contest=_contest((chosen, *step.losers)),
+        why=step.why,
+        notes=step.notes,
+    )
+
+
+def _region_stories(notes: Iterable[RegionNote], steps: Sequence[Step]) -> tuple[RegionStory, ...]:
+    """One story for all regions that share body and shapes, in the order they first appear."""
+    equal: dict[tuple[str, str], list[RegionNote]] = {}
+    for note in notes:
+        equal.setdefault((note.function, note.site), []).append(note)
+    step_of = {region: index for index, step in enumerate(steps, start=1) for region in step.regions}
+    stories = []
+    for (function, _), group in equal.items():
+        first = group[0]
+        stories.append(
+            RegionStory(
+                names=tuple(note.name for note in group),
+                function=function,
+                ops=first.op_types,
+                ops_text=short_ops(first.op_types),
+                nodes=tuple(source for note in group for source in note.sources),
+                steps=tuple(dict.fromkeys(step_of[note.name] for note in group if note.name in step_of)),
+                contest=_contest(first.candidates) if first.candidates else None,
+            )
+        )
+    return tuple(stories)
+
+
+def _contest(candidates: Sequence[Candidate]) -> Contest:
+    """Of candidates with the chosen one first."""
+    chosen, *rest = candidates
+    timed = sorted((c for c in rest if c.median_us is not None), key=lambda c: c.median_us or 0.0)
+    return Contest(
+        tactic=chosen.tactic,
+        config=config_text(chosen.config),
+        median_us=chosen.median_us,
+        losers=tuple(_loser(candidate, chosen.median_us) for candidate in timed),
+        unwilling=tuple(Unwilling(c.tactic, c.refused) for c in rest if c.refused is not None),
+    )
+
+
+def _loser(candidate: Candidate, winner_us: float | None) -> Loser:
+    median_us = candidate.median_us or 0.0
+    return Loser(candidate.tactic, config_text(candidate.config), median_us, _behind(median_us, winner_us))
+
+
+def _behind(median_us: float | None, winner_us: float | None) -> float | None:
+    return median_us / winner_us - 1 if median_us is not None and winner_us else None
+
+
+def _alternatives(ranked: Sequence[Candidate]) -> tuple[AlternativeRow, ...]:
+    """Of whole plans with the chosen one first."""
+    return tuple(
+        AlternativeRow(
+            name=f"{candidate.tactic} {config_text(candidate.config)}".rstrip(),
+            is_chosen=candidate is ranked[0],
+            total_us=candidate.median_us,
+            behind=_behind(candidate.median_us, ranked[0].median_us),
+            refused=candidate.refused or "",
+        )
+        for candidate in ranked
+    )
+
+
+def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
+    """Grouped by rule and reason, the costliest first."""
+    groups: dict[tuple[str, str], list[Refusal]] = {}
+    for refusal in refusals:
+        groups.setdefault((refusal.rule, refusal.reason), []).append(refusal)
+    rows = []
+    for (rule, reason), group in groups.items():
+        known = [refusal.bytes_lost for refusal in group if refusal.bytes_lost is not None]
+        nodes = tuple(refusal.at for refusal in group)
+        rows.append(UnfusedRow(rule, reason, len(group), nodes, sum(known) if known else None))
+    return tuple(sorted(rows, key=lambda row: (-(row.bytes_lost or 0), -row.count, row.rule, row.reason)))
+
+
+def _unwilling(notes: Sequence[RegionNote], steps: Sequence[Step]) -> tuple[UnwillingRow, ...]:
+    """Over the regions; over the steps where a plan keeps no notes of its regions."""
+    asked = [note.candidates for note in notes] or [step.losers for step in steps]
+    counts = Counter(
+        key for candidates in asked for key in {(c.tactic, c.refused) for c in candidates if c.refused}
+    )
+    rows = [UnwillingRow(tactic, reason or "", regions) for (tactic, reason), regions in counts.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.regions, row.tactic, row.reason)))
+
+
+def _unknown_node(plan: Plan, node: str) -> OptionError:
+    known = list(
+        dict.fromkeys(
+            [
+                *(name for step in plan.steps for name in (*step.sources, step.name, *step.regions)),
+                *(refusal.at for refusal in plan.refusals),
+                *plan.host_values,
+            ]
+        )
+    )
+    # people remember the end of a path, or one word of it
+    near = [name for name in known if node.lower() in name.lower()][:5]
+    near = near or get_close_matches(node, known, n=5, cutoff=0.5)
+    return OptionError(
+        f"no step of {plan.model or 'this plan'} has a node {node!r}",
+        rows=[f"near: {name}" for name in near],
+        want=f"one of the {len(known)} names in the plan; a node folded into a constant is in no step",
+        help="ridge explain ENGINE lists them all" if not near else f"ridge explain ENGINE {near[0]!r}",
+    )

@@ -1,0 +1,59 @@
+"""One line per model: what a build came to, against a peer of the same run. Nothing here prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.analyze.bench import BenchReport
+from ridgeline.analyze.show import Summary
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A model's row in a table of many."""
+
+    model: str
+    shapes: str
+    ops: int
+    steps: int
+    peer: str
+    peer_us: float
+    ours_us: float
+    ratio: float
+    ratio_p10: float
+    ratio_p90: float
+    max_error: float | None
+    tolerance: float | None
+    verified: bool
+    agrees: bool  # the engine with the peer, in the bench run itself
+    memory_bytes: int
+    build_s: float
+    engine_file: str = ""
+
+
+def headline(
+    name: str, *, ops: int, summary: Summary, measured: BenchReport, build_s: float, engine_file: str = ""
+) -> Headline:
+    """From a summary and a bench run with one peer."""
+    ours, theirs = measured.rows[:2]
+    versus = measured.versus[0]
+    worst = summary.verdict.worst
+    return Headline(
+        model=name,
+        shapes=", ".join(row.planned for row in summary.inputs),
+        ops=ops,
+        steps=len(summary.steps),
+        peer=theirs.name,
+        peer_us=theirs.median_us,
+        ours_us=ours.median_us,
+        ratio=versus.ratio,
+        ratio_p10=versus.ratio_p10,
+        ratio_p90=versus.ratio_p90,
+        max_error=worst.max_error if worst else None,
+        tolerance=worst.tolerance if worst else None,
+        verified=summary.verdict.verified,
+        agrees=versus.agrees,
+        memory_bytes=sum(row.nbytes for row in summary.memory),
+        build_s=build_s,
+        engine_file=engine_file,
+    )

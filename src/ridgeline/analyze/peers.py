@@ -1,0 +1,46 @@
+"""Who an engine is benched against: ONNX Runtime as it comes, and PyTorch op by op.
+
+Both get the engine's thread count. Nothing is timed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ridgeline.analyze.bench import Feeds, Peer
+from ridgeline.errors import ModelError
+
+ORT_ERRORS_ONLY = 3
+
+
+def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
+    """A session with ONNX Runtime's own defaults for speed, and our thread count."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = ORT_ERRORS_ONLY
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # every failure of ONNX Runtime has its own class, and they share no base
+        raise ModelError(
+            f"ONNX Runtime cannot load {model}",
+            got=str(error).splitlines()[0],
+            help="leave ort out of --peers",
+        ) from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feeds: Feeds) -> Mapping[str, np.ndarray]:
+        return dict(zip(names, session.run(None, feeds), strict=True))
+
+    return Peer(f"ort {onnxruntime.__version__}", run, note)
+
+
+def engine_peer(engine: Any, *, name: str, note: str = "") -> Peer:
+    """Another engine as a peer, such as one that runs op by op."""
+    return Peer(name, engine.run, note)

@@ -1,0 +1,216 @@
+"""What an engine is, as rows: signature, steps, memory, verification. Figures only; nothing here prints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.options import DimRange
+from ridgeline.plan.plan import Plan, Step
+from ridgeline.plan.report import Check, Report
+from ridgeline.spec import Port
+
+
+@dataclass(frozen=True)
+class PortRow:
+    """One input or output; `planned` and `range` are empty for outputs."""
+
+    name: str
+    dtype: str
+    shape: str
+    planned: str = ""
+    range: str = ""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step; `share` is its part of the time of all steps, None where steps were not timed."""
+
+    index: int
+    name: str
+    ops: str
+    nodes: int
+    tactic: str
+    median_us: float | None
+    share: float | None
+    flops: int
+    bytes: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TacticRow:
+    """All steps of one tactic."""
+
+    tactic: str
+    steps: int
+    total_us: float | None
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Bytes of one kind, and whether every context has its own."""
+
+    kind: str
+    nbytes: int
+    per_context: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found; `worst` is the check that came nearest to its tolerance, or passed it."""
+
+    verified: bool
+    reference: str
+    checks: int
+    failed: int
+    worst: Check | None
+
+    @property
+    def worst_fraction(self) -> float:
+        return fraction_of_tolerance(self.worst) if self.worst else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An engine at a glance."""
+
+    model: str
+    target: str
+    threads: int
+    precision: str
+    inputs: tuple[PortRow, ...]
+    outputs: tuple[PortRow, ...]
+    nodes: int
+    steps: tuple[StepRow, ...]
+    steps_us: float | None
+    tactics: tuple[TacticRow, ...]
+    memory: tuple[MemoryRow, ...]
+    verdict: Verdict
+    run_us: float | None
+    call_overhead_us: float | None
+    sites_timed: int
+    sites_cached: int
+    stage_seconds: dict[str, float]
+    versions: dict[str, str]
+    slow_ops: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def summarise(plan: Plan, report: Report) -> Summary:
+    """The rows `ridge build` and `ridge show` print."""
+    total = total_us(plan.steps)
+    return Summary(
+        model=plan.model,
+        target=str(plan.target),
+        threads=plan.target.threads,
+        precision=plan.precision,
+        inputs=tuple(_input_row(plan, port) for port in plan.inputs),
+        outputs=tuple(PortRow(port.name, port.dtype, _shape(port)) for port in plan.outputs),
+        nodes=len({source for step in plan.steps for source in step.sources}),
+        steps=tuple(_step_row(index, step, total) for index, step in enumerate(plan.steps, start=1)),
+        steps_us=total,
+        tactics=_tactic_rows(plan.steps),
+        memory=_memory_rows(plan, report),
+        verdict=_verdict(report),
+        run_us=report.run_us,
+        call_overhead_us=report.call_overhead_us,
+        sites_timed=report.sites_timed,
+        sites_cached=report.sites_cached,
+        stage_seconds=dict(report.stage_seconds),
+        versions=dict(report.versions),
+        slow_ops=plan.slow_ops,
+        warnings=report.warnings,
+    )
+
+
+def short_ops(op_types: Sequence[str]) -> str:
+    """``Conv Add Relu``; for a long region what it has most of, ``Conv×24 Relu×22 Add×8 +3 kinds``."""
+    if len(op_types) <= 4:
+        return " ".join(op_types)
+    counts = Counter(op_types).most_common()
+    parts = [f"{op}×{count}" if count > 1 else op for op, count in counts[:4]]
+    more = len(counts) - len(parts)
+    return " ".join(parts) + (f" +{more} kind{'s' if more > 1 else ''}" if more else "")
+
+
+def total_us(steps: Sequence[Step]) -> float | None:
+    """None when a step was chosen without timing: a sum with holes in it would mislead."""
+    times = [step.median_us for step in steps]
+    return None if None in times or not times else math.fsum(time for time in times if time is not None)
+
+
+def fraction_of_tolerance(check: Check) -> float:
+    """1 is the limit. An exact match is 0 even where nothing but an exact match would do."""
+    if math.isnan(check.max_error):
+        return math.inf
+    if check.max_error == 0:
+        return 0.0
+    return check.max_error / check.tolerance if check.tolerance else math.inf
+
+
+def _input_row(plan: Plan, port: Port) -> PortRow:
+    spec = plan.planned_shapes.get(port.name)
+    planned = "×".join(map(str, spec.shape)) or "scalar" if spec else ""
+    return PortRow(port.name, port.dtype, _shape(port), planned, _ranges(plan.profile.get(port.name, ())))
+
+
+def _shape(port: Port) -> str:
+    return str(port).removeprefix(port.dtype)
+
+
+def _ranges(dims: Sequence[DimRange]) -> str:
+    return "×".join(map(str, dims)) if any(dim.min != dim.max for dim in dims) else ""
+
+
+def _step_row(index: int, step: Step, total: float | None) -> StepRow:
+    return StepRow(
+        index=index,
+        name=step.name,
+        ops=short_ops(step.op_types),
+        nodes=len(step.sources),
+        tactic=step.tactic,
+        median_us=step.median_us,
+        share=step.median_us / total if step.median_us is not None and total else None,
+        flops=step.work.flops,
+        bytes=step.work.bytes,
+        notes=step.notes,
+    )
+
+
+def _tactic_rows(steps: Sequence[Step]) -> tuple[TacticRow, ...]:
+    by_tactic: dict[str, list[Step]] = {}
+    for step in steps:
+        by_tactic.setdefault(step.tactic, []).append(step)
+    rows = [TacticRow(tactic, len(taken), total_us(taken)) for tactic, taken in by_tactic.items()]
+    return tuple(sorted(rows, key=lambda row: (-(row.total_us or 0.0), -row.steps, row.tactic)))
+
+
+def _memory_rows(plan: Plan, report: Report) -> tuple[MemoryRow, ...]:
+    memory = plan.memory
+    saved = memory.unshared_bytes - memory.arena_bytes
+    shared = f"{1 - memory.arena_bytes / memory.unshared_bytes:.0%} less than unshared" if saved > 0 else ""
+    allocating = len(report.library_allocations)
+    library = (
+        f"at most, at run time, in {allocating} step{'s' if allocating != 1 else ''}" if allocating else ""
+    )
+    return (
+        MemoryRow("arena", memory.arena_bytes, per_context=True, note=shared),
+        MemoryRow("inputs and outputs", memory.io_bytes, per_context=True),
+        MemoryRow("libraries", memory.library_bytes, per_context=True, note=library),
+        MemoryRow("weights", memory.weight_bytes, per_context=False),
+        MemoryRow("packed copies", memory.packed_bytes, per_context=False),
+    )
+
+
+def _verdict(report: Report) -> Verdict:
+    return Verdict(
+        verified=report.verified,
+        reference=report.reference,
+        checks=len(report.checks),
+        failed=sum(not check.passed for check in report.checks),
+        worst=max(report.checks, key=fraction_of_tolerance, default=None),
+    )

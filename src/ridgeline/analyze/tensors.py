@@ -1,0 +1,95 @@
+"""Tensors at a glance, and how far two sets of them are apart. Rows only; nothing here prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """Figures of one tensor; NaNs and infinities do not count in min, mean and max."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    mean: float | None
+    max: float | None
+    nans: int
+    infs: int
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two answers to the same question, one output."""
+
+    output: str
+    max_difference: float
+    scale: float  # the largest magnitude in the peer's answer
+
+
+def describe(
+    tensors: Mapping[str, np.ndarray], files: Mapping[str, str] | None = None
+) -> tuple[TensorRow, ...]:
+    """One row per tensor, in the order given."""
+    return tuple(
+        _row(name, np.asarray(array), (files or {}).get(name, "")) for name, array in tensors.items()
+    )
+
+
+def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> tuple[Difference, ...]:
+    """By output. A missing output, another shape, or a NaN on one side only, is infinitely far away."""
+    rows = []
+    for name, expected in want.items():
+        b = np.asarray(expected)
+        a = np.asarray(got[name]) if name in got else None
+        if a is None or a.shape != b.shape or not (_is_numeric(a) and _is_numeric(b)):
+            same = a is not None and bool(np.array_equal(a, b))
+            rows.append(Difference(name, 0.0 if same else math.inf, 0.0))
+            continue
+        rows.append(Difference(name, _max_difference(_wide(a), _wide(b)), _largest(_wide(b))))
+    return tuple(rows)
+
+
+def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
+    dtype, shape = str(array.dtype), tuple(array.shape)
+    if not _is_numeric(array):
+        return TensorRow(name, dtype, shape, None, None, None, 0, 0, file)
+    wide = _wide(array)
+    finite = wide[np.isfinite(wide)]
+    nans = int(np.isnan(wide).sum())
+    infs = wide.size - finite.size - nans
+    if not finite.size:
+        return TensorRow(name, dtype, shape, None, None, None, nans, infs, file)
+    low, mean, high = float(finite.min()), float(finite.mean()), float(finite.max())
+    return TensorRow(name, dtype, shape, low, mean, high, nans, infs, file)
+
+
+def _is_numeric(array: np.ndarray) -> bool:
+    # bfloat16 and the 8-bit floats come from ml_dtypes as kind V; they convert to float64 all the same
+    return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
+
+
+def _wide(array: np.ndarray) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return array.astype(np.float64)
+
+
+def _max_difference(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size:
+        return 0.0
+    if not bool(np.array_equal(np.isnan(a), np.isnan(b))):
+        return math.inf
+    with np.errstate(invalid="ignore"):
+        gap = np.where((a == b) | np.isnan(a), 0.0, np.abs(a - b))
+    return float(gap.max())
+
+
+def _largest(array: np.ndarray) -> float:
+    finite = array[np.isfinite(array)]
+    return float(np.abs(finite).max()) if finite.size else 0.0

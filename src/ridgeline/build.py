@@ -1,0 +1,244 @@
+"""`build()`: a model goes in, a verified engine comes out. This page is the table of contents."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from ridgeline import checks
+from ridgeline.compose import Selection, Workshop, select
+from ridgeline.errors import BuildError, OptionError
+from ridgeline.frontend.from_onnx import Loaded, Source, load
+from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
+from ridgeline.options import Options, make_options
+from ridgeline.passes.body import Program, read_program
+from ridgeline.passes.partition import partition
+from ridgeline.passes.pipeline import canonicalise
+from ridgeline.passes.rule import Refusal
+from ridgeline.passes.settle import Settled
+from ridgeline.passes.sites import merge
+from ridgeline.plan.make import candidates, reason, region_note, step_of
+from ridgeline.plan.memory import account
+from ridgeline.plan.plan import Memory, Plan
+from ridgeline.plan.plan import Refusal as PlanRefusal
+from ridgeline.plan.report import Report
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.file import read_engine
+from ridgeline.runtime.instance import settle_program
+from ridgeline.spec import Target, TensorSpec
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.cache import TimingCache
+from ridgeline.tactics.registry import cpu_tactics, without
+from ridgeline.verify import Reference
+
+
+def build(source: Source, **keywords: Any) -> Engine:
+    """Build an engine. Keywords are the fields of `Options`; one that does not exist is an error."""
+    options = make_options(keywords)
+    clock = Clock(options)
+    with clock.stage("load"):
+        loaded = load(source)
+        reference = Reference(loaded, threads=options.cores) if options.verify != "off" else None
+    with clock.stage("passes"):
+        refusals = canonicalise(loaded.model)
+        shapes = choose_shapes(loaded, reference, options)
+        refusals += fuse(loaded.model, shapes)
+    with clock.stage("select"):
+        shop = open_workshop(loaded.model, shapes, options)
+        selection = select(shop, shapes.opt, shapes.feeds(shop.program, shop.weights))
+        write_timings(shop, selection)
+    with clock.stage("plan"):
+        plan = make_plan(loaded, shop, shapes, selection, refusals)
+        engine = Engine(plan, Report(), loaded.model, shop.weights, shop.tactics)
+        plan = engine.plan = replace(plan, memory=measure_memory(engine, shapes))
+    with clock.stage("verify"):
+        report = checks.verify(engine, reference, shapes, options) if reference is not None else Report()
+    engine.report = replace(
+        report,
+        stage_seconds=clock.seconds,
+        sites_timed=selection.timed,
+        sites_cached=selection.cached,
+        warnings=(*report.warnings, *shop.cache.problems),
+        versions=versions(),
+    )
+    return engine
+
+
+def load_engine(path: str | Path) -> Engine:
+    """An engine from its file. Nothing in the file is executed; kernels are made again from the region bodies."""
+    plan, report, model, weights = read_engine(Path(path))
+    tactics = cpu_tactics(dict(model.opset_imports))
+    return Engine(plan, report, model, weights, tactics)
+
+
+class Clock:
+    """Seconds per stage, told as progress."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.seconds = options, dict[str, float]()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.options.tell(name, 0, 0)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options) -> checks.Shapes:
+    """Shapes to plan for: the profile's, else the first guess that the model takes."""
+    inputs = ports(loaded.model.graph.inputs, what="input")
+    check_profile(inputs, options.profiles)
+    corners = {which: profile_shapes(inputs, options.profiles, which) for which in ("min", "opt", "max")}
+    program, weights = read_program(loaded.model), read_weights(loaded.model)
+    opt = corners["opt"]
+    if opt is not None:
+        settle_program(program, opt, weights)
+        return checks.Shapes(inputs, opt, corners["min"], corners["max"], options.profiles, loaded.model)
+    problems = []
+    for guess in guessed_shapes(inputs, options.profiles):
+        try:
+            settle_program(program, guess, weights)
+            if reference is not None:
+                reference.run(example_feeds(program, guess, weights, seed=0))
+        except Exception as error:  # not a shape this model takes: the next guess may be
+            problems.append(f"{_shapes_text(guess)}: {(str(error).splitlines() or [''])[0][:120]}")
+            continue
+        return checks.Shapes(inputs, guess, None, None, options.profiles, loaded.model)
+    raise BuildError(
+        "no shape could be guessed that this model takes",
+        rows=problems,
+        help="say which: ridge build MODEL --shapes " + _shapes_text(guess),
+    )
+
+
+def _shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
+    return " ".join(f"{name}={'x'.join(map(str, spec.shape))}" for name, spec in shapes.items())
+
+
+def fuse(model: ir.Model, shapes: checks.Shapes) -> list[Refusal]:
+    """Partition at the planned shapes; what a region computes holds at any."""
+    settled = settle_program(read_program(model), shapes.opt, read_weights(model))
+    return partition(model, settled)
+
+
+def read_weights(model: ir.Model) -> dict[str, Tensor]:
+    """Initializers as tensors, without copying where numpy can share."""
+    return {
+        str(name): checks.shared_tensor(value.const_value.numpy())
+        for name, value in model.graph.initializers.items()
+    }
+
+
+def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options) -> Workshop:
+    program, weights = read_program(model), read_weights(model)
+    target = Target("cpu", platform.machine(), options.cores)
+    if torch.get_num_threads() != target.threads:
+        torch.set_num_threads(target.threads)
+    tactics: tuple[Tactic, ...] = cpu_tactics(
+        dict(model.opset_imports), fixed_shapes=shapes.are_fixed, deterministic=options.deterministic
+    )
+    tactics = without(tactics, options.without)
+    lock = None
+    if options.lock is not None and options.lock.exists():
+        lock = TimingCache.read(options.lock)
+        if lock.problems:
+            raise OptionError(f"the lock {str(options.lock)!r} cannot be used", rows=lock.problems)
+    cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
+    return Workshop(
+        program=program,
+        settled=settle_program(program, shapes.opt, weights),
+        weights=weights,
+        target=target,
+        tactics=tactics,
+        options=options,
+        cache=cache,
+        lock=lock,
+        elsewhere=[settle_program(program, s, weights) for s in (shapes.low, shapes.high) if s is not None],
+    )
+
+
+def write_timings(shop: Workshop, selection: Selection) -> None:
+    """Keep what was measured: the cache for the next build, the lock for the same build again."""
+    options = shop.options
+    if options.timing_cache is not None and selection.timed:
+        shop.cache.write(options.timing_cache)
+    if options.lock is not None and shop.lock is None:
+        shop.cache.write(options.lock, selection.keys)
+
+
+def make_plan(
+    loaded: Loaded, shop: Workshop, shapes: checks.Shapes, selection: Selection, refusals: list[Refusal]
+) -> Plan:
+    program: Program = shop.program
+    settled: Settled = shop.settled
+    steps = tuple(
+        step_of(
+            merge(program, choice.regions),
+            choice.regions,
+            tactic=choice.tactic,
+            config=choice.config,
+            site=choice.site,
+            entry=choice.entry,
+        )
+        for choice in selection.steps
+    )
+    ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
+    hosts = [n for r in program.regions if settled.is_host(r) for n in r.outputs]
+    return Plan(
+        model=loaded.name,
+        target=shop.target,
+        precision=shop.options.precision,
+        inputs=shapes.inputs,
+        outputs=ports(loaded.model.graph.outputs, what="output"),
+        profile={name: tuple(ranges) for name, ranges in shop.options.profiles.items()},
+        planned_shapes=dict(shapes.opt),
+        steps=steps,
+        memory=Memory(0, 0, 0, 0, 0, 0),
+        regions=tuple(
+            region_note(r, selection.sites[r.name], selection.entries.get(r.name))
+            for r in program.regions
+            if r.name in selection.sites
+        ),
+        host_values=tuple(hosts),
+        refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
+        alternatives=ranked,
+        why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
+    )
+
+
+def measure_memory(engine: Engine, shapes: checks.Shapes) -> Memory:
+    """Memory of one context at the planned shapes, as the runtime lays it out."""
+    instance = engine.instance(dict(shapes.opt))
+    return account(
+        instance.layout,
+        [step.io for step in instance.steps],
+        instance.settled.specs,
+        io_bytes=sum(t.nbytes for t in instance.inputs.values()),
+        weight_bytes=sum(t.nbytes for t in engine.weights.values()),
+        packed_bytes=engine.packed_bytes,
+    )
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": ort.__version__,
+        "onnx": onnx.__version__,
+        "onnx_ir": ir.__version__,
+        "numpy": np.__version__,
+    }

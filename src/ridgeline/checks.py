@@ -1,0 +1,218 @@
+"""The checks a build runs on its engine: which inputs, at which shapes, against whom."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ridgeline.options import Options, Profile
+from ridgeline.passes.body import Program
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Check, Report
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.spec import EPSILON, Body, Port, TensorSpec
+from ridgeline.tactics.aten import compile_body
+from ridgeline.tactics.fallback import to_torch
+from ridgeline.timing import interleave
+from ridgeline.verify import Reference, Tolerance, check_finite, compare, load_data, require
+
+BATCH = 3
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The inputs' signature, and the concrete shapes a build works with."""
+
+    inputs: tuple[Port, ...]
+    opt: Mapping[str, TensorSpec]
+    low: Mapping[str, TensorSpec] | None
+    high: Mapping[str, TensorSpec] | None
+    profile: Profile
+    model: ir.Model
+
+    @property
+    def are_fixed(self) -> bool:
+        """No dimension can ever take another size."""
+        if all(isinstance(d, int) for port in self.inputs for d in (port.dims or ("?",))):
+            return True
+        return self.low is not None and self.low == self.high
+
+    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        arrays = example_feeds(program, self.opt, weights, seed=0)
+        return {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
+
+
+def shared_tensor(array: np.ndarray) -> Tensor:
+    """A tensor over numpy's memory. Weights are only read, so read-only memory is fine."""
+    if array.dtype.kind not in "fiubc" or not array.flags.c_contiguous:
+        return to_torch(array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that numpy's memory is read-only
+        return torch.from_numpy(array)
+
+
+def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+    """Run every check; raise when one fails."""
+    trials = list(_trials(engine, shapes, options))
+    found: list[Check] = []
+    notes: list[str] = []
+    for i, (name, feeds) in enumerate(trials):
+        options.tell("verify", i, len(trials) + 2, name)
+        try:
+            want = reference.run(feeds)
+        except Exception as error:
+            if name in ("planned shapes",):
+                raise
+            notes.append(f"not checked at {name}: the original model refuses ({_line(error)})")
+            continue
+        notes += check_finite(engine.plan.model, want)
+        limits = reference.tolerance(feeds, want)
+        got = engine.run(feeds)
+        rows = compare(name, got, want, limits, _text(feeds))
+        if not all(row.passed for row in rows):
+            require([*found, *rows], where=first_divergence(engine, feeds))
+        found += rows
+    options.tell("verify", len(trials), len(trials) + 2, "same input, same bits")
+    first = trials[0][1]
+    got = engine.run(first)
+    found += _same_bits("same input again", engine.run(first), got, first)
+    options.tell("verify", len(trials) + 1, len(trials) + 2, "plan as text")
+    again = _through_text(engine)
+    found += _same_bits("plan and graph written and read", again.run(first), got, first)
+    if options.verify == "full":
+        found += _fused_against_unfused(engine, reference, first)
+    require(found, where="")
+    overhead, total = call_overhead(engine, first)
+    options.tell("verify", len(trials) + 2, len(trials) + 2)
+    return Report(
+        reference=reference.who,
+        checks=tuple(found),
+        call_overhead_us=overhead,
+        run_us=total,
+        library_allocations=_library_steps(engine),
+        warnings=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Named inputs: planned shapes, the profile's corners, more rows, rows in another order, users' data."""
+    draw = engine.example_inputs
+    yield "planned shapes", draw(0)
+    if options.data is not None:
+        yield from load_data(options.data, [port.name for port in shapes.inputs])
+    if options.verify == "fast":
+        return
+    yield "planned shapes, other values", draw(1)
+    for name, corner in (("min shapes", shapes.low), ("max shapes", shapes.high)):
+        if corner is not None and corner != shapes.opt:
+            yield name, draw(2, corner)
+    batch = batch_axis(shapes)
+    if batch is not None:
+        wide = {n: replace(s, shape=(BATCH, *s.shape[1:])) for n, s in shapes.opt.items()}
+        feeds = draw(3, wide)
+        yield f"batch 1 against {BATCH}", feeds
+        yield "rows in another order", {n: np.ascontiguousarray(a[::-1]) for n, a in feeds.items()}
+
+
+def batch_axis(shapes: Shapes) -> str | None:
+    """The symbol that stands first in every input, when other sizes of it are allowed."""
+    firsts = {port.dims[0] if port.dims else None for port in shapes.inputs}
+    if len(firsts) != 1 or not isinstance(symbol := firsts.pop(), str):
+        return None
+    if shapes.high is not None and any(s.shape[0] < BATCH for s in shapes.high.values()):
+        return None
+    if shapes.low is not None and any(s.shape[0] > BATCH for s in shapes.low.values()):
+        return None
+    return symbol
+
+
+def _same_bits(
+    name: str, got: Mapping[str, Any], want: Mapping[str, Any], feeds: Mapping[str, Any]
+) -> list[Check]:
+    exact = {out: Tolerance(0.0) for out in want}
+    return compare(name, got, dict(want), exact, _text(feeds))
+
+
+def _through_text(engine: Engine) -> Engine:
+    """The engine as its file would give it back: plan and graph through their written forms."""
+    plan = Plan.from_json(engine.plan.to_json())
+    model = ir.from_proto(engine.fused_onnx(weights=False))
+    return Engine(plan, engine.report, model, engine.weights, engine.tactics)
+
+
+def _fused_against_unfused(engine: Engine, reference: Reference, feeds: dict[str, Any]) -> list[Check]:
+    """The fused graph as another runtime computes it, against the original: the rules alone, no kernels."""
+    want = reference.run(feeds)
+    arrays = {name: tensor.numpy() for name, tensor in engine.weights.items()}
+    got = reference.run_other(engine.fused_onnx(weights=False), arrays, feeds)
+    if got is None:
+        return []
+    return compare("fused against unfused graph", got, want, reference.tolerance(feeds, want), _text(feeds))
+
+
+def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
+    """The first step whose outputs differ from the same ops run one by one through PyTorch."""
+    program = engine.program
+    instance = engine.context().instance(feeds)
+    names = [n for step in instance.steps for n in step.region.outputs]
+    ops, constants = program.flat_ops(program.regions)
+    whole = Body(
+        inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
+    )
+    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports)
+    with torch.inference_mode():
+        given = [t.clone() for t in instance.inputs.values()]
+        want = dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
+        for i, call in enumerate(instance.calls):
+            call()
+            step = engine.plan.steps[instance.call_steps[i]]
+            for name in step.outputs:
+                got, _ = instance.result(name)
+                if _is_off(got, want[name]):
+                    return f"first diverging region: {step.name} ({' '.join(step.op_types)}) by {step.tactic}"
+    return "no single region diverges: errors add up over the whole graph"
+
+
+def _is_off(got: Tensor, want: Tensor) -> bool:
+    if got.shape != want.shape or not want.numel() or not want.is_floating_point():
+        return got.shape != want.shape
+    off = (got.double() - want.double()).abs().nan_to_num(nan=float("inf")).max()
+    # half the digits wrong is no rounding
+    return bool(off > EPSILON[str(want.dtype).removeprefix("torch.")] ** 0.5 * want.abs().max())
+
+
+def call_overhead(engine: Engine, feeds: Mapping[str, Any]) -> tuple[float, float]:
+    """What `engine.run` costs above its steps, and in all, in µs."""
+    context = engine.context()
+    instance = context.instance(feeds)
+    with torch.inference_mode():
+        instance.execute()
+
+        def steps() -> None:
+            for call in instance.calls:
+                call()
+
+        whole, bare = interleave([lambda: context.run(feeds), steps], budget_s=0.3, min_sample_us=1000)
+    pairs = sorted(w - b for w, b in zip(whole.samples_us, bare.samples_us, strict=True))
+    return round(pairs[len(pairs) // 2], 2), round(whole.median_us, 2)
+
+
+def _library_steps(engine: Engine) -> tuple[str, ...]:
+    names = {block.value for block in engine.plan.memory.blocks if block.kind == "library"}
+    return tuple(step.name for step in engine.plan.steps if names & set(step.outputs))
+
+
+def _text(feeds: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}[{'x'.join(map(str, np.shape(array)))}]" for name, array in feeds.items())
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,204 @@
+"""The words of the command line, each meaning one thing in every command, and how their values are read."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.options import VERIFY_MODES
+
+# beside an engine file these are errors: it is built already
+BUILDING = "Building"
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
+EngineFile = Annotated[
+    Path, typer.Argument(metavar="ENGINE", help="engine file (.ridge)", show_default=False)
+]
+EngineOrModel = Annotated[
+    Path,
+    typer.Argument(metavar="ENGINE|MODEL", help="engine file (.ridge) or ONNX file", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable result on stdout, nothing else there")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=FILE", help="input from a .npy file; or FILE.npz for several"),
+]
+Seed = Annotated[int, typer.Option(help="seed of the random inputs that stand in for those not given")]
+
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shapes",
+        metavar="NAME=SHAPE",
+        help="sizes an input may take: 1..8x3x224x224, or 1..4..8x… to name the one to tune for",
+        rich_help_panel=BUILDING,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", min=1, help="threads to plan for (default: all cores)", rich_help_panel=BUILDING
+    ),
+]
+Level = Annotated[
+    int | None,
+    typer.Option(
+        "--level",
+        min=0,
+        max=5,
+        help="0 takes the first willing tactic, 5 times everything at length (default: 3)",
+        rich_help_panel=BUILDING,
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="FILE", help="timing cache, read and written", rich_help_panel=BUILDING),
+]
+Lock = Annotated[
+    Path | None,
+    typer.Option(
+        "--lock",
+        metavar="FILE",
+        help="choices are pinned here: read when it exists, else written",
+        rich_help_panel=BUILDING,
+    ),
+]
+VerifyMode = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        metavar="|".join(VERIFY_MODES),
+        help="how thoroughly to check the outputs (default: full)",
+        rich_help_panel=BUILDING,
+    ),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without",
+        metavar="TACTIC",
+        help="a tactic or family that must not be used, such as ort",
+        rich_help_panel=BUILDING,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="folder of .npz files to verify with", rich_help_panel=BUILDING
+    ),
+]
+
+
+def parse_shapes(given: Sequence[str] | None) -> dict[str, str] | None:
+    """``["x=1..8x3"]`` as ``{"x": "1..8x3"}``; the shapes themselves are read by `Options`."""
+    pairs = _pairs(given or (), option="--shapes", example="--shapes x=1..8x3x224x224")
+    return pairs or None
+
+
+def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """``["ort,cpp", "onednn"]`` as three names."""
+    return tuple(name for text in given or () for name in text.split(",") if name) or None
+
+
+def build_options(
+    *,
+    shapes: Sequence[str] | None,
+    threads: int | None,
+    level: int | None,
+    cache: Path | None,
+    verify: str | None,
+    without: Sequence[str] | None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Keywords of `ridgeline.build`, without those the user left alone."""
+    options = {
+        "profiles": parse_shapes(shapes),
+        "threads": threads,
+        "level": level,
+        "timing_cache": cache,
+        "verify": verify,
+        "without": parse_without(without),
+        **more,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_names(text: str, *, option: str, known: Sequence[str]) -> tuple[str, ...]:
+    """``ort,torch`` as names, each of them known, each of them once."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in known:
+            raise OptionError(
+                f"{option} has no {name!r}", want=", ".join(known), help=did_you_mean(name, known)
+            )
+    return names
+
+
+def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """The arrays that ``--input`` names: ``x=file.npy``, or ``file.npz`` with one array per input."""
+    arrays: dict[str, np.ndarray] = {}
+    for text in given or ():
+        if "=" not in text and text.endswith(".npz"):
+            found = _read_npz(Path(text))
+        else:
+            ((name, file),) = _pairs([text], option="--input", example="--input x=image.npy").items()
+            found = {name: _read_npy(Path(file), name)}
+        for name, array in found.items():
+            if name in arrays:
+                raise OptionError(f"--input gives {name!r} twice", got=text)
+            arrays[name] = array
+    return arrays
+
+
+def _pairs(given: Sequence[str], *, option: str, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise OptionError(f"{option} does not read as NAME=VALUE", got=text, want=example)
+        if name in pairs:
+            raise OptionError(f"{option} names {name!r} twice", got=text)
+        pairs[name] = value
+    return pairs
+
+
+def _read_npy(path: Path, name: str) -> np.ndarray:
+    loaded = _load(path)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if name not in loaded:
+        raise OptionError(f"{path} has no array {name!r}", help=did_you_mean(name, list(loaded)))
+    return loaded[name]
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    loaded = _load(path)
+    if isinstance(loaded, np.ndarray):
+        raise OptionError(f"{path} holds one array without a name", want=f"--input NAME={path}")
+    return loaded
+
+
+def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    try:
+        # opened here: np.load leaves a file it opened and could not read to the garbage collector
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
+    except FileNotFoundError:
+        raise OptionError(f"{path} does not exist", want="a .npy or .npz file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> OptionError:
+    return OptionError(
+        f"{path} does not load as an array",
+        got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+        want="a .npy or .npz file without pickled objects, as numpy.save writes it",
+    )

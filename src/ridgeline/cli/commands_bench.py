@@ -1,0 +1,127 @@
+"""`ridge bench`: how fast an engine is, alone or against its peers in the same run."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.cli.arguments import (
+    AsJson,
+    Cache,
+    EngineOrModel,
+    Inputs,
+    Level,
+    Seed,
+    Shapes,
+    Threads,
+    VerifyMode,
+    Without,
+    build_options,
+    parse_names,
+    read_inputs,
+)
+from ridgeline.cli.render import emit, talk
+
+FAILED_GATE = 3
+PEERS = ("ort", "torch")
+# what is left is the floor: one PyTorch call per ONNX op
+NOT_OP_BY_OP = ("ort", "cpp", "onednn", "mkl")
+
+
+def bench(
+    engine: EngineOrModel,
+    peers: Annotated[str, typer.Option(metavar="ort,torch", help="peers to run side by side")] = "",
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="the ONNX file an ENGINE was built from, for the peers"),
+    ] = None,
+    duration: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to measure each for")] = 3.0,
+    warmup: Annotated[
+        float, typer.Option(min=0.0, metavar="MS", help="milliseconds to warm each up")
+    ] = 200.0,
+    input: Inputs = None,
+    seed: Seed = 0,
+    shapes: Shapes = None,
+    threads: Threads = None,
+    level: Level = None,
+    cache: Cache = None,
+    verify: VerifyMode = None,
+    without: Without = None,
+    json: AsJson = False,
+) -> None:
+    """Measure latency and throughput; with peers, in one interleaved run, outputs compared.
+
+    Exit status 3 when an output differs from a peer's by more than verification allows.
+
+    Examples:
+
+      ridge bench model.onnx --peers ort,torch
+
+      ridge bench model.ridge --peers ort --model model.onnx --duration 10
+    """
+    from ridgeline.analyze.bench import bench as measure
+    from ridgeline.cli.draw_bench import draw_bench
+    from ridgeline.cli.engines import complete_feeds, is_engine_file, load_or_build, require_file
+    from ridgeline.cli.progress import StageProgress
+
+    rivals = parse_names(peers, option="--peers", known=PEERS)
+    if model is not None:
+        require_file(model)
+    given = read_inputs(input)
+    options = build_options(
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+    )
+    built = load_or_build(engine, options)
+    feeds = complete_feeds(built, given, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="ridge-bench-") as folder:
+        source, note = model or engine, ""
+        if rivals and is_engine_file(source):
+            source, note = (
+                _fused_model(engine, Path(folder)),
+                "runs the engine's fused.onnx (no --model given)",
+            )
+        opponents = [_peer(name, source, built, note) for name in rivals]
+    with StageProgress(talk) as progress:
+        report = measure(
+            built,
+            feeds,
+            peers=opponents,
+            duration_s=duration,
+            warmup_ms=warmup,
+            on_round=lambda done, total: progress("measuring", done, total),
+        )
+    emit(report, draw_bench, as_json=json)
+    if not report.passed:
+        talk.print("error: an output differs from a peer's by more than verification allows", style="red")
+        raise typer.Exit(FAILED_GATE)
+
+
+def _peer(name: str, source: Path, built: Any, note: str) -> Any:
+    from ridgeline.analyze.peers import engine_peer, ort_peer
+    from ridgeline.cli.engines import build_engine
+
+    plan = built.plan
+    if name == "ort":
+        return ort_peer(source, threads=plan.target.threads, note=note)
+    options = {
+        "level": 0,
+        "verify": "off",
+        "threads": plan.target.threads,
+        "without": NOT_OP_BY_OP,
+        "profiles": dict(plan.profile),
+    }
+    op_by_op = build_engine(source, options)
+    return engine_peer(op_by_op, name="torch (op by op)", note=note)
+
+
+def _fused_model(engine: Path, folder: Path) -> Path:
+    """The engine's own graph as a file; its weights lie beside it, where its external data points."""
+    with zipfile.ZipFile(engine) as archive:
+        for member in ("fused.onnx", "weights.safetensors"):
+            if member in archive.namelist():
+                archive.extract(member, folder)
+    return folder / "fused.onnx"

@@ -1,0 +1,145 @@
+"""`ridge build` and `ridge run`: from a model to an engine file, from an engine to outputs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import numpy as np
+import typer
+
+from ridgeline.cli.arguments import (
+    AsJson,
+    Cache,
+    Data,
+    EngineOrModel,
+    Inputs,
+    Level,
+    Lock,
+    Model,
+    Seed,
+    Shapes,
+    Threads,
+    VerifyMode,
+    Without,
+    build_options,
+    read_inputs,
+)
+from ridgeline.cli.files import make_folder, require_writable, write_atomically
+from ridgeline.cli.render import emit, out, size, talk
+
+
+def build(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="engine file (default: MODEL's name with .ridge, here)"
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="machine to build for (default: cpu)")] = None,
+    shapes: Shapes = None,
+    lock: Lock = None,
+    cache: Cache = None,
+    level: Level = None,
+    verify: VerifyMode = None,
+    data: Data = None,
+    threads: Threads = None,
+    without: Without = None,
+    deterministic: Annotated[
+        bool, typer.Option(help="only tactics that give the same bits every run")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Build an engine from an ONNX model, verify it, and save it.
+
+    Examples:
+
+      ridge build model.onnx
+
+      ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.json
+
+      ridge build model.onnx --lock ridge.lock     (the same choices every time)
+    """
+    from ridgeline.analyze.show import summarise
+    from ridgeline.cli.draw_plan import draw_built
+    from ridgeline.cli.engines import build_engine, require_file
+
+    require_file(model)
+    path = output or Path(f"{model.stem}.ridge")
+    require_writable(path, option="-o")
+    options = build_options(
+        shapes=shapes,
+        threads=threads,
+        level=level,
+        cache=cache,
+        verify=verify,
+        without=without,
+        target=target,
+        lock=lock,
+        data=data,
+        deterministic=deterministic or None,
+    )
+    engine = build_engine(model, options)
+    engine.save(path)
+    emit(summarise(engine.plan, engine.report), draw_built, as_json=json)
+    if not json:
+        out.print(f"  file      {path}  ({size(path.stat().st_size)})")
+
+
+def run(
+    engine: EngineOrModel,
+    input: Inputs = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="folder for the outputs, one .npy file each")
+    ] = None,
+    seed: Seed = 0,
+    shapes: Shapes = None,
+    threads: Threads = None,
+    level: Level = None,
+    cache: Cache = None,
+    verify: VerifyMode = None,
+    without: Without = None,
+    json: AsJson = False,
+) -> None:
+    """Run an engine once, on files or on random inputs.
+
+    Examples:
+
+      ridge run model.ridge --input x=image.npy --output results
+
+      ridge run model.onnx                         (random inputs, built on the fly)
+    """
+    from ridgeline.analyze.tensors import describe
+    from ridgeline.cli.draw_bench import draw_outputs
+    from ridgeline.cli.engines import complete_feeds, load_or_build
+
+    given = read_inputs(input)
+    folder = make_folder(output) if output else None
+    options = build_options(
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+    )
+    built = load_or_build(engine, options)
+    outputs = built.run(complete_feeds(built, given, seed=seed))
+    files: dict[str, str] = {}
+    if folder:
+        for name, array in outputs.items():
+            path = folder / f"{_file_stem(name, taken=set(files.values()))}.npy"
+            write_atomically(path, partial(_save_array, array=np.asarray(array)))
+            files[name] = str(path)
+        talk.print(f"{len(files)} file(s) written to {folder}", style="dim")
+    emit(describe(outputs, files), draw_outputs, as_json=json)
+
+
+def _save_array(file: BinaryIO, *, array: np.ndarray) -> None:
+    np.save(file, array, allow_pickle=False)
+
+
+def _file_stem(name: str, *, taken: set[str]) -> str:
+    """Output names hold slashes and colons; file names must not."""
+    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip(".") or "output"
+    used = {Path(path).stem for path in taken}
+    if stem not in used:
+        return stem
+    return next(f"{stem}_{n}" for n in range(2, len(used) + 3) if f"{stem}_{n}" not in used)

@@ -1,0 +1,71 @@
+"""`ridge show` and `ridge explain`: what an engine is, and why it is so."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.arguments import (
+    AsJson,
+    Cache,
+    EngineFile,
+    EngineOrModel,
+    Level,
+    Shapes,
+    Threads,
+    VerifyMode,
+    Without,
+    build_options,
+)
+from ridgeline.cli.render import emit
+
+
+def show(engine: EngineFile, json: AsJson = False) -> None:
+    """List inputs, outputs, steps, memory, versions and what was verified.
+
+    Example:
+
+      ridge show model.ridge
+    """
+    from ridgeline.analyze.show import summarise
+    from ridgeline.cli.draw_plan import draw_summary
+    from ridgeline.cli.engines import load_engine
+
+    loaded = load_engine(engine)
+    emit(summarise(loaded.plan, loaded.report), draw_summary, as_json=json)
+
+
+def explain(
+    engine: EngineOrModel,
+    node: Annotated[
+        str, typer.Argument(metavar="[NODE]", help="only this node, region or step", show_default=False)
+    ] = "",
+    all: Annotated[
+        bool, typer.Option("--all", help="every step on its own page, with all candidates")
+    ] = False,
+    shapes: Shapes = None,
+    threads: Threads = None,
+    level: Level = None,
+    cache: Cache = None,
+    verify: VerifyMode = None,
+    without: Without = None,
+    json: AsJson = False,
+) -> None:
+    """Say what was fused, what was not and why, which tactic won, by how much, and over whom.
+
+    Examples:
+
+      ridge explain model.ridge
+
+      ridge explain model.ridge /layer.0/attention/MatMul
+    """
+    from ridgeline.analyze.explain import explain_plan
+    from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
+    from ridgeline.cli.engines import load_or_build
+
+    options = build_options(
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+    )
+    plan = load_or_build(engine, options).plan
+    emit(explain_plan(plan, node=node), draw_every_page if all else draw_explanation, as_json=json)

@@ -1,0 +1,116 @@
+"""How measurements and tensors look on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from ridgeline.analyze.bench import BenchReport, Versus
+from ridgeline.analyze.headline import Headline
+from ridgeline.analyze.tensors import TensorRow
+from ridgeline.cli.grid import put, put_lines, table
+from ridgeline.cli.render import duration, error_size, ms_format, number, plural, ratio, size
+
+
+def draw_bench(report: BenchReport, console: Console) -> None:
+    """As trtexec reports, with the peers of the same run side by side."""
+    shapes = ", ".join(f"{name} {shape}" for name, shape in report.shapes.items())
+    machine = f"  {report.target}, {plural(report.threads, 'thread')}"
+    console.print(Text.assemble((report.model or "model", "bold"), (machine, "dim"), f"  {shapes}\n"))
+    figures = ("min", "mean", "median", "p90", "p95", "p99", "max")
+    grid = table("latency, ms", *figures, "queries/s", numeric=(*figures, "queries/s"), keep=("latency, ms",))
+    ms = ms_format(min(row.median_us for row in report.rows))
+    for row in report.rows:
+        values = (row.min_us, row.mean_us, row.median_us, row.p90_us, row.p95_us, row.p99_us, row.max_us)
+        name = Text(row.name, "bold" if row is report.rows[0] else "")
+        grid.add_row(name, *map(ms, values), f"{row.throughput_qps:,.1f}")
+    put(grid, console)
+    _versus(report.versus, console)
+    _surroundings(report, console)
+
+
+def draw_outputs(rows: Sequence[TensorRow], console: Console) -> None:
+    """One line per output of `ridge run`."""
+    saved = any(row.file for row in rows)
+    grid = table(
+        "output", "type", "shape", "min", "mean", "max", "NaN", "inf", *(["file"] if saved else []),
+        numeric=("min", "mean", "max", "NaN", "inf"),
+    )  # fmt: skip
+    for row in rows:
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        bad = [Text(str(count), "red" if count else "") for count in (row.nans, row.infs)]
+        figures = [number(row.min), number(row.mean), number(row.max)]
+        grid.add_row(row.name, row.dtype, shape, *figures, *bad, *([row.file] if saved else []))
+    put(grid, console)
+
+
+def gate_text(row: Versus) -> Text:
+    """The correctness gate of a speed row."""
+    apart = error_size(row.max_difference)
+    if row.tolerance is None:
+        return Text.assemble(apart, (" (unverified engine, no tolerance)", "yellow"))
+    if row.agrees:
+        return Text.assemble(("✓ ", "green"), f"{apart} of {error_size(row.tolerance)}")
+    return Text.assemble(("✗ ", "red"), f"{apart} of {error_size(row.tolerance)} ({row.output})")
+
+
+def _versus(rows: Sequence[Versus], console: Console) -> None:
+    if not rows:
+        return
+    grid = table("against", "speed", "p10 – p90", "greatest difference", numeric=("speed", "p10 – p90"))
+    for row in rows:
+        spread = f"{row.ratio_p10:.2f} – {row.ratio_p90:.2f}"
+        grid.add_row(row.peer, ratio(row.ratio), spread, gate_text(row))
+    put(grid, console)
+
+
+def _surroundings(report: BenchReport, console: Console) -> None:
+    ours = report.rows[0]
+    lines = [
+        f"walltime {report.walltime_s:.2f} s; ours: {ours.queries:,} queries;"
+        f" warm-up: {report.warmup_queries:,} queries, {report.warmup_ms:.0f} ms each"
+    ]
+    if ours.queries_per_sample > 1:
+        lines.append(f"each sample is the mean of {ours.queries_per_sample} calls in a row")
+    if report.call_overhead_us is not None:
+        lines.append(
+            f"call overhead {duration(report.call_overhead_us)} (engine.run minus its steps, from the build)"
+        )
+    lines += [f"{row.name}: {row.note}" for row in report.rows if row.note]
+    for line in lines:
+        console.print(f"  {line}", style="dim")
+    put_lines([("warning", warning) for warning in report.warnings], console, style="yellow")
+
+
+def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
+    """A table one wants to show a colleague."""
+    peer = rows[0].peer if rows else "peer"
+    numbers = (
+        "ops → steps",
+        f"{peer}, ms",
+        "ridgeline, ms",
+        "speed",
+        "error / allowed",
+        "memory",
+        "build, s",
+    )
+    grid = table("model", "input", *numbers, numeric=numbers, keep=("model",))
+    for row in rows:
+        ms = ms_format(min(row.peer_us, row.ours_us))
+        allowed = f"{error_size(row.max_error or 0.0)} / {error_size(row.tolerance or 0.0)}"
+        grid.add_row(
+            row.model,
+            row.shapes,
+            f"{row.ops} → {row.steps}",
+            ms(row.peer_us),
+            ms(row.ours_us),
+            ratio(row.ratio),
+            Text.assemble(("✓ ", "green") if row.verified and row.agrees else ("✗ ", "red"), allowed),
+            size(row.memory_bytes),
+            f"{row.build_s:.1f}",
+        )
+    put(grid, console)
+    for row in rows:
+        console.print(f"  engine  {row.engine_file}")

@@ -1,0 +1,172 @@
+"""How the story of a plan looks on a terminal: `ridge explain`, whole or one node."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ridgeline.analyze.explain import Contest, Explanation, Loser, RegionStory, StepStory
+from ridgeline.cli.grid import put, put_lines, table
+from ridgeline.cli.render import behind, duration, plural, size
+
+LISTED = 8
+
+
+def draw_explanation(story: Explanation, console: Console) -> None:
+    """The whole plan as tables with reasons, or the pages of one node."""
+    _headline(story, console)
+    if story.node:
+        _pages(story, console)
+        return
+    put_lines([("why", story.why)], console)
+    console.print()
+    _alternatives(story, console)
+    _steps(story, console)
+    _regions(story, console)
+    _unfused(story, console)
+    _unwilling(story, console)
+    _host_values(story, console)
+
+
+def draw_every_page(story: Explanation, console: Console) -> None:
+    """The whole plan, each step and each region on its page."""
+    _headline(story, console)
+    _pages(story, console)
+
+
+def _headline(story: Explanation, console: Console) -> None:
+    counts = ((story.total_nodes, "node"), (story.total_regions, "region"), (story.total_steps, "step"))
+    flow = " → ".join(plural(count, word) for count, word in counts)
+    timed = f", {duration(story.steps_us)}" if story.steps_us is not None else ""
+    machine = f"  ({story.target}, {plural(story.threads, 'thread')})"
+    console.print(Text.assemble((story.model or "model", "bold"), f"  {flow}{timed}", (machine, "dim")))
+
+
+def _alternatives(story: Explanation, console: Console) -> None:
+    if len(story.alternatives) < 2:
+        return
+    grid = table("plan", "total", "behind", "note", numeric=("total", "behind"))
+    for row in story.alternatives:
+        note = "chosen" if row.is_chosen else f"refused: {row.refused}" if row.refused else ""
+        gap = "" if row.is_chosen or row.refused else behind(row.behind)
+        name = Text(row.name, "bold" if row.is_chosen else "")
+        grid.add_row(name, duration(row.total_us) if not row.refused else "", gap, Text(note, "dim"))
+    put(grid, console, title="Whole plans compared")
+
+
+def _steps(story: Explanation, console: Console) -> None:
+    numbers = ("#", "nodes", "median", "behind")
+    columns = ("#", "ops", "nodes", "tactic", "median", "runner-up", "behind")
+    grid = table(*columns, numeric=numbers)
+    for step in story.steps:
+        contest = step.contest
+        cells = (contest.winner, duration(contest.median_us), *_runner_up(contest))
+        grid.add_row(str(step.index), step.ops_text, str(len(step.nodes)), *cells)
+    put(grid, console, title="Steps: who runs what")
+
+
+def _regions(story: Explanation, console: Console) -> None:
+    """Left out where every step is one region: the table of steps has said it all."""
+    if all(len(step.regions) == 1 for step in story.steps):
+        return
+    numbers = ("times", "step", "alone", "behind")
+    columns = ("times", "ops fused", "step", "best alone", "alone", "runner-up", "behind")
+    grid = table(*columns, numeric=numbers)
+    for region in story.regions:
+        contest = region.contest
+        steps = str(region.steps[0]) + ("…" if len(region.steps) > 1 else "") if region.steps else ""
+        asked = (contest.winner, duration(contest.median_us), *_runner_up(contest)) if contest else ("",) * 4
+        grid.add_row(str(len(region.names)), region.ops_text, steps, *asked)
+    put(grid, console, title="Regions: what was fused, and who would run each by itself")
+
+
+def _runner_up(contest: Contest) -> tuple[str | Text, str]:
+    second = contest.runner_up
+    if second:
+        return second.tactic, behind(second.behind)
+    if contest.median_us is None:
+        return Text("not timed", "dim"), ""
+    refused = len({refusal.tactic for refusal in contest.unwilling})
+    return Text(f"{refused} refused" if refused else "no other", "dim"), ""
+
+
+def _unfused(story: Explanation, console: Console) -> None:
+    if not story.unfused:
+        return
+    numbers = ("times", "bytes lost")
+    grid = table("rule", "reason", *numbers, "first at", numeric=numbers, keep=("reason",))
+    for row in story.unfused:
+        grid.add_row(row.rule, row.reason, str(row.count), size(row.bytes_lost), row.nodes[0])
+    put(grid, console, title="Not fused, and why")
+
+
+def _unwilling(story: Explanation, console: Console) -> None:
+    if not story.unwilling:
+        return
+    grid = table("tactic", "regions", "reason", numeric=("regions",), keep=("reason",))
+    for row in story.unwilling:
+        grid.add_row(row.tactic, str(row.regions), row.reason)
+    put(grid, console, title="Tactics that refused")
+
+
+def _host_values(story: Explanation, console: Console) -> None:
+    if story.host_values:
+        console.print("Settled on the host before work starts, free at run time", style="bold")
+        put_lines([(f"{len(story.host_values):,}", _listed(story.host_values))], console)
+
+
+def _pages(story: Explanation, console: Console) -> None:
+    pages_of_regions = any(len(step.regions) > 1 for step in story.steps)
+    for step in story.steps:
+        _step_page(step, console)
+    for region in story.regions if pages_of_regions else ():
+        _region_page(region, console)
+    refused = [(row, f" ({size(row.bytes_lost)} lost)" if row.bytes_lost else "") for row in story.unfused]
+    put_lines(
+        [("not fused", f"{row.rule}: {row.reason}{lost}") for row, lost in refused], console, style="yellow"
+    )
+    _host_values(story, console)
+
+
+def _step_page(step: StepStory, console: Console) -> None:
+    console.print(Text.assemble("\n", (f"step {step.index}", "bold"), f"  {step.name}"))
+    put_lines(
+        (
+            ("ops", step.ops_text),
+            ("regions", _listed(step.regions)),
+            ("nodes", _listed(step.nodes)),
+            ("why", step.why),
+            *(("note", note) for note in step.notes),
+        ),
+        console,
+    )
+    _candidates(step.contest, console)
+
+
+def _region_page(region: RegionStory, console: Console) -> None:
+    times = f" and {len(region.names) - 1} equal to it" if len(region.names) > 1 else ""
+    console.print(Text.assemble(("region", "bold"), f"  {region.names[0]}{times}"))
+    put_lines((("ops", region.ops_text), ("nodes", _listed(region.nodes))), console)
+    if region.contest:
+        _candidates(region.contest, console)
+
+
+def _candidates(contest: Contest, console: Console) -> None:
+    console.print()
+    grid = table("candidate", "median", "behind", "verdict", numeric=("median", "behind"), keep=("verdict",))
+    grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text("chosen", "bold"))
+    for loser in contest.losers:
+        name = f"{loser.tactic} {loser.config}".rstrip()
+        grid.add_row(name, duration(loser.median_us), behind(loser.behind), _verdict(loser))
+    for refusal in contest.unwilling:
+        grid.add_row(refusal.tactic, "", "", Text(refusal.reason, "dim"))
+    put(grid, console)
+
+
+def _verdict(loser: Loser) -> str:
+    return "slower" if loser.behind is None or loser.behind > 0 else "within the margin"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:LISTED])
+    return shown + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")

@@ -1,0 +1,141 @@
+"""How an engine looks on a terminal, as `ridge build` and `ridge show` tell of it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ridgeline.analyze.show import Summary, Verdict
+from ridgeline.cli.grid import put, put_lines, table
+from ridgeline.cli.render import bar, duration, error_size, percent, plural, size
+
+LISTED = 8
+
+
+def draw_built(summary: Summary, console: Console) -> None:
+    """After a build: what it came to, in a few lines."""
+    _headline(summary, console)
+    put_lines(
+        (
+            ("steps", _steps_text(summary)),
+            ("tactics", _tactics_text(summary)),
+            ("memory", _memory_text(summary)),
+            ("time", _time_text(summary)),
+            ("verified", verdict_text(summary.verdict)),
+            ("build", _stages_text(summary)),
+        ),
+        console,
+    )
+    _warnings(summary, console)
+
+
+def draw_summary(summary: Summary, console: Console) -> None:
+    """Everything `ridge show` knows."""
+    _headline(summary, console)
+    _ports(summary, console)
+    _steps(summary, console)
+    _memory(summary, console)
+    _paragraph("Verification", verdict_text(summary.verdict), console)
+    _paragraph("Time", _time_text(summary), console)
+    _paragraph("Versions", ", ".join(f"{k} {v}" for k, v in summary.versions.items()), console)
+    _warnings(summary, console)
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    if not verdict.checks:
+        return Text.assemble(("not verified", "yellow"), " (--verify off)")
+    worst = verdict.worst
+    where = (
+        f"; worst error {error_size(worst.max_error)} of {error_size(worst.tolerance)} allowed"
+        f" ({worst.output}, {worst.name})"
+        if worst
+        else ""
+    )
+    against = f" against {verdict.reference}" if verdict.reference else ""
+    if verdict.verified:
+        return Text.assemble(("✓ ", "green"), f"{plural(verdict.checks, 'check')}{against}{where}")
+    failed = f"✗ {verdict.failed} of {plural(verdict.checks, 'check')} failed"
+    return Text.assemble((failed, "red"), f"{against}{where}")
+
+
+def _headline(summary: Summary, console: Console) -> None:
+    machine = f"  {summary.target}, {plural(summary.threads, 'thread')}, {summary.precision}"
+    console.print(Text.assemble((summary.model or "model", "bold"), (machine, "dim")))
+
+
+def _ports(summary: Summary, console: Console) -> None:
+    console.print()
+    ranged = any(row.range for row in summary.inputs)
+    grid = table("", "name", "type", "shape", "planned for", *(["range"] if ranged else []))
+    for way, rows in (("in", summary.inputs), ("out", summary.outputs)):
+        for row in rows:
+            grid.add_row(way, row.name, row.dtype, row.shape, row.planned, *([row.range] if ranged else []))
+    put(grid, console)
+
+
+def _steps(summary: Summary, console: Console) -> None:
+    timed = summary.steps_us is not None
+    title = f"{plural(len(summary.steps), 'step')} for {plural(summary.nodes, 'node')}"
+    title += f", {duration(summary.steps_us)}" if timed else ""
+    columns = ["#", "step", "ops", "tactic", *(["median", "share", ""] if timed else [])]
+    grid = table(*columns, numeric=("#", "median", "share"), keep=("tactic",))
+    for row in summary.steps:
+        times = [duration(row.median_us), percent(row.share), bar(row.share)] if timed else []
+        grid.add_row(str(row.index), row.name, row.ops, row.tactic, *times)
+    put(grid, console, title=title)
+
+
+def _memory(summary: Summary, console: Console) -> None:
+    grid = table("what", "size", "owner", "", numeric=("size",))
+    for row in summary.memory:
+        grid.add_row(
+            row.kind, size(row.nbytes), "context" if row.per_context else "engine", Text(row.note, "dim")
+        )
+    put(grid, console, title="Memory")
+
+
+def _steps_text(summary: Summary) -> str:
+    timed = f", {duration(summary.steps_us)} at the planned shapes" if summary.steps_us is not None else ""
+    return f"{len(summary.steps)} for {plural(summary.nodes, 'node')}{timed}"
+
+
+def _tactics_text(summary: Summary) -> str:
+    shown = [f"{row.tactic} ×{row.steps}" for row in summary.tactics[:LISTED]]
+    more = len(summary.tactics) - len(shown)
+    return ", ".join(shown) + (f", {more} more" if more else "")
+
+
+def _memory_text(summary: Summary) -> str:
+    return ", ".join(f"{row.kind} {size(row.nbytes)}" for row in summary.memory if row.nbytes)
+
+
+def _time_text(summary: Summary) -> str:
+    if summary.run_us is None:
+        return ""
+    overhead = summary.call_overhead_us
+    return f"{duration(summary.run_us)} a run" + (
+        f", {duration(overhead)} of it outside the steps" if overhead is not None else ""
+    )
+
+
+def _stages_text(summary: Summary) -> str:
+    stages = summary.stage_seconds
+    if not stages:
+        return ""
+    each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items() if seconds >= 0.05)
+    sites = [
+        plural(count, f"site {word}").replace(f"site {word}s", f"sites {word}")
+        for count, word in ((summary.sites_timed, "timed"), (summary.sites_cached, "from the cache"))
+        if count
+    ]
+    return f"{sum(stages.values()):.1f} s ({each})" + (f"; {', '.join(sites)}" if sites else "")
+
+
+def _warnings(summary: Summary, console: Console) -> None:
+    notes = [("slow", op) for op in summary.slow_ops] + [("warning", text) for text in summary.warnings]
+    put_lines(notes, console, style="yellow")
+
+
+def _paragraph(title: str, text: str | Text, console: Console) -> None:
+    if text:
+        console.print(Text.assemble((title, "bold"), "\n  ", text, "\n"))

@@ -1,0 +1,92 @@
+"""From the path a user names to an engine: a `.ridge` file is loaded, an ONNX file is built."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import ridgeline
+from ridgeline.cli.progress import StageProgress
+from ridgeline.cli.render import talk
+from ridgeline.errors import ModelError, OptionError, PlanError, did_you_mean
+
+
+def require_file(path: Path) -> None:
+    """A missing file, with the names next to where it should be."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder", want="an ONNX file or a .ridge file")
+    folder = path.parent
+    beside = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    raise ModelError(
+        f"{path} does not exist", help=f"did you mean {str(folder / near[0])!r}?" if near else ""
+    )
+
+
+def is_engine_file(path: Path) -> bool:
+    """By content where it can be told: an engine file is a zip, and no ONNX file starts like one."""
+    return path.suffix == ".ridge" or zipfile.is_zipfile(path)
+
+
+def build_engine(model: Path, options: Mapping[str, Any]) -> Any:
+    """Build with progress on stderr."""
+    with StageProgress(talk) as progress:
+        return ridgeline.build(model, **options, progress=progress)
+
+
+def load_engine(path: Path) -> Any:
+    """An engine file, and nothing else."""
+    require_file(path)
+    if not is_engine_file(path):
+        raise PlanError(
+            f"{path} is not an engine file",
+            want="a .ridge file",
+            help=f"ridge build {path}, then ridge show {path.stem}.ridge",
+        )
+    return ridgeline.load(path)
+
+
+def load_or_build(path: Path, options: Mapping[str, Any]) -> Any:
+    """The engine of either kind of file. Build options beside an engine file are errors, not ignored."""
+    require_file(path)
+    given = dict(options)
+    if not is_engine_file(path):
+        return build_engine(path, given)
+    engine = ridgeline.load(path)
+    threads = given.pop("threads", None)
+    if given:
+        flags = ", ".join(_FLAGS.get(name, f"--{name}") for name in given)
+        raise OptionError(
+            f"{path} is built already, and {flags} can only be given to a build",
+            help=f"ridge build MODEL {flags.split(', ')[0]} …, or name the ONNX file here",
+        )
+    planned = engine.plan.target.threads
+    if threads is not None and threads != planned:
+        raise OptionError(
+            f"{path} was planned for {planned} thread{'s' if planned != 1 else ''}",
+            got=f"--threads {threads}",
+            help=f"ridge build MODEL --threads {threads}",
+        )
+    return engine
+
+
+def complete_feeds(engine: Any, given: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """The arrays given, and random ones (said on stderr) for the inputs that were not."""
+    known = [port.name for port in engine.plan.inputs]
+    for name in given:
+        if name not in known:
+            raise OptionError(f"the engine has no input {name!r}", help=did_you_mean(name, known))
+    missing = [name for name in known if name not in given]
+    if not missing:
+        return dict(given)
+    random = engine.example_inputs(seed=seed)
+    talk.print(f"random values (seed {seed}) for {', '.join(missing)}", style="dim", highlight=False)
+    return {name: given[name] if name in given else random[name] for name in known}
+
+
+_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}

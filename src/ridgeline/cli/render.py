@@ -1,0 +1,139 @@
+"""Numbers as text people like to read, and reports as JSON. For tables see `grid.py` and `draw_*.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+PIPE_WIDTH = 100
+DASH = "–"
+
+Report = TypeVar("Report")
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    # no markup: shapes and node names are full of brackets
+    return Console(
+        stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False
+    )
+
+
+# results go to `out`, talk and progress to `talk`, so that a pipe gets results only
+out = _console(stderr=False)
+talk = _console(stderr=True)
+
+
+def emit(report: Report, draw: Callable[[Report, Console], None], *, as_json: bool) -> None:
+    """The one way a result leaves a command."""
+    if as_json:
+        sys.stdout.write(to_json(report) + "\n")
+    else:
+        draw(report, out)
+
+
+def to_json(report: Any) -> str:
+    """Dataclasses with their properties; NaN and infinities as null, since JSON has none."""
+    return json.dumps(_plain(report), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        computed = {
+            name: getattr(value, name)
+            for name, what in vars(type(value)).items()
+            if isinstance(what, property)
+        }
+        return {name: _plain(part) for name, part in {**fields, **computed}.items()}
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def duration(us: float | None) -> str:
+    """Three significant digits and a unit that fits: 9.87 µs, 1.23 ms, 4.56 s."""
+    if us is None:
+        return DASH
+    if us < 1e3:
+        return f"{_three(us)} µs"
+    return f"{_three(us / 1e3)} ms" if us < 1e6 else f"{_three(us / 1e6)} s"
+
+
+def ms_format(smallest_us: float) -> Callable[[float], str]:
+    """For columns that say ms in their head: three digits for the smallest, the same decimals for all."""
+    ms = smallest_us / 1e3
+    decimals = 2 if ms >= 10 else 3 if ms >= 0.1 else 4
+    return lambda us: f"{us / 1e3:.{decimals}f}"
+
+
+def size(nbytes: float | None) -> str:
+    """``640 B``, ``1.25 MiB``."""
+    if nbytes is None:
+        return DASH
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        nbytes /= 1024
+        if nbytes < 1000 or unit == "GiB":
+            break
+    return f"{_three(nbytes)} {unit}"
+
+
+def percent(part: float | None) -> str:
+    if part is None:
+        return DASH
+    return f"{part * 100:.0f} %" if abs(part) >= 0.1 or part == 0 else f"{part * 100:.1f} %"
+
+
+def behind(part: float | None) -> str:
+    """``+12 %`` for something slower, ``2.4×`` once percents stop helping."""
+    if part is None:
+        return DASH
+    return f"{part + 1:.1f}×" if part >= 1 else f"{part * 100:+.0f} %"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits."""
+    if value is None:
+        return DASH
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:.4g}"
+
+
+def error_size(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def ratio(value: float) -> Text:
+    """Green from parity up, as fractions of the peer's speed."""
+    return Text(
+        f"{value:.2f}×", style="bold green" if value >= 1 else "bold yellow" if value >= 0.9 else "bold red"
+    )
+
+
+def bar(share: float | None, width: int = 12) -> str:
+    """A bar in eighths of a cell."""
+    eighths = round((share or 0.0) * width * 8)
+    full, rest = divmod(min(eighths, width * 8), 8)
+    return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _three(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

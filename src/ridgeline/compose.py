@@ -1,0 +1,330 @@
+"""Composition: region choices into whole plans, and whole plans compared by their total time.
+
+A span of neighbouring regions taken by one tactic competes with the sum of what it replaces, so it is only
+believed when the whole plan has been timed with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import BuildError
+from ridgeline.options import Options
+from ridgeline.passes.body import Program, Region
+from ridgeline.passes.settle import Settled
+from ridgeline.passes.sites import make_site, merge
+from ridgeline.passes.views import views_of
+from ridgeline.runtime.instance import Instance
+from ridgeline.spec import Config, Site, Target, TensorSpec
+from ridgeline.tactics.base import Compiles, Launch, Tactic
+from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
+from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, fastest, time_site
+from ridgeline.timing import interleave
+
+# thread pools of different libraries spin after their last call and steal a core from the next
+SETTLE_S = 0.01
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """A step of a plan in the making."""
+
+    regions: tuple[Region, ...]
+    tactic: str
+    config: Config
+    site: Site
+    entry: Entry
+
+
+@dataclass
+class Selection:
+    """What was chosen, over what, and what that choice rests on."""
+
+    steps: tuple[StepChoice, ...] = ()
+    entries: dict[str, Entry] = field(default_factory=dict)  # by region name
+    sites: dict[str, Site] = field(default_factory=dict)  # by region name
+    alternatives: Entry | None = None
+    keys: list[str] = field(default_factory=list)  # cache keys this build used, in order
+    timed: int = 0
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What every stage of selection needs."""
+
+    program: Program
+    settled: Settled
+    weights: Mapping[str, Tensor]
+    target: Target
+    tactics: Sequence[Tactic]
+    options: Options
+    cache: TimingCache
+    lock: TimingCache | None
+    elsewhere: Sequence[Settled] = ()  # the profile's other corners, where a tactic must be valid too
+
+    @property
+    def context(self) -> str:
+        return measuring_context(self.target.threads)
+
+    def site(self, region: Region) -> Site:
+        return make_site(self.program, region, self.settled, self.target)
+
+    def weights_of(self, region: Region, site: Site) -> dict[str, Tensor]:
+        return {name: self.weights[region.outer(name)] for name in site.weights}
+
+    def key(self, site: Site) -> str:
+        """Timings count for the same rivals at the same effort only."""
+        rivals = f"{self.options.level} {' '.join(t.name for t in self.tactics)} {self.options.deterministic}"
+        return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
+
+    def find(self, key: str) -> Entry | None:
+        if self.lock is not None:
+            return self.lock.entries.get(key)
+        return self.cache.find(key, self.context)
+
+
+def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]) -> Selection:
+    """Choose for every region, then between whole plans."""
+    made = Selection()
+    work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
+    _choose_regions(shop, work, made)
+    plans = _plans(shop, work, made)
+    if not plans:
+        return made
+    key = _plan_key(shop, made, list(plans))
+    entry = shop.find(key)
+    if entry is None:
+        if shop.lock is not None:
+            raise _stale(shop.options, ["the whole plan"])
+        entry = _compare(shop, plans, inputs, feeds)
+        made.timed += 1
+    else:
+        made.cached += 1
+    _remember(shop, made, key, entry)
+    made.alternatives = entry
+    chosen = entry.candidates[entry.chosen].tactic
+    if chosen not in plans:
+        raise _stale(shop.options, [f"plan {chosen!r}"])
+    made.steps = tuple(plans[chosen])
+    return made
+
+
+def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> None:
+    """An entry for every region; equal sites share one."""
+    todo: dict[str, tuple[Region, Site]] = {}
+    for region in work:
+        site = shop.site(region)
+        made.sites[region.name] = site
+        if views_of(site):
+            continue
+        if shop.find(shop.key(site)) is None:
+            todo.setdefault(shop.key(site), (region, site))
+    if todo and shop.lock is not None:
+        raise _stale(shop.options, [region.name for region, _ in todo.values()])
+    fresh = _time_sites(shop, list(todo.values()))
+    for region in work:
+        site = made.sites[region.name]
+        if views_of(site):
+            continue
+        key = shop.key(site)
+        entry = fresh.get(key) or shop.find(key)
+        assert entry is not None, "every site was timed or found"
+        _remember(shop, made, key, entry)
+        made.entries[region.name] = entry
+    made.timed, made.cached = len(fresh), len(set(made.keys)) - len(fresh)
+
+
+def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str, Entry]:
+    effort = EFFORTS[shop.options.level]
+    offers = []
+    for region, site in todo:
+        willing, refused = candidates_of(site, shop.tactics, all_configs=effort.all_configs)
+        willing, more = _valid_everywhere(shop, region, willing)
+        offers.append((region, site, willing, [*refused, *more]))
+    shop.options.tell("compile", 0, len(offers))
+    for tactic in shop.tactics:
+        if isinstance(tactic, Compiles):
+            tactic.precompile(
+                [(s, m.config) for _, s, ms, _ in offers for m in ms if m.tactic == tactic.name]
+            )
+    made = {}
+    for i, (region, site, willing, refused) in enumerate(offers):
+        shop.options.tell("time", i, len(offers), region.name)
+        weights = shop.weights_of(region, site)
+        with torch.inference_mode():
+            made[shop.key(site)] = time_site(
+                site, weights, shop.tactics, effort=effort, willing=willing, refused=refused
+            )
+    shop.options.tell("time", len(offers), len(offers))
+    return made
+
+
+def _valid_everywhere(
+    shop: Workshop, region: Region, willing: Sequence[Measured]
+) -> tuple[list[Measured], list[Measured]]:
+    """Tactics are chosen at opt and must be valid from min to max."""
+    by_name = {tactic.name: tactic for tactic in shop.tactics}
+    kept, dropped = [], []
+    for candidate in willing:
+        reason = None
+        for settled in shop.elsewhere:
+            site = make_site(shop.program, region, settled, shop.target)
+            reason = reason or by_name[candidate.tactic].why_not(site)
+        if reason is None:
+            kept.append(candidate)
+        else:
+            dropped.append(replace(candidate, refused=f"not over the whole profile: {reason}"))
+    return kept, dropped
+
+
+def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str, list[StepChoice]]:
+    """Whole plans worth comparing: region by region, one span for all, and runs where the library is better."""
+    plans: dict[str, list[StepChoice]] = {}
+    span = next((t for t in shop.tactics if t.name == "ort"), None)
+    plans["regions"] = [_single(shop, region, made) for region in work]
+    if span is None or not work:
+        return plans
+    whole = tuple(shop.program.regions)
+    joined = merge(shop.program, whole)
+    site = make_site(shop.program, joined, shop.settled, shop.target)
+    if span.why_not(site) is None:
+        entry = Entry(joined.name, (Measured("ort", dict(next(iter(span.configs(site))))),))
+        plans["ort"] = [StepChoice(whole, "ort", entry.candidates[0].config, site, entry)]
+        mixed = _mixed(shop, work, made, span)
+        if mixed is not None:
+            plans["mixed"] = mixed
+    return plans
+
+
+def _single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
+    site = made.sites[region.name]
+    entry = made.entries.get(region.name) or Entry(region.name, (Measured("aten", {}),))
+    best = entry.candidates[entry.chosen]
+    return StepChoice((region,), best.tactic, best.config, site, entry)
+
+
+def _mixed(shop: Workshop, work: Sequence[Region], made: Selection, span: Tactic) -> list[StepChoice] | None:
+    """Runs of regions that the library does no slower become spans; the rest stays as it is."""
+    ours = [region for region in work if _wins_alone(made.entries.get(region.name))]
+    if not ours or len(ours) == len(work):
+        return None
+    steps: list[StepChoice] = []
+    run: list[Region] = []
+
+    def close() -> None:
+        if len(run) > 1:
+            joined = merge(shop.program, run)
+            site = make_site(shop.program, joined, shop.settled, shop.target)
+            config = next(iter(span.configs(site)))
+            entry = Entry(joined.name, (Measured("ort", dict(config)),))
+            steps.append(StepChoice(tuple(run), "ort", config, site, entry))
+        else:
+            steps.extend(_single(shop, region, made) for region in run)
+        run.clear()
+
+    for region in work:
+        if region in ours:
+            close()
+            steps.append(_single(shop, region, made))
+        else:
+            run.append(region)
+    close()
+    spans = sum(len(step.regions) > 1 for step in steps)
+    return steps if spans else None
+
+
+def _wins_alone(entry: Entry | None) -> bool:
+    """Our tactic beats the library on this region by more than a border between them costs."""
+    if entry is None:
+        return False
+    times = {c.tactic: c.median_us for c in reversed(entry.candidates) if c.median_us is not None}
+    best = entry.candidates[entry.chosen]
+    library = times.get("ort")
+    if best.tactic == "ort" or best.median_us is None or library is None:
+        return False
+    border_us = 10.0
+    return best.median_us * (1 + MARGIN) + border_us < library
+
+
+def _compare(
+    shop: Workshop,
+    plans: Mapping[str, Sequence[StepChoice]],
+    inputs: Mapping[str, TensorSpec],
+    feeds: Mapping[str, Tensor],
+) -> Entry:
+    """Time whole plans against each other, as they will run."""
+    effort = EFFORTS[shop.options.level]
+    names = list(plans)
+    if effort.plan_s == 0:
+        first = "ort" if "ort" in plans else "regions"
+        names.sort(key=lambda name: name != first)
+        return Entry("whole plan", tuple(Measured(name, {}) for name in names))
+    shop.options.tell("compare plans", 0, len(names))
+    instances, dropped = {}, []
+    for name in names:
+        try:
+            instances[name] = _instance(shop, plans[name], inputs, feeds)
+        except BuildError:
+            raise
+        except Exception as error:  # a plan that breaks is refused with its message; another one may do
+            text = (str(error).splitlines() or [""])[0][:200]
+            dropped.append(Measured(name, {}, refused=f"failed: {type(error).__name__}: {text}"))
+    if not instances:
+        raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in dropped])
+    calls: list[Callable[[], object]] = [instance.execute for instance in instances.values()]
+    with torch.inference_mode():
+        timings = interleave(calls, budget_s=effort.plan_s * len(calls), settle_s=SETTLE_S)
+    timed = [
+        Measured(name, {}, round(timing.median_us, 3))
+        for name, timing in zip(instances, timings, strict=True)
+    ]
+    best = fastest(timed)
+    shop.options.tell("compare plans", len(names), len(names))
+    ordered = [
+        timed[best],
+        *sorted((m for i, m in enumerate(timed) if i != best), key=lambda m: m.median_us or 0),
+    ]
+    return Entry("whole plan", (*ordered, *dropped))
+
+
+def _instance(
+    shop: Workshop, steps: Sequence[StepChoice], inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]
+) -> Instance:
+    by_name = {tactic.name: tactic for tactic in shop.tactics}
+    regions = [merge(shop.program, step.regions) for step in steps]
+
+    def bind(index: int, site: Site) -> Launch:
+        step = steps[index]
+        return by_name[step.tactic].bind(site, step.config, shop.weights_of(regions[index], site))
+
+    with torch.inference_mode():
+        instance = Instance(shop.program, regions, inputs, shop.weights, shop.target, bind)
+        for name, tensor in feeds.items():
+            instance.inputs[name].copy_(tensor)
+        instance.execute()
+    return instance
+
+
+def _plan_key(shop: Workshop, made: Selection, names: Sequence[str]) -> str:
+    text = "|".join([*names, *(shop.key(site) for site in made.sites.values())])
+    return "plan" + hashlib.sha256(text.encode()).hexdigest()[:28]
+
+
+def _remember(shop: Workshop, made: Selection, key: str, entry: Entry) -> None:
+    made.keys.append(key)
+    if shop.lock is None:
+        shop.cache.entries[key] = replace(entry, context=shop.context)
+
+
+def _stale(options: Options, what: Sequence[str]) -> BuildError:
+    return BuildError(
+        f"the lock file does not cover {len(what)} of this model's choices",
+        rows=what,
+        help=f"the model, the shapes or ridgeline changed since: delete {options.lock} and build again",
+    )

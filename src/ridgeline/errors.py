@@ -1,0 +1,83 @@
+"""Every error a user can meet: what failed and where, what we got, what we want, what cures it.
+
+RidgelineError                 the user can act on it: no traceback in the CLI, exit 1
+├─ ModelError            not a loadable model
+├─ UnsupportedError      a fine model we cannot fully run (all of it listed)
+├─ BuildError            a site nobody would take, or a build that failed its own checks
+├─ VerifyError           the engine does not compute what the model computes (a BuildError)
+├─ PlanError             damaged, stale, or made for another target
+├─ InputError            tensors that do not fit the plan's signature
+└─ OptionError           an option that does not exist or does not fit
+InternalError            our bug: traceback, exit 70
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+LISTED = 10
+
+
+class RidgelineError(Exception):
+    """Something the user can mend."""
+
+    def __init__(
+        self, what: str, *, got: str = "", want: str = "", rows: Iterable[str] = (), help: str = ""
+    ) -> None:
+        self.what, self.got, self.want, self.help = what, got, want, help
+        self.rows = tuple(rows)
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        lines = [self.what]
+        lines += [f"  {row}" for row in self.rows[:LISTED]]
+        if len(self.rows) > LISTED:
+            lines.append(f"  … and {len(self.rows) - LISTED} more")
+        if self.got:
+            lines.append(f"  got   {self.got}")
+        if self.want:
+            lines.append(f"  want  {self.want}")
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+class ModelError(RidgelineError):
+    """Not a loadable model."""
+
+
+class UnsupportedError(RidgelineError):
+    """A fine model that we cannot fully run."""
+
+
+class BuildError(RidgelineError):
+    """No tactic for a site, or a build that failed its own checks."""
+
+
+class VerifyError(BuildError):
+    """The engine does not compute what the model computes."""
+
+
+class PlanError(RidgelineError):
+    """An engine file that is damaged, stale, or made for another target."""
+
+
+class InputError(RidgelineError):
+    """Tensors that do not fit the plan's signature."""
+
+
+class OptionError(RidgelineError):
+    """An option that does not exist or does not fit."""
+
+
+class InternalError(Exception):
+    """Our bug, not the user's."""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """``; did you mean 'x'?`` or, with no near match, the names there are."""
+    near = get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "known: " + ", ".join(known[:LISTED]) + (", …" if len(known) > LISTED else "")

@@ -1,0 +1,298 @@
+"""ONNX in: bytes, files, protos or onnx_ir models, brought to one canonical opset.
+
+Checks everything a stranger's file can get wrong before any other stage sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import version_converter
+from onnx.inliner import inline_local_functions
+
+from ridgeline.errors import ModelError, UnsupportedError
+from ridgeline.frontend.known_ops import known_to_runtimes
+
+CANONICAL_OPSET = 23
+Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as it came, and the same in the canonical opset."""
+
+    name: str
+    original: onnx.ModelProto  # external data is still outside
+    path: Path | None  # None: it came without a file
+    model: ir.Model
+
+
+def load(source: Source) -> Loaded:
+    """Read, check and convert a model. Raises one error that lists every node nobody can run."""
+    name, proto, path = _read(source)
+    check_external_data(proto, None if path is None else path.parent)
+    _check(proto, name)
+    _refuse_unknown_ops(proto)
+    model = _convert(_to_ir(proto, path), name)
+    _check_weights(model)
+    return Loaded(name=name, original=proto, path=path, model=model)
+
+
+def folder_of(loaded: Loaded) -> str:
+    """Where external data lies."""
+    return str(loaded.path.parent) if loaded.path is not None else ""
+
+
+def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
+    if isinstance(source, onnx.ModelProto):
+        return source.graph.name or "model", source, None
+    if isinstance(source, ir.Model):
+        return source.graph.name or "model", ir.to_proto(source), None
+    if isinstance(source, bytes):
+        return "model", _parse(source, "these bytes"), None
+    if not isinstance(source, (str, Path)):
+        raise ModelError(
+            "this is not a model",
+            got=type(source).__name__,
+            want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
+        )
+    path = Path(source)
+    if not path.exists():
+        raise ModelError(f"there is no file {str(path)!r}", help="check the path: ridge build MODEL.onnx")
+    if path.is_dir():
+        raise ModelError(f"{str(path)!r} is a folder", want="an ONNX file")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be read", got=str(error)) from error
+    return path.stem, _parse(content, repr(str(path))), path
+
+
+def _parse(content: bytes, where: str) -> onnx.ModelProto:
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ModelError(
+            f"{where} is not an ONNX model: the protobuf does not parse",
+            got=f"{len(content)} bytes, starting {content[:8]!r}",
+            want="a whole ONNX file",
+            help="was the download cut short, or is this a Git LFS pointer?",
+        ) from error
+    if not proto.opset_import or not proto.HasField("graph"):
+        raise ModelError(
+            f"{where} is not an ONNX model: it names no opset or holds no graph",
+            got=f"{len(content)} bytes, starting {content[:8]!r}",
+            want="a whole ONNX file",
+        )
+    return proto
+
+
+def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Initializers and tensor attributes, in subgraphs too."""
+    graphs = [proto.graph]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for node in graph.node:
+            for attr in node.attribute:
+                yield from attr.tensors
+                if attr.HasField("t"):
+                    yield attr.t
+                graphs += attr.graphs
+                if attr.HasField("g"):
+                    graphs.append(attr.g)
+
+
+def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
+    """External data stays inside the model's folder: no absolute path, no ``..``, no link out of it."""
+    problems = []
+    for tensor in all_tensors(proto):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        problem = _external_problem(entries, folder)
+        if problem:
+            problems.append(f"{tensor.name}: {problem}")
+    if problems:
+        raise ModelError(
+            f"the external data of {len(problems)} tensors cannot be used",
+            rows=problems,
+            want="files beside the model, or in a folder below it",
+        )
+
+
+def _external_problem(entries: dict[str, str], folder: Path | None) -> str | None:
+    location = entries.get("location", "")
+    if folder is None:
+        return f"location {location!r}, but the model came without a folder"
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        return f"location {location!r} leaves the model's folder"
+    path = folder / location
+    if not path.exists():
+        return f"file {location!r} is missing"
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return f"location {location!r} is a link that leaves the model's folder"
+    try:
+        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+    except ValueError:
+        return f"offset {entries.get('offset')!r} or length {entries.get('length')!r} is no number"
+    if end > path.stat().st_size or int(entries.get("offset", 0)) < 0:
+        return f"file {location!r} holds {path.stat().st_size} bytes, wanted up to byte {end}"
+    return None
+
+
+def _check(proto: onnx.ModelProto, name: str) -> None:
+    light = _without_large_tensors(proto)
+    try:
+        onnx.checker.check_model(light)
+    except (onnx.checker.ValidationError, RuntimeError, EncodeError) as error:
+        raise ModelError(
+            f"{name!r} is not a legal ONNX model",
+            got=_last_lines(error),
+            help="python -c 'import onnx; onnx.checker.check_model(\"model.onnx\")' says the same at length",
+        ) from error
+
+
+def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The structure alone, so that models over protobuf's 2 GiB and external data can be checked too."""
+    light = onnx.ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    given = {port.name for port in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        if tensor.ByteSize() < 1024 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            port = graph.input.add(name=tensor.name)
+            port.type.tensor_type.elem_type = tensor.data_type
+            port.type.tensor_type.shape.SetInParent()
+            for size in tensor.dims:
+                port.type.tensor_type.shape.dim.add(dim_value=size)
+    return light
+
+
+def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
+    """One error that lists every node nobody can run."""
+    versions = {entry.domain or "": entry.version for entry in proto.opset_import}
+    local = {(f.domain, f.name) for f in proto.functions}
+    unknown: dict[tuple[str, str], list[str]] = {}
+    for node in _all_nodes(proto):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (node.domain, node.op_type) in local:
+            continue
+        if onnx.defs.has(node.op_type, max_inclusive_version=versions.get(domain, 1), domain=domain):
+            continue
+        if not known_to_runtimes(domain, node.op_type):
+            unknown.setdefault((domain, node.op_type), []).append(node.name or node.output[0])
+    if unknown:
+        count = sum(len(nodes) for nodes in unknown.values())
+        raise UnsupportedError(
+            f"{count} {'node' if count == 1 else 'nodes'} cannot run in this build",
+            rows=[
+                f"{domain + '::' if domain else ''}{op} x{len(nodes)}  first at {nodes[0]}"
+                for (domain, op), nodes in unknown.items()
+            ],
+            help="replace these nodes, or give their meaning as model-local functions in the file",
+        )
+
+
+def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    pending: list[Any] = [proto.graph, *proto.functions]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += [attr.g for attr in node.attribute if attr.HasField("g")]
+            pending += [graph for attr in node.attribute for graph in attr.graphs]
+
+
+def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
+    if proto.functions:
+        proto = inline_local_functions(proto)
+    model = ir.from_proto(proto)
+    if path is not None:
+        ir.external_data.set_base_dir(model.graph, path.parent)
+    common_passes.RemoveInitializersFromInputsPass()(model)
+    common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
+    return model
+
+
+def _convert(model: ir.Model, name: str) -> ir.Model:
+    """Bring the graph up to the canonical opset. Weights stay aside: only the structure is converted."""
+    version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
+    if version >= CANONICAL_OPSET:
+        return model
+    ports = [(v.name, v.shape, v.type) for v in (*model.graph.inputs, *model.graph.outputs)]
+    weights = _lift_weights(model.graph)
+    try:
+        converted = version_converter.convert_version(ir.to_proto(model), CANONICAL_OPSET)
+        onnx.checker.check_model(converted)
+    except (RuntimeError, onnx.checker.ValidationError) as error:
+        raise UnsupportedError(
+            f"{name!r} cannot be brought from opset {version} to {CANONICAL_OPSET}",
+            got=_last_lines(error),
+            help="export the model again at opset 18 or later",
+        ) from error
+    fresh = ir.from_proto(converted)
+    for value in [v for v in fresh.graph.inputs if v.name in weights]:
+        fresh.graph.inputs.remove(value)
+        value.const_value = weights[value.name]
+        fresh.graph.register_initializer(value)
+    # the converter forgets dim names on some models; the originals stay true
+    for value, (port, shape, kind) in zip((*fresh.graph.inputs, *fresh.graph.outputs), ports, strict=True):
+        value.name, value.shape, value.type = port, shape, kind
+    return fresh
+
+
+def _lift_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
+    """Turn large initializers into inputs: protobuf ends at 2 GiB, and copies of weights take time."""
+    lifted = {}
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= 1024:
+            lifted[name] = tensor
+            del graph.initializers[name]
+            value.const_value = None
+            graph.inputs.append(value)
+    return lifted
+
+
+def _check_weights(model: ir.Model) -> None:
+    """NaN in a weight makes NaN of everything after it; say so before spending a build on it."""
+    bad = []
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point() or tensor.dtype.bitwidth < 16:
+            continue
+        array = tensor.numpy()
+        if array.dtype.kind != "f":
+            array = array.astype(np.float32)
+        # the sum is NaN if any part is: one fast pass; only a suspect is searched for
+        with np.errstate(all="ignore"):
+            suspect = bool(np.isnan(array.sum()))
+        if suspect and np.isnan(array).any():
+            bad.append(f"{name}: {int(np.isnan(array).sum())} of {array.size} elements are NaN")
+    if bad:
+        raise ModelError(
+            f"{len(bad)} {'weight holds' if len(bad) == 1 else 'weights hold'} NaN",
+            rows=bad,
+            help="the training run or the export went wrong before this file was written",
+        )
+
+
+def _last_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:600] or type(error).__name__

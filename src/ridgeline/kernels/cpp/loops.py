@@ -1,0 +1,88 @@
+"""Loop nests over a program's axes: their order, which of them merge, and the text of loads and stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.kernels.cpp.prelude import PRELUDE
+from ridgeline.kernels.cpp.program import C_TYPES, Memory, Program, Step
+
+# below this many elements waking the other threads costs more than they save
+PARALLEL_ITEMS = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop, over axes that lie behind one another in every operand. Strides are those of `axis`."""
+
+    var: str
+    axis: int
+    size: int
+    axes: frozenset[int]
+
+    def header(self, start: str = "0", stop: str = "") -> str:
+        return f"for (i64 {self.var} = {start}; {self.var} < {stop or self.size}; ++{self.var})"
+
+
+def memory_order(sizes: Mapping[int, int], lead: Memory) -> list[int]:
+    """Axes from outermost to innermost as `lead` lies in memory; those it lacks come first."""
+    return sorted(sizes, key=lambda axis: (axis in lead.strides, -lead.strides.get(axis, 0)))
+
+
+def merge(order: Sequence[int], program: Program, *, prefix: str) -> list[Loop]:
+    """Loops for the axes in this order, neighbours joined wherever all operands allow it."""
+    groups: list[list[int]] = []
+    for axis in order:
+        if groups and all(
+            m.strides.get(groups[-1][-1], 0) == m.strides.get(axis, 0) * program.sizes[axis]
+            for m in program.memories
+        ):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return [
+        Loop(f"{prefix}{i}", group[-1], math.prod(program.sizes[a] for a in group), frozenset(group))
+        for i, group in enumerate(groups)
+    ]
+
+
+def index(memory: Memory, loops: Iterable[Loop]) -> str:
+    """The element's place, such as `i0 * 768 + i1`."""
+    terms = []
+    for loop in loops:
+        stride = memory.strides.get(loop.axis, 0)
+        if stride and loop.size > 1:
+            terms.append(loop.var if stride == 1 else f"{loop.var} * {stride}LL")
+    return " + ".join(terms) or "0"
+
+
+def load(memory: Memory, loops: Iterable[Loop]) -> str:
+    place = f"{memory.pointer}[{index(memory, loops)}]"
+    if memory.dtype == "bool":
+        return f"const bool {memory.value} = {place} != 0;"
+    if memory.dtype == "bfloat16":
+        return f"const float {memory.value} = rl_from_bf16({place});"
+    kind = "float" if memory.dtype == "float16" else C_TYPES[memory.dtype]
+    return f"const {kind} {memory.value} = {place};"
+
+
+def store(memory: Memory, loops: Iterable[Loop]) -> str:
+    value = f"rl_to_bf16({memory.value})" if memory.dtype == "bfloat16" else memory.value
+    return f"{memory.pointer}[{index(memory, loops)}] = ({C_TYPES[memory.dtype]}){value};"
+
+
+def assign(step: Step) -> str:
+    return f"const {step.c_type} {step.name} = {step.text};"
+
+
+def parallel(loops: int, threads: int) -> str:
+    nest = f" collapse({loops})" if loops > 1 else ""
+    return f"#pragma omp parallel for{nest} schedule(static) num_threads({threads})"
+
+
+def whole(program: Program, lines: Sequence[str]) -> str:
+    """The source file: one entry point that takes an array of pointers."""
+    head = [PRELUDE.strip(), *program.tables, 'extern "C" void run(void** p) {', *program.pointers]
+    return "\n".join([*head, *lines, "}", ""])

@@ -1,0 +1,137 @@
+"""Normalisations. Means and variances of half types are kept in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.kernels.floor.dtypes import DTYPES, widened
+from ridgeline.kernels.floor.registry import floor
+
+Outs = Sequence[Tensor]
+
+
+def layer_normalization(
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    n_outputs: int = 1,
+) -> tuple[Tensor, ...]:
+    shape = x.shape[axis:] if axis else x.shape
+    fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
+    if fits and n_outputs == 1:
+        return (F.layer_norm(x, shape, scale, bias, epsilon),)
+    wide = x.to(DTYPES[stash_type]) if x.dtype != torch.float64 else x
+    y, mean, inv_std = torch.native_layer_norm(wide, shape, None, None, epsilon)
+    y = y.to(x.dtype)
+    y = y if scale is None else y * scale
+    return y if bias is None else y + bias, mean, inv_std
+
+
+def _layer_normalization_out(
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None = None,
+    *,
+    out: Outs,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> None:
+    shape = x.shape[axis:] if axis else x.shape
+    fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
+    if fits and len(out) == 1 and x.is_contiguous() and out[0].is_contiguous():
+        rows = x.shape[: x.ndim - len(shape)]
+        stats = torch.float32 if x.dtype != torch.float64 else torch.float64
+        mean, inv_std = (
+            torch.empty(*rows, *(1,) * len(shape), dtype=stats, device=x.device) for _ in range(2)
+        )
+        torch.ops.aten.native_layer_norm.out(
+            x, list(shape), scale, bias, epsilon, out0=out[0], out1=mean, out2=inv_std
+        )
+        return
+    made = layer_normalization(
+        x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type, n_outputs=len(out)
+    )
+    for target, source in zip(out, made, strict=False):
+        target.copy_(source)
+
+
+floor("LayerNormalization", out=_layer_normalization_out)(layer_normalization)
+
+
+@floor("RMSNormalization")
+def rms_normalization(
+    x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    along = tuple(range(axis % x.ndim, x.ndim))
+    wide = widened(x)
+    inverse = torch.rsqrt(wide.square().mean(along, keepdim=True) + epsilon)
+    return (wide * inverse).to(x.dtype) * scale
+
+
+@floor("BatchNormalization")
+def batch_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[Tensor, ...]:
+    if not training_mode:
+        if mean.dtype == x.dtype == scale.dtype:
+            return (F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon),)
+        wide = widened(x)
+        kept_mean, kept_var, gain, shift = (p.to(wide.dtype) for p in (mean, var, scale, bias))
+        return (F.batch_norm(wide, kept_mean, kept_var, gain, shift, False, 0.0, epsilon).to(x.dtype),)
+    along = tuple(axis for axis in range(x.ndim) if axis != 1)
+    wide = widened(x)
+    here_mean, here_var = wide.mean(along), wide.var(along, unbiased=False)
+    y = F.batch_norm(
+        wide, here_mean, here_var, scale.to(wide.dtype), bias.to(wide.dtype), False, 0.0, epsilon
+    )
+    kept = (
+        old * momentum + new.to(old.dtype) * (1 - momentum)
+        for old, new in ((mean, here_mean), (var, here_var))
+    )
+    return (y.to(x.dtype), *kept)
+
+
+@floor("InstanceNormalization")
+def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return F.group_norm(x, x.shape[1], scale, bias, epsilon)
+
+
+@floor("GroupNormalization")
+def group_normalization(
+    x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    return F.group_norm(x, num_groups, scale, bias, epsilon)
+
+
+@floor("LRN")
+def local_response_normalization(
+    x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:
+    before = (size - 1) // 2
+    squares = widened(x).square().flatten(2) if x.ndim > 2 else widened(x).square().unsqueeze(2)
+    near = F.pad(squares, (0, 0, before, size - 1 - before)).unfold(1, size, 1).sum(-1).reshape(x.shape)
+    return (x / (bias + alpha / size * near) ** beta).to(x.dtype)
+
+
+@floor("MeanVarianceNormalization")
+def mean_variance_normalization(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
+    wide = widened(x)
+    var, mean = torch.var_mean(wide, tuple(axes), unbiased=False, keepdim=True)
+    return ((wide - mean) / (var.sqrt() + 1e-9)).to(x.dtype)

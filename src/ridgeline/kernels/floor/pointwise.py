@@ -1,0 +1,272 @@
+"""Arithmetic, element by element: unary and binary maths, variadic sums, bits, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.floor.dtypes import DTYPES, THIN_UNSIGNED, no_torch_type, through_int64
+from ridgeline.kernels.floor.registry import copies, floor
+
+Outs = Sequence[Tensor]
+
+
+def _into(function: Callable[..., Any]) -> Callable[..., None]:
+    """The `out` form of a torch function that has an `out=` of the same meaning."""
+
+    def write(*inputs: Tensor, out: Outs) -> None:
+        function(*inputs, out=out[0])
+
+    return write
+
+
+_FLOAT_MAPS: dict[str, Callable[..., Any]] = {
+    "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan,
+    "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf,
+    "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log, "Reciprocal": torch.reciprocal,
+    "Round": torch.round, "Sigmoid": torch.sigmoid, "Sin": torch.sin, "Sinh": torch.sinh, "Sqrt": torch.sqrt,
+    "Tan": torch.tan, "Tanh": torch.tanh, "Neg": torch.neg, "Not": torch.logical_not,
+}  # fmt: skip
+for _key, _function in _FLOAT_MAPS.items():
+    floor(_key, out=_into(_function))(_function)
+
+floor("Abs")(through_int64(torch.abs))
+floor("Sign")(through_int64(torch.sign))
+floor("IsNaN")(torch.isnan)
+
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
+    "LessOrEqual": torch.le,
+}  # fmt: skip
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """int64 in the order of an unsigned type: uint64 turns negative above 2^63, so flip its top bit."""
+    if x.dtype == torch.uint64:
+        return x.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    return x.to(torch.int64)
+
+
+def _compare(a: Tensor, b: Tensor, *, function: Callable[..., Tensor]) -> Tensor:
+    if a.dtype in THIN_UNSIGNED:
+        return function(_ordered(a), _ordered(b))
+    return function(a, b)
+
+
+def _compare_out(a: Tensor, b: Tensor, *, out: Outs, function: Callable[..., Tensor]) -> None:
+    if a.dtype in THIN_UNSIGNED:
+        a, b = _ordered(a), _ordered(b)
+    function(a, b, out=out[0])
+
+
+for _key, _function in _COMPARISONS.items():
+    floor(_key, out=partial(_compare_out, function=_function))(partial(_compare, function=_function))
+
+_CONNECTIVES: dict[str, Callable[..., Any]] = {
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+}  # fmt: skip
+for _key, _function in _CONNECTIVES.items():
+    floor(_key, out=_into(_function))(_function)
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul}
+for _key, _function in _ARITHMETIC.items():
+    _run = through_int64(_function)
+
+    def _write(a: Tensor, b: Tensor, *, out: Outs, function: Any = _function, run: Any = _run) -> None:
+        if out[0].dtype.is_floating_point:
+            function(a, b, out=out[0])
+        else:
+            out[0].copy_(run(a, b))
+
+    floor(_key, out=_write)(_run)
+
+
+@through_int64
+def div(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        return torch.div(a, b)
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+def _div_out(a: Tensor, b: Tensor, *, out: Outs) -> None:
+    if out[0].dtype.is_floating_point:
+        torch.div(a, b, out=out[0])
+    else:
+        out[0].copy_(div(a, b))
+
+
+floor("Div", out=_div_out)(div)
+
+
+def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
+    """A python number reaches torch's special cases for 2, 3, 0.5 and -1; reading it off a GPU would wait."""
+    return y.numel() == 1 and y.ndim <= x.ndim and y.device.type == "cpu" and x.dtype.is_floating_point
+
+
+def _power_out(x: Tensor, y: Tensor, *, out: Outs) -> None:
+    if _scalar_exponent(x, y):
+        torch.pow(x, y.item(), out=out[0])
+    else:
+        out[0].copy_(power(x, y))
+
+
+@floor("Pow", out=_power_out)
+def power(x: Tensor, y: Tensor) -> Tensor:
+    dtype = x.dtype
+    if _scalar_exponent(x, y):
+        return torch.pow(x, y.item())
+    if dtype == torch.uint64 or y.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        x, y = x.to(torch.int64), y.to(torch.int64)
+    elif dtype in (torch.uint16, torch.uint32):
+        x = x.to(torch.int64)
+    return torch.pow(x, y).to(dtype)
+
+
+@floor("Mod")
+@through_int64
+def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
+    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+
+
+def _extreme(*inputs: Tensor, function: Callable[..., Tensor]) -> Tensor:
+    return reduce(function, inputs)
+
+
+def _extreme_out(*inputs: Tensor, out: Outs, function: Callable[..., Any], run: Any) -> None:
+    if len(inputs) == 2 and out[0].dtype.is_floating_point:
+        function(*inputs, out=out[0])
+    else:
+        out[0].copy_(run(*inputs))
+
+
+for _key, _function in {"Max": torch.maximum, "Min": torch.minimum}.items():
+    _run = through_int64(partial(_extreme, function=_function))
+    floor(_key, out=partial(_extreme_out, function=_function, run=_run))(_run)
+
+
+@floor("Sum")
+def add_all(*inputs: Tensor) -> Tensor:
+    return reduce(torch.add, inputs)
+
+
+@floor("Mean")
+def mean_of(*inputs: Tensor) -> Tensor:
+    return reduce(torch.add, inputs) / len(inputs)
+
+
+@floor("IsInf")
+def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    found = torch.isinf(x)
+    if not detect_negative:
+        found = found & (x > 0)
+    if not detect_positive:
+        found = found & (x < 0)
+    return found
+
+
+def _where_out(condition: Tensor, x: Tensor, y: Tensor, *, out: Outs) -> None:
+    torch.where(condition, x, y, out=out[0])
+
+
+@floor("Where", out=_where_out, why_not=no_torch_type)
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
+def _bound(limit: Tensor | None) -> Any:
+    # a python number saves a broadcast pass; on a GPU it would cost a wait
+    return limit.item() if limit is not None and limit.device.type == "cpu" else limit
+
+
+@through_int64
+def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    if low is None and high is None:
+        return x
+    return torch.clamp(x, _bound(low), _bound(high))
+
+
+def _clip_out(x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, out: Outs) -> None:
+    if (low is None and high is None) or not x.dtype.is_floating_point:
+        out[0].copy_(clip(x, low, high))
+    else:
+        torch.clamp(x, _bound(low), _bound(high), out=out[0])
+
+
+floor("Clip", out=_clip_out)(clip)
+
+floor("BitwiseAnd")(through_int64(torch.bitwise_and))
+floor("BitwiseOr")(through_int64(torch.bitwise_or))
+floor("BitwiseXor")(through_int64(torch.bitwise_xor))
+floor("BitwiseNot")(through_int64(torch.bitwise_not))
+
+
+@floor("BitShift")
+def bit_shift(x: Tensor, shift: Tensor, *, direction: str) -> Tensor:
+    bits, count = x.to(torch.int64), shift.to(torch.int64)
+    if direction == "LEFT":
+        return torch.bitwise_left_shift(bits, count).to(x.dtype)
+    if x.dtype != torch.uint64:
+        return torch.bitwise_right_shift(bits, count).to(x.dtype)
+    # int64 shifts copies of the top bit in: clear it first, then put it where it belongs
+    top = torch.where(bits < 0, torch.bitwise_left_shift(torch.ones_like(bits), (63 - count) % 64), 0)
+    rest = torch.bitwise_right_shift(bits & torch.iinfo(torch.int64).max, count)
+    return (rest | top).to(x.dtype)
+
+
+_FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
+
+
+def convert(x: Tensor, dtype: torch.dtype, *, saturate: int = 1) -> Tensor:
+    """A cast with ONNX's saturation for float8: what is too large becomes the largest finite value."""
+    if dtype not in _FLOAT8:
+        return x.to(dtype)
+    wide = x if x.dtype.is_floating_point and x.element_size() > 1 else x.float()
+    if saturate:
+        largest = torch.finfo(dtype).max
+        wide = wide.clamp(-largest, largest)
+    elif dtype == torch.float8_e4m3fn:
+        # newer torch saturates here of itself; 464 is the last value that rounds down to 448
+        wide = torch.where(wide.abs() > 464, torch.nan, wide)
+    return wide.to(dtype)
+
+
+def _to_e8m0(x: Tensor, *, saturate: int, round_mode: str) -> Tensor:
+    """A power of two: the exponent bits of a float32, rounded as asked."""
+    bits = x.float().view(torch.int32)
+    mantissa, exponent = bits & 0x7FFFFF, (bits >> 23) & 0xFF
+    lift = {
+        "up": mantissa > 0,
+        "down": torch.zeros_like(mantissa, dtype=torch.bool),
+        "nearest": mantissa >= 0x400000,
+    }[round_mode]
+    is_special = exponent == 0xFF
+    exponent = torch.where(is_special, exponent, exponent + lift)
+    if saturate:
+        exponent = torch.where(is_special & (mantissa > 0), exponent, exponent.clamp(max=0xFE))
+    return exponent.clamp(max=0xFF).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    dtype = DTYPES[to]
+    if dtype == torch.float8_e8m0fnu and x.dtype != dtype:
+        return _to_e8m0(x, saturate=saturate, round_mode=round_mode)
+    return convert(x, dtype, saturate=saturate)
+
+
+floor("Cast", out=copies(cast), why_not=no_torch_type)(cast)
+
+
+@floor("CastLike", why_not=no_torch_type)
+def cast_like(x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    if like.dtype == torch.float8_e8m0fnu and x.dtype != like.dtype:
+        return _to_e8m0(x, saturate=saturate, round_mode=round_mode)
+    return convert(x, like.dtype, saturate=saturate)
+
+
+@floor("BitCast", why_not=no_torch_type)
+def bit_cast(x: Tensor, *, to: int) -> Tensor:
+    return x.view(DTYPES[to])

@@ -1,0 +1,222 @@
+"""Pooling over windows and over whole images. Windows that torch cannot take are gathered by strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.kernels.floor.conv import padded, window_pads
+from ridgeline.kernels.floor.dtypes import lowest, widened
+from ridgeline.kernels.floor.registry import floor
+
+_MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG_POOL: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_TORCH_POOLS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+
+
+@dataclass(frozen=True)
+class Window:
+    """A settled pooling window. `beyond` is what ceil_mode adds after the padding."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    beyond: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Torch's pools take it: the padding is symmetric, within half the kernel, and ceil adds nothing."""
+        fits = all(2 * b <= k for b, k in zip(self.before, self.kernel, strict=True))
+        return fits and self.before == self.after and not any(self.beyond)
+
+    def pad(self, x: Tensor, value: float) -> Tensor:
+        ends = [a + b for a, b in zip(self.after, self.beyond, strict=True)]
+        return padded(x, self.before, ends, value=value)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Windows of a padded `x`, each flat in the last axis."""
+        rank = len(self.kernel)
+        for d in range(rank):
+            reach = (self.kernel[d] - 1) * self.dilations[d] + 1
+            x = x.unfold(2 + d, reach, self.strides[d])[..., :: self.dilations[d]]
+        return x.flatten(2 + rank)
+
+
+def _window(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> Window:
+    rank = len(kernel_shape)
+    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    sizes = x.shape[2:]
+    before, after = window_pads(
+        sizes, kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+    )
+    beyond = [0] * rank
+    for d in range(rank):
+        free = sizes[d] + before[d] + after[d] - (kernel_shape[d] - 1) * dilations[d] - 1
+        if ceil_mode and free % strides[d]:
+            steps = free // strides[d] + 1
+            # a window that would start in the padding at the end is left out
+            if steps * strides[d] < sizes[d] + before[d]:
+                beyond[d] = steps * strides[d] - free
+    return Window(tuple(kernel_shape), strides, dilations, tuple(before), tuple(after), tuple(beyond))
+
+
+@floor("MaxPool")
+def max_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    storage_order: int = 0,
+    strides: Sequence[int] | None = None,
+    n_outputs: int = 1,
+) -> tuple[Tensor, ...]:
+    window = _window(
+        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+    if n_outputs == 1 and x.dtype in _TORCH_POOLS:
+        run = _MAX_POOL[len(window.kernel)]
+        if window.is_plain:
+            return (run(x, window.kernel, window.strides, window.before, window.dilations),)
+        wide = window.pad(x, -float("inf"))
+        return (run(wide, window.kernel, window.strides, 0, window.dilations),)
+    values, where = window.gather(window.pad(x, lowest(x.dtype))).max(-1)
+    if n_outputs == 1:
+        return (values,)
+    return values, _flat_indices(x, window, where, column_major=bool(storage_order))
+
+
+def _flat_indices(x: Tensor, window: Window, where: Tensor, *, column_major: bool) -> Tensor:
+    """Positions in the whole unpadded tensor of each window's greatest element."""
+    rank = len(window.kernel)
+    coords: list[Tensor] = []
+    rest = where
+    for d in reversed(range(rank)):
+        tap, rest = rest % window.kernel[d], rest // window.kernel[d]
+        start = torch.arange(where.shape[2 + d], device=x.device) * window.strides[d] - window.before[d]
+        start = start.reshape(-1, *(1,) * (rank - 1 - d))
+        coords.insert(0, start + tap * window.dilations[d])
+    order = range(rank)
+    flat = torch.zeros_like(where)
+    for d in reversed(order) if column_major else order:
+        flat = flat * x.shape[2 + d] + coords[d]
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x[0, 0].numel()
+    return flat + planes.reshape(x.shape[0], x.shape[1], *(1,) * rank)
+
+
+@floor("AveragePool")
+def average_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = _window(
+        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+    if window.is_plain and set(window.dilations) == {1} and x.dtype in _TORCH_POOLS:
+        result: Tensor = _AVG_POOL[len(window.kernel)](
+            x, window.kernel, window.strides, window.before, False, bool(count_include_pad)
+        )
+        return result
+    total = window.gather(window.pad(widened(x), 0)).sum(-1)
+    ones = torch.ones(1, 1, *x.shape[2:], dtype=total.dtype, device=x.device)
+    counted = padded(ones, window.before, window.after, value=float(bool(count_include_pad)))
+    counted = padded(counted, [0] * len(window.beyond), window.beyond)
+    return (total / window.gather(counted).sum(-1)).to(x.dtype)
+
+
+@floor("LpPool")
+def lp_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Sequence[int] | None = None,
+    p: int = 2,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = _window(
+        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+    norm: Tensor = torch.linalg.vector_norm(window.gather(window.pad(widened(x), 0)), p, dim=-1)
+    return norm.to(x.dtype)
+
+
+@floor("MaxUnpool")
+def max_unpool(
+    x: Tensor,
+    indices: Tensor,
+    output_shape: Tensor | None = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    rank = len(kernel_shape)
+    strides, pads = strides or [1] * rank, pads or [0] * (2 * rank)
+    spatial = [
+        (x.shape[2 + d] - 1) * strides[d] - pads[d] - pads[d + rank] + kernel_shape[d] for d in range(rank)
+    ]
+    # indices count in the tensor that was pooled, whose shape a given output_shape only encloses
+    result = x.new_zeros(*x.shape[:2], *spatial)
+    result.view(-1)[indices.flatten()] = x.flatten()
+    if output_shape is None:
+        return result
+    sizes = output_shape.tolist()
+    return padded(result, [0] * rank, [sizes[2 + d] - spatial[d] for d in range(rank)])
+
+
+def _spatial(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+def _global_average_pool_out(x: Tensor, *, out: Sequence[Tensor]) -> None:
+    if x.dtype in (torch.float32, torch.float64):
+        torch.mean(x, _spatial(x), keepdim=True, out=out[0])
+    else:
+        out[0].copy_(global_average_pool(x))
+
+
+@floor("GlobalAveragePool", out=_global_average_pool_out)
+def global_average_pool(x: Tensor) -> Tensor:
+    return widened(x).mean(_spatial(x), keepdim=True).to(x.dtype)
+
+
+@floor("GlobalMaxPool")
+def global_max_pool(x: Tensor) -> Tensor:
+    return x.amax(_spatial(x), keepdim=True)
+
+
+@floor("GlobalLpPool")
+def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(widened(x), p, dim=_spatial(x), keepdim=True)
+    return norm.to(x.dtype)

@@ -1,0 +1,158 @@
+"""Reductions, softmaxes, arg-reductions and running sums. Half types are summed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.floor.dtypes import highest, lowest, widened
+from ridgeline.kernels.floor.registry import floor
+
+Outs = Sequence[Tensor]
+Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
+
+
+def _reduction(
+    key: str,
+    function: Reduction,
+    *,
+    before: Callable[[Tensor], Tensor] | None = None,
+    into: Callable[..., Any] | None = None,
+) -> None:
+    """An ONNX Reduce*: axes as an input, `noop_with_empty_axes`, fp32 state.
+
+    `before` maps each element; `into` is torch's own reduction of the same meaning, with an `out=`.
+    """
+
+    def run(
+        x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Tensor:
+        along = () if axes is None else tuple(axes.tolist())
+        if not along and noop_with_empty_axes:
+            return (before(widened(x)) if before else x).to(x.dtype)
+        return function(widened(x), along or tuple(range(x.ndim)), bool(keepdims)).to(x.dtype)
+
+    def write(x: Tensor, axes: Tensor | None = None, *, out: Outs, keepdims: int = 1, **attrs: Any) -> None:
+        along = () if axes is None else tuple(axes.tolist())
+        if into is not None and along and x.numel() and x.dtype in (torch.float32, torch.float64):
+            into(x, along, keepdim=bool(keepdims), out=out[0])
+        else:
+            out[0].copy_(run(x, axes, keepdims=keepdims, **attrs))
+
+    floor(key, out=write)(run)
+
+
+def _prod(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    for axis in sorted((axis % x.ndim for axis in axes), reverse=True):
+        x = x.prod(axis, keepdim=keepdims)
+    return x
+
+
+def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if x.dtype.is_floating_point:
+        return x.mean(axes, keepdim=keepdims)
+    return x.double().mean(axes, keepdim=keepdims).trunc()
+
+
+def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, *, greatest: bool) -> Tensor:
+    if any(x.shape[axis] == 0 for axis in axes):
+        shape = [1 if axis in {a % x.ndim for a in axes} else size for axis, size in enumerate(x.shape)]
+        empty = torch.full(
+            shape, lowest(x.dtype) if greatest else highest(x.dtype), dtype=x.dtype, device=x.device
+        )
+        return empty if keepdims else empty.squeeze(axes)
+    return (torch.amax if greatest else torch.amin)(x, axes, keepdim=keepdims)
+
+
+def _log_sum_exp(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return torch.logsumexp(x if x.dtype.is_floating_point else x.double(), axes, keepdim=keepdims)
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype.is_floating_point else x.double()
+
+
+def _sum(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return x.sum(axes, keepdim=keepdims)
+
+
+_reduction("ReduceSum", _sum, into=torch.sum)
+_reduction("ReduceMean", _mean, into=torch.mean)
+_reduction("ReduceProd", _prod)
+_reduction("ReduceMax", lambda x, axes, keep: _extreme(x, axes, keep, greatest=True), into=torch.amax)
+_reduction("ReduceMin", lambda x, axes, keep: _extreme(x, axes, keep, greatest=False), into=torch.amin)
+_reduction("ReduceL1", lambda x, axes, keep: _sum(x.abs(), axes, keep), before=torch.abs)
+_reduction("ReduceL2", lambda x, axes, keep: _float(_sum(x * x, axes, keep)).sqrt(), before=torch.abs)
+_reduction("ReduceSumSquare", lambda x, axes, keep: _sum(x * x, axes, keep), before=torch.square)
+_reduction("ReduceLogSum", lambda x, axes, keep: _float(_sum(x, axes, keep)).log(), before=torch.log)
+_reduction("ReduceLogSumExp", _log_sum_exp)
+
+
+def _softmax_out(x: Tensor, *, out: Outs, axis: int = -1) -> None:
+    torch.softmax(x, axis, out=out[0])
+
+
+@floor("Softmax", out=_softmax_out)
+def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    return torch.softmax(x, axis)
+
+
+@floor("LogSoftmax")
+def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    return torch.log_softmax(x, axis)
+
+
+@floor("Hardmax")
+def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    return torch.zeros_like(x).scatter(axis, arg_max(x, axis=axis), 1)
+
+
+def _first_or_last(x: Tensor, axis: int, *, keepdims: int, last: int, function: Any) -> Tensor:
+    keep = bool(keepdims)
+    if not last:
+        # torch.argmax promises no particular one among equals; the comparison does
+        best = (torch.amax if function is torch.argmax else torch.amin)(x, axis, keepdim=True)
+        return (x == best).to(torch.uint8).argmax(axis, keepdim=keep)
+    flipped = _first_or_last(x.flip(axis), axis, keepdims=keepdims, last=0, function=function)
+    return x.shape[axis] - 1 - flipped
+
+
+@floor("ArgMax")
+def arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _first_or_last(x, axis, keepdims=keepdims, last=select_last_index, function=torch.argmax)
+
+
+@floor("ArgMin")
+def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _first_or_last(x, axis, keepdims=keepdims, last=select_last_index, function=torch.argmin)
+
+
+def _running(x: Tensor, axis: int, *, exclusive: int, reverse: int, start: int, function: Any) -> Tensor:
+    if reverse:
+        x = x.flip(axis)
+    if exclusive and x.shape[axis]:
+        first = torch.full_like(x.narrow(axis, 0, 1), start)
+        x = torch.cat([first, x.narrow(axis, 0, x.shape[axis] - 1)], dim=axis)
+    result: Tensor = function(widened(x), axis).to(x.dtype)
+    return result.flip(axis) if reverse else result
+
+
+@floor("CumSum")
+def cum_sum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    along = int(axis.item())
+    return _running(x, along, exclusive=exclusive, reverse=reverse, start=0, function=torch.cumsum)
+
+
+@floor("CumProd")
+def cum_prod(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    along = int(axis.item())
+    return _running(x, along, exclusive=exclusive, reverse=reverse, start=1, function=torch.cumprod)
+
+
+@floor("LpNormalization")
+def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    norm = torch.linalg.vector_norm(widened(x), p, dim=axis, keepdim=True).to(x.dtype)
+    return torch.where(norm == 0, 0, x / norm)

@@ -1,0 +1,79 @@
+"""The table of floor ops: ONNX op key -> a function over torch tensors, and how to call it for an `Op`.
+
+The families fill the table when `ridgeline.kernels.floor` is imported; no op is defined here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from ridgeline.spec import Op, TensorSpec
+
+Reason: TypeAlias = Callable[[Op, Mapping[str, TensorSpec]], str | None]
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class FloorOp:
+    """One ONNX op over torch tensors. Absent optional inputs arrive as None, attributes as keywords.
+
+    What `run` returns may be an input or a view of one (Slice, Transpose, Expand, a Clip without bounds):
+    whoever needs memory of its own uses `out`, or copies.
+    """
+
+    key: str
+    run: Callable[..., Any]
+    why_not: Reason | None = None
+    # out(*inputs, out=[tensors], **attrs) fills given tensors, whose strides may be channels_last
+    out: Callable[..., None] | None = None
+    view: bool = False  # the output shares memory with the first input when that is contiguous
+    wants_n_outputs: bool = False
+
+
+FLOOR: dict[str, FloorOp] = {}
+
+
+def floor(
+    key: str, *, why_not: Reason | None = None, out: Callable[..., None] | None = None, view: bool = False
+) -> Callable[[Run], Run]:
+    """Enter the decorated function into `FLOOR` under `key`."""
+
+    def enter(run: Run) -> Run:
+        assert key not in FLOOR, f"{key} is entered twice"
+        FLOOR[key] = FloorOp(key, run, why_not, out, view, _declares(run, "n_outputs"))
+        return run
+
+    return enter
+
+
+def copies(run: Callable[..., Tensor]) -> Callable[..., None]:
+    """The `out` form of a function whose result is a view: one pass from the view to the output."""
+
+    def write(*inputs: Tensor | None, out: Sequence[Tensor], **attrs: Any) -> None:
+        out[0].copy_(run(*inputs, **attrs))
+
+    return write
+
+
+def call_floor(op: Op, inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Run `op`; one entry for each of its outputs, None where the function makes no such output."""
+    entry = FLOOR[op.key]
+    if entry.wants_n_outputs:
+        result = entry.run(*inputs, **op.attrs, n_outputs=len(op.outputs))
+    else:
+        result = entry.run(*inputs, **op.attrs)
+    outputs: tuple[Tensor | None, ...] = tuple(result) if isinstance(result, tuple | list) else (result,)
+    wanted = len(op.outputs)
+    return outputs[:wanted] + (None,) * (wanted - len(outputs))
+
+
+def _declares(run: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(run).parameters
+    except ValueError:  # torch's own builtins have no signature, and no such parameter
+        return False

@@ -1,0 +1,225 @@
+"""Boxes and grids: GridSample, AffineGrid, RoiAlign, MaxRoiPool, NonMaxSuppression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.kernels.floor.registry import floor
+
+
+@floor("GridSample")
+def grid_sample(
+    x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Tensor:
+    kind = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    if x.ndim in (4, 5) and not (kind == "bicubic" and x.ndim == 5):
+        return F.grid_sample(x, grid.to(x.dtype), kind, padding_mode, bool(align_corners))
+    return _sample_any(x, grid, align_corners=bool(align_corners), kind=kind, padding_mode=padding_mode)
+
+
+def _sample_any(x: Tensor, grid: Tensor, *, align_corners: bool, kind: str, padding_mode: str) -> Tensor:
+    """Any number of spatial axes, by a weighted sum over the corners of each sample's cell."""
+    rank = x.ndim - 2
+    flat = grid.reshape(grid.shape[0], -1, rank)
+    total = x.new_zeros(*x.shape[:2], flat.shape[1])
+    taps: list[list[tuple[Tensor, Tensor]]] = []
+    for d in range(rank):
+        size = x.shape[2 + d]
+        # the grid's last axis counts from the innermost spatial axis outwards
+        unit = flat[..., rank - 1 - d]
+        at = (unit + 1) / 2 * (size - 1) if align_corners else ((unit + 1) * size - 1) / 2
+        if padding_mode == "border" and kind != "bicubic":
+            at = at.clamp(0, size - 1)
+        elif padding_mode == "reflection" and kind != "bicubic":
+            at = _reflected(at, size, align_corners)
+        taps.append(_axis_taps(at, kind))
+    for combination in _product(taps):
+        weight = torch.ones_like(flat[..., 0])
+        place = torch.zeros_like(weight, dtype=torch.int64)
+        for d, (position, share) in enumerate(combination):
+            size = x.shape[2 + d]
+            if padding_mode == "reflection":
+                position = _reflected(position.to(x.dtype), size, align_corners).round().long()
+            is_inside = (position >= 0) & (position < size)
+            weight = weight * (torch.where(is_inside, share, 0) if padding_mode == "zeros" else share)
+            place = place * size + position.clamp(0, size - 1)
+        picked = x.flatten(2).gather(2, place[:, None, :].expand(-1, x.shape[1], -1))
+        total = total + picked * weight[:, None, :].to(x.dtype)
+    return total.reshape(*x.shape[:2], *grid.shape[1:-1])
+
+
+def _axis_taps(at: Tensor, kind: str) -> list[tuple[Tensor, Tensor]]:
+    if kind == "nearest":
+        return [(at.round().long(), torch.ones_like(at))]
+    low = at.floor()
+    part = at - low
+    if kind == "bilinear":
+        return [(low.long(), 1 - part), (low.long() + 1, part)]
+    return [(low.long() + step, _cubic(part - step)) for step in (-1, 0, 1, 2)]
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    a, d = -0.75, distance.abs()
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return torch.where(d <= 1, near, torch.where(d < 2, far, 0))
+
+
+def _reflected(at: Tensor, size: int, align_corners: bool) -> Tensor:
+    low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+    if span == 0:
+        return torch.zeros_like(at)
+    folded = (at - low).remainder(2 * span)
+    return (torch.minimum(folded, 2 * span - folded) + low).clamp(0, size - 1)
+
+
+def _product(taps: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    combinations: list[tuple[Any, ...]] = [()]
+    for choices in taps:
+        combinations = [(*done, choice) for done in combinations for choice in choices]
+    return combinations
+
+
+@floor("AffineGrid")
+def affine_grid(theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
+    return F.affine_grid(theta, size.tolist(), align_corners=bool(align_corners))
+
+
+@floor("RoiAlign")
+def roi_align(
+    x: Tensor,
+    rois: Tensor,
+    batch_indices: Tensor,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    is_half_pixel = coordinate_transformation_mode == "half_pixel"
+    made = []
+    for box, image in zip(rois.tolist(), batch_indices.tolist(), strict=True):
+        left, top, right, bottom = (edge * spatial_scale - 0.5 * is_half_pixel for edge in box)
+        height, width = bottom - top, right - left
+        if not is_half_pixel:
+            height, width = max(height, 1.0), max(width, 1.0)
+        rows = _bin_taps(top, height, output_height, x.shape[2], sampling_ratio, x)
+        cols = _bin_taps(left, width, output_width, x.shape[3], sampling_ratio, x)
+        made.append(_pooled_box(x[image], rows, cols, mode=mode))
+    return torch.stack(made) if made else x.new_zeros(0, x.shape[1], output_height, output_width)
+
+
+def _bin_taps(
+    start: float, length: float, n_bins: int, size: int, sampling_ratio: int, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Positions and weights of the two pixels around each sample: [bins, samples, 2] each."""
+    step = length / n_bins
+    n_samples = sampling_ratio if sampling_ratio > 0 else max(math.ceil(step), 0)
+    bins = torch.arange(n_bins, dtype=x.dtype)[:, None] * step
+    at = start + bins + (torch.arange(n_samples, dtype=x.dtype) + 0.5) * step / max(n_samples, 1)
+    is_inside = (at >= -1) & (at <= size)
+    low = at.clamp(min=0).floor().clamp(max=size - 1)
+    part = torch.where(low >= size - 1, 0, at.clamp(min=0) - low)
+    places = torch.stack([low, (low + 1).clamp(max=size - 1)], -1).long()
+    weights = torch.stack([1 - part, part], -1) * is_inside[..., None]
+    return places.to(x.device), weights.to(x)
+
+
+def _pooled_box(
+    image: Tensor, rows: tuple[Tensor, Tensor], cols: tuple[Tensor, Tensor], *, mode: str
+) -> Tensor:
+    (row_at, row_weight), (col_at, col_weight) = rows, cols
+    picked = image[:, row_at][..., col_at]  # [C, bins, samples, 2, bins, samples, 2]
+    shares = row_weight[:, :, :, None, None, None] * col_weight
+    weighted = (picked * shares).permute(0, 1, 4, 2, 5, 3, 6)  # [C, bins, bins, samples, samples, 2, 2]
+    if mode == "max":
+        return weighted.flatten(3).amax(-1)
+    n_samples = max(weighted.shape[3] * weighted.shape[4], 1)
+    return weighted.flatten(3).sum(-1) / n_samples
+
+
+@floor("MaxRoiPool")
+def max_roi_pool(
+    x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> Tensor:
+    height, width = x.shape[2:]
+    result = x.new_zeros(rois.shape[0], x.shape[1], *pooled_shape)
+    for n, (image, *box) in enumerate(rois.tolist()):
+        left, top, right, bottom = (math.floor(edge * spatial_scale + 0.5) for edge in box)
+        row_step = max(bottom - top + 1, 1) / pooled_shape[0]
+        col_step = max(right - left + 1, 1) / pooled_shape[1]
+        for i in range(pooled_shape[0]):
+            for j in range(pooled_shape[1]):
+                r0, r1 = (
+                    min(max(e + top, 0), height)
+                    for e in (math.floor(i * row_step), math.ceil((i + 1) * row_step))
+                )
+                c0, c1 = (
+                    min(max(e + left, 0), width)
+                    for e in (math.floor(j * col_step), math.ceil((j + 1) * col_step))
+                )
+                if r1 > r0 and c1 > c0:
+                    result[n, :, i, j] = x[int(image), :, r0:r1, c0:c1].amax((1, 2))
+    return result
+
+
+def _number(x: Tensor | None, default: float) -> float:
+    return default if x is None or x.numel() == 0 else float(x.item())
+
+
+@floor("NonMaxSuppression")
+def non_max_suppression(
+    boxes: Tensor,
+    scores: Tensor,
+    max_output_boxes_per_class: Tensor | None = None,
+    iou_threshold: Tensor | None = None,
+    score_threshold: Tensor | None = None,
+    *,
+    center_point_box: int = 0,
+) -> Tensor:
+    most = int(_number(max_output_boxes_per_class, 0))
+    overlap, least = _number(iou_threshold, 0.0), _number(score_threshold, -math.inf)
+    # a loop of tiny steps: numpy's calls cost a fifth of torch's
+    all_boxes, all_scores = boxes.float().cpu().numpy(), scores.float().cpu().numpy()
+    picked: list[list[int]] = []
+    for image in range(scores.shape[0]):
+        corners = _corners(all_boxes[image], bool(center_point_box))
+        for label in range(scores.shape[1]):
+            kept = _suppressed(corners, all_scores[image, label], most=most, overlap=overlap, least=least)
+            picked += [[image, label, box] for box in kept]
+    return torch.tensor(picked, dtype=torch.int64, device=boxes.device).reshape(-1, 3)
+
+
+def _corners(boxes: np.ndarray, is_centre: bool) -> np.ndarray:
+    """[N, 4] as y0, x0, y1, x1 with y0 <= y1 and x0 <= x1."""
+    if is_centre:
+        x, y, w, h = boxes.T
+        return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1)
+    first, second = boxes[:, :2], boxes[:, 2:]
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
+
+
+def _suppressed(
+    corners: np.ndarray, scores: np.ndarray, *, most: int, overlap: float, least: float
+) -> list[int]:
+    candidates = np.flatnonzero(scores > least)
+    order = candidates[np.argsort(-scores[candidates], kind="stable")]
+    low, high = corners[:, :2], corners[:, 2:]
+    area = (high - low).prod(-1)
+    kept: list[int] = []
+    while order.size and len(kept) < most:
+        best, rest = order[0], order[1:]
+        kept.append(int(best))
+        sides = np.minimum(high[best], high[rest]) - np.maximum(low[best], low[rest])
+        common = sides.clip(min=0).prod(-1)
+        order = rest[common <= overlap * (area[best] + area[rest] - common)]
+    return kept

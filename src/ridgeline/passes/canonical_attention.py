@@ -1,0 +1,238 @@
+"""Rules that recognise attention in its decomposed forms and write the standard `Attention` op.
+
+First the 4-D op from MatMul / Softmax / MatMul; then its 3-D form where heads are only split and joined.
+B batch, H heads, S queries, T keys, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.passes.fold_shape import Size, sizes
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.rule import Fusion, Match
+
+_SCALES = ("q_mul", "k_mul", "s_mul")
+_DIVISORS = ("q_div", "k_div", "s_div")
+_KEEPS_FINITE = frozenset(
+    {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Slice", "Transpose", "Identity", "Concat"}
+)
+
+
+class SoftmaxAttention(Fusion):
+    """softmax(q·kᵀ·scale + mask)·v"""
+
+    def pattern(
+        self, op: Any, q: Any, kt: Any, v: Any, mask: Any, allowed: Any, barred: Any, off: Any,
+        q_mul: Any, q_div: Any, k_mul: Any, k_div: Any, s_mul: Any, s_div: Any, zero: Any,
+    ) -> Any:  # fmt: skip
+        left = op.either(op.Mul(q, q_mul), op.Div(q, q_div), q)
+        right = op.either(op.Mul(kt, k_mul), op.Div(kt, k_div), kt)
+        product = op.MatMul(left, right)
+        scores = op.either(op.Mul(product, s_mul), op.Div(product, s_div), product)
+        masked = op.either(
+            op.Add(scores, mask), op.Where(allowed, scores, off), op.Where(barred, off, scores), scores
+        )
+        weights = op.Softmax(masked)
+        guarded = op.either(op.Where(op.IsNaN(weights), zero, weights), weights)
+        return op.MatMul(guarded, v)
+
+    def check(self, m: Match) -> None:
+        for name in ("q", "kt", "v"):
+            value = getattr(m, name)
+            shape = value.shape
+            m.require(
+                shape is not None and shape.rank() == 4, f"{name} is not known to have four axes", value
+            )
+        for name in (*_SCALES, *_DIVISORS):
+            if getattr(m, name) is not None:
+                m.scalar(name)
+        m.require(
+            all(m.scalar(name) != 0.0 for name in _DIVISORS if getattr(m, name) is not None),
+            "divides by zero",
+        )
+        m.require(m.attr("Softmax", "axis") in (-1, 3), "softmax is not over the keys")
+        _require_heads(m)
+        for name in ("mask", "allowed", "barred"):
+            _require_mask(m, getattr(m, name))
+        if m.off is not None:
+            # a finite filler still counts in rows where every key is masked
+            m.require(
+                m.scalar("off") == -math.inf, f"masked scores become {m.scalar('off')}, want -inf", m.off
+            )
+        if any(node.op_type == "IsNaN" for node in m.nodes):
+            m.require(m.scalar("zero") == 0.0, "rows without a key become something other than 0", m.zero)
+            # without a mask of -inf, only NaN or overflow in q·k could have reached the guard
+            is_safe = m.off is None and (
+                m.mask is None or is_finite(m.mask) or _allowed_keys(m.mask) is not None
+            )
+            m.require(is_safe, "rows masked everywhere give 0 here, NaN in Attention", m.mask or m.off)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        scale = math.prod(m.scalar(name) for name in _SCALES if getattr(m, name) is not None)
+        scale /= math.prod(m.scalar(name) for name in _DIVISORS if getattr(m, name) is not None)
+        mask = op.Not(m.barred) if m.barred is not None else m.allowed or m.mask
+        out = op.Attention(m.q, _keys(op, m.kt), m.v, mask, scale=float(scale))
+        has_guard = any(node.op_type == "IsNaN" for node in m.nodes)
+        if not has_guard or m.mask is None or is_finite(m.mask):
+            return out
+        any_key = op.ReduceMax(_allowed_keys(m.mask), op.const(np.array([-1], dtype=np.int64)), keepdims=1)
+        return op.Where(any_key, out, op.const(m.array("zero").reshape(())))
+
+
+def _require_heads(m: Match) -> None:
+    """MatMul broadcasts batch and heads; Attention does not."""
+    q, kt, v = (m.dims(value) for value in (m.q, m.kt, m.v))
+    heads = {dims[1] for dims in (q, kt, v)}
+    m.require(
+        len(heads) == 1 and all(isinstance(h, int) for h in heads), f"heads are {heads}, want one number", m.q
+    )
+    m.require(len({dims[0] for dims in (q, kt, v)}) == 1, "batch sizes are not known to agree", m.kt)
+
+
+def _require_mask(m: Match, mask: ir.Value | None) -> None:
+    if mask is None:
+        return
+    dims, scores = m.dims(mask), m.node("Softmax").inputs[0]
+    m.require(len(dims) <= 4, f"mask has {len(dims)} axes, want at most four", mask)
+    m.require(len(dims) >= 2, f"mask of shape {mask.shape} has no axis of queries", mask)
+    # opset 24 pads a mask that is shorter than the keys, so one that broadcasts over them must be spelled out
+    m.require(dims[-1] != 1, "mask broadcasts over the keys", mask)
+    whole = sizes(scores)
+    grows = whole is not None and any(
+        isinstance(d, int) and d != 1 and isinstance(w, int) and d != w
+        for d, w in zip(dims[::-1], whole[::-1], strict=False)
+    )
+    m.require(not grows, "mask is larger than the scores", mask)
+
+
+def is_finite(value: ir.Value, depth: int = 0) -> bool:
+    """Whether a mask cannot hold an infinity."""
+    array = constant(value)
+    if array is not None:
+        return bool(np.all(np.isfinite(array.astype(np.float64))))
+    node = value.producer()
+    if node is None or depth > 16:
+        return False
+    if node.op_type == "Where":
+        return all(is_finite(branch, depth + 1) for branch in node.inputs[1:])
+    if node.op_type == "Cast":
+        return bool(node.inputs[0].dtype == ir.DataType.BOOL)
+    if node.op_type == "Concat":
+        return all(is_finite(part, depth + 1) for part in node.inputs)
+    return node.op_type in _KEEPS_FINITE and is_finite(node.inputs[0], depth + 1)
+
+
+def _allowed_keys(mask: ir.Value) -> ir.Value | None:
+    """The condition of a mask spelled Where(condition, 0, -inf)."""
+    node = mask.producer()
+    if node is None or node.op_type != "Where":
+        return None
+    kept, dropped = constant(node.inputs[1]), constant(node.inputs[2])
+    if kept is None or dropped is None or kept.size != 1 or dropped.size != 1:
+        return None
+    return node.inputs[0] if kept.item() == 0.0 and dropped.item() == -math.inf else None
+
+
+def _keys(op: Any, kt: ir.Value) -> ir.Value:
+    """K as [B, H, T, D], undoing the transpose that made Kᵀ where there is one."""
+    node = kt.producer()
+    swap = [0, 1, 3, 2]
+    if node is None or node.op_type != "Transpose" or attribute(node, "perm") is None:
+        return op.Transpose(kt, perm=swap)
+    perm = [attribute(node, "perm")[axis] for axis in swap]
+    return node.inputs[0] if perm == [0, 1, 2, 3] else op.Transpose(node.inputs[0], perm=perm)
+
+
+class PackedHeads(Fusion):
+    """x as [B, S, N, H, D] → [N, B, H, S, D], one of N = a slice of x's columns, split into heads"""
+
+    def pattern(
+        self, op: Any, x: Any, shape: Any, start: Any, end: Any, axes: Any, steps: Any, gone: Any, index: Any
+    ) -> Any:
+        packed = op.shared(op.Transpose(op.shared(op.Reshape(x, shape)), perm=[2, 0, 3, 1, 4]))
+        return op.either(
+            op.Squeeze(op.Slice(packed, start, end, axes, steps), gone), op.Gather(packed, index, axis=0)
+        )
+
+    def check(self, m: Match) -> None:
+        source, split = m.dims(m.x), m.target(m.node("Reshape"))
+        m.require(len(source) == 3, "packed projection has not three axes", m.x)
+        fits = len(split) == 5 and split[:2] == source[:2]
+        m.require(
+            fits and all(isinstance(size, int) for size in split[2:]),
+            "parts, heads or head size unknown",
+            m.shape,
+        )
+        m.require(
+            math.prod(int(size) for size in split[2:]) == source[2],
+            "columns are not parts × heads × head size",
+            m.shape,
+        )
+        if m.index is not None:
+            m.require(m.array("index").ndim == 0, "takes several parts", m.index)
+        else:
+            m.require(
+                m.const("gone") == [0] and (m.axes is None or m.const("axes") == [0]),
+                "not a slice of parts",
+                m.gone,
+            )
+            m.require(m.const("end")[0] - m.const("start")[0] == 1, "takes several parts", m.end)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        split = m.target(m.node("Reshape"))
+        parts, heads, size = (int(n) for n in split[2:])
+        part = (int(m.array("index")) if m.index is not None else int(m.const("start")[0])) % parts
+        bounds = [[part * heads * size], [(part + 1) * heads * size], [2]]
+        columns = op.Slice(m.x, *(op.const(np.array(bound, dtype=np.int64)) for bound in bounds))
+        return op.Transpose(op.Reshape(columns, op.const(np.array([0, 0, heads, size]))), perm=[0, 2, 1, 3])
+
+
+class AttentionOverColumns(Fusion):
+    """join heads(Attention(split heads q, k, v)) = Attention(q, k, v) with the head count as attribute"""
+
+    def pattern(
+        self, op: Any, q: Any, k: Any, v: Any, mask: Any, q_shape: Any, k_shape: Any, v_shape: Any, shape: Any
+    ) -> Any:
+        heads = [
+            op.Transpose(op.Reshape(x, s), perm=[0, 2, 1, 3])
+            for x, s in ((q, q_shape), (k, k_shape), (v, v_shape))
+        ]
+        return op.Reshape(op.Transpose(op.Attention(*heads, mask), perm=[0, 2, 1, 3]), shape)
+
+    def check(self, m: Match) -> None:
+        node = m.node("Attention")
+        q, k, v = (_split(m, value) for value in node.inputs[:3])
+        m.require(k[2] == v[2] and k[1] == v[1], "keys and values differ in heads or length", m.v)
+        joined = (q[0], q[1], int(q[2]) * int(v[3]))
+        m.require(m.target(m.root) == joined, "does not join the heads again", m.shape)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        node = m.node("Attention")
+        q, k = (_split(m, value) for value in node.inputs[:2])
+        attrs = {name: attr.value for name, attr in node.attributes.items()}
+        attrs |= {"q_num_heads": int(q[2]), "kv_num_heads": int(k[2])}
+        # the op's own default is by head size in both forms, but a plan should not have to know it
+        attrs.setdefault("scale", 1.0 / math.sqrt(int(q[3])))
+        return op.Attention(m.q, m.k, m.v, m.mask, **attrs)
+
+
+def _split(m: Match, heads: ir.Value) -> tuple[Size, ...]:
+    """[B, S, H, D] of a value that was split into heads; refuses when columns do not become heads."""
+    reshape = heads.producer().inputs[0].producer()
+    source, split = m.dims(reshape.inputs[0]), m.target(reshape)
+    m.require(
+        len(source) == 3 and len(split) == 4, "does not split columns of a 3-D value", reshape.inputs[0]
+    )
+    is_known = all(isinstance(size, int) for size in split[2:])
+    m.require(is_known, f"heads and head size are {split[2:]}, want numbers", reshape.inputs[1])
+    is_split = split[:2] == source[:2] and source[2] == int(split[2]) * int(split[3])
+    m.require(is_split, f"{source} to {split} does not split columns into heads", reshape.inputs[0])
+    return split
+
+
+RULES: tuple[Fusion, ...] = (SoftmaxAttention(), PackedHeads(), AttentionOverColumns())

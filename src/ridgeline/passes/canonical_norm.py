@@ -1,0 +1,147 @@
+"""Rules that recognise normalisation layers however an exporter spelled them, and write the standard op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.passes.match import constant
+from ridgeline.passes.rule import Fusion, Match
+
+# beyond this an "epsilon" is part of the model's arithmetic rather than a guard against zero
+_MAX_EPSILON = 1e-1
+
+
+def _over_deviation(op: Any, value: Any, variance: Any, eps: Any) -> Any:
+    """value / sqrt(variance + eps) in its spellings."""
+    guarded = op.Add(variance, eps)
+    deviation = op.either(op.Sqrt(guarded), op.Pow(guarded, 0.5))
+    inverse = op.either(op.Reciprocal(deviation), op.Div(1.0, deviation), op.Pow(guarded, -0.5))
+    return op.either(op.Div(value, deviation), op.Mul(value, inverse))
+
+
+def _square(op: Any, value: Any) -> Any:
+    return op.either(op.Pow(value, 2.0), op.Mul(value, value))
+
+
+def _require_last_axis(m: Match, name: str) -> None:
+    value = getattr(m, name)
+    axes = m.const(name)
+    m.require(
+        axes in ([-1], [len(m.dims(m.x)) - 1]), f"mean over axes {axes}, not over the last axis only", value
+    )
+
+
+def _require_epsilon(m: Match) -> None:
+    eps = m.scalar("eps")
+    m.require(0.0 <= eps <= _MAX_EPSILON, f"epsilon is {eps}, want 0 to {_MAX_EPSILON}", m.eps)
+
+
+def _width(m: Match) -> int:
+    """Elements of the normalised axis; refuses when they are not known."""
+    width = (m.dims(m.x) or (None,))[-1]
+    if not isinstance(width, int):
+        m.refuse("size of the normalised axis is unknown", m.x)
+    return width
+
+
+def _require_per_column(m: Match, name: str) -> None:
+    """A weight of one entry per column; a constant may have axes of size one in front."""
+    value = getattr(m, name)
+    if value is None:
+        return
+    *front, last = m.dims(value) or (None,)
+    fits = last == _width(m) and all(size == 1 for size in front) and len(front) < len(m.dims(m.x))
+    is_row = fits and (not front or constant(value) is not None)
+    m.require(is_row, f"{name} has shape {value.shape}, want [{_width(m)}]", value)
+
+
+def _row(op: Any, m: Match, name: str) -> ir.Value:
+    """The weight as [C]; ones when the model has none."""
+    value = getattr(m, name)
+    if value is None:
+        return op.const(np.ones(_width(m), dtype=m.x.dtype.numpy()))
+    return value if value.shape.rank() == 1 else op.const(m.array(name).reshape(-1))
+
+
+class LayerNorm(Fusion):
+    """(x - mean x) / sqrt(mean (x - mean x)² + eps) · w + b"""
+
+    def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, eps: Any, w: Any, b: Any) -> Any:
+        centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+        variance = op.ReduceMean(_square(op, centred), axes2, keepdims=1)
+        normal = _over_deviation(op, centred, variance, eps)
+        return op.either(op.Add(op.Mul(normal, w), b), op.Mul(normal, w), normal)
+
+    def check(self, m: Match) -> None:
+        _require_last_axis(m, "axes")
+        _require_last_axis(m, "axes2")
+        _require_epsilon(m)
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+        _require_per_column(m, "w")
+        _require_per_column(m, "b")
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        b = None if m.b is None else _row(op, m, "b")
+        return op.LayerNormalization(m.x, _row(op, m, "w"), b, axis=-1, epsilon=m.scalar("eps"))
+
+
+class RMSNorm(Fusion):
+    """x / sqrt(mean(x²) + eps) · w"""
+
+    def pattern(self, op: Any, x: Any, axes: Any, eps: Any, w: Any) -> Any:
+        # half-precision models widen for the mean and narrow again before the weight
+        wide = op.either(op.Cast(x, to=1), x)
+        normal = _over_deviation(op, wide, op.ReduceMean(_square(op, wide), axes, keepdims=1), eps)
+        narrow = op.either(op.Cast(normal), normal)
+        return op.either(op.Mul(narrow, w), narrow)
+
+    def check(self, m: Match) -> None:
+        _require_last_axis(m, "axes")
+        _require_epsilon(m)
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+        m.require(m.root.outputs[0].dtype == m.x.dtype, "result has another type than the input", m.x)
+        inner = m.w.dtype if m.w is not None else m.x.dtype
+        m.require(inner == m.x.dtype, f"weight is {inner}, the input {m.x.dtype}", m.w)
+        _require_per_column(m, "w")
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        return op.RMSNormalization(m.x, _row(op, m, "w"), axis=-1, epsilon=m.scalar("eps"))
+
+
+class GroupNorm(Fusion):
+    """reshape(InstanceNormalization(reshape(x, [N, G, -1])), shape of x) · w + b"""
+
+    def pattern(self, op: Any, x: Any, groups: Any, ones: Any, zeros: Any, shape: Any, w: Any, b: Any) -> Any:
+        normal = op.InstanceNormalization(op.Reshape(x, groups), ones, zeros)
+        return op.Add(op.Mul(op.Reshape(normal, shape), w), b)
+
+    def check(self, m: Match) -> None:
+        source = m.dims(m.x)
+        grouped = m.target(m.node("InstanceNormalization").inputs[0].producer())
+        m.require(len(source) > 2, "input has no spatial axes", m.x)
+        groups, channels = m.array("ones").size, source[1]
+        is_split = len(grouped) == 3 and grouped[:2] == (source[0], groups)
+        m.require(is_split and isinstance(channels, int), "not groups of channels", m.groups)
+        m.require(bool(np.all(m.array("ones") == 1.0)), "groups are scaled", m.ones)
+        m.require(not np.any(m.array("zeros")), "groups are shifted", m.zeros)
+        back = next(node for node in m.nodes if node.op_type == "Reshape")
+        m.require(m.target(back) == source, "does not return to the shape before", m.shape)
+        for name in ("w", "b"):
+            per_channel = (channels, *[1] * (len(source) - 2))
+            shape = m.array(name).shape
+            is_per_channel = shape == per_channel or shape == (1, *per_channel)
+            m.require(
+                is_per_channel, f"{name} has shape {shape}, want one entry per channel", getattr(m, name)
+            )
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        w, b = (op.const(m.array(name).reshape(-1)) for name in ("w", "b"))
+        groups = int(m.array("ones").size)
+        eps = m.attr("InstanceNormalization", "epsilon")
+        return op.GroupNormalization(m.x, w, b, num_groups=groups, epsilon=eps)
+
+
+RULES: tuple[Fusion, ...] = (LayerNorm(), RMSNorm(), GroupNorm())

@@ -1,0 +1,266 @@
+"""Removes what computes nothing: dead nodes, no-op nodes, pairs that cancel, duplicates of nodes and weights.
+
+A node goes only when types and shapes prove that its result equals a value that is already there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+
+from ridgeline.passes.fold_shape import elements, reshape_target, sizes
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
+
+_SOURCES = "ridgeline.sources"
+
+# casts to a type that holds every value of the first one may be taken in one step
+_WIDENS = {
+    ("BOOL", "INT32"), ("BOOL", "INT64"), ("BOOL", "FLOAT"), ("INT32", "INT64"), ("INT32", "DOUBLE"),
+    ("FLOAT16", "FLOAT"), ("BFLOAT16", "FLOAT"), ("FLOAT", "DOUBLE"), ("FLOAT16", "DOUBLE"),
+    ("UINT8", "INT32"), ("INT8", "INT32"), ("UINT8", "INT64"), ("INT8", "INT64"),
+}  # fmt: skip
+
+
+def remove_noops(model: ir.Model) -> None:
+    """Drop nodes whose result is their input, and merge movement nodes that follow each other."""
+    names = Names(model)
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            if node.domain not in ("", "ai.onnx") or any(_is_read(extra) for extra in node.outputs[1:]):
+                continue
+            merge = _MERGES.get(node.op_type)
+            if merge is not None:
+                merge(node, names)
+            is_noop = _NOOPS.get(node.op_type)
+            if is_noop is not None and is_noop(node):
+                _bypass(node, _data_input(node))
+
+
+def remove_duplicates(model: ir.Model) -> None:
+    """Keep one of each group of equal nodes and of equal weights."""
+    for graph in model.graphs():
+        _merge_equal_initializers(graph)
+    CommonSubexpressionEliminationPass(size_limit=64)(model)
+
+
+def remove_unused(model: ir.Model) -> None:
+    """Drop nodes and initializers that no output depends on."""
+    RemoveUnusedNodesPass()(model)
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _bypass(node: ir.Node, source: ir.Value) -> None:
+    old, maker = node.outputs[0], source.producer()
+    if old.is_graph_output():
+        # an output keeps its own node unless its maker can take over the name
+        if maker is None or maker.graph is not node.graph or source.is_graph_output():
+            return
+        replace_value(old, source)
+    else:
+        for use in list(old.uses()):
+            use.node.replace_input_with(use.idx, source)
+    node.graph.remove(node, safe=True)
+
+
+def _data_input(node: ir.Node) -> ir.Value:
+    """The input that flows through: for Add and Mul, the one that is not the neutral constant."""
+    first, *rest = node.inputs
+    if node.op_type in ("Add", "Mul") and constant(first) is not None:
+        return rest[0]
+    return first
+
+
+def _same_size(node: ir.Node) -> bool:
+    before, after = sizes(_data_input(node)), sizes(node.outputs[0])
+    return before is not None and before == after
+
+
+def _always(node: ir.Node) -> bool:
+    return True
+
+
+def _is_inference(node: ir.Node) -> bool:
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is None or not bool(np.any(constant(mode) if constant(mode) is not None else True))
+
+
+def _is_same_cast(node: ir.Node) -> bool:
+    source = node.inputs[0].dtype
+    return source is not None and int(source) == attribute(node, "to")
+
+
+def _is_same_reshape(node: ir.Node) -> bool:
+    source = sizes(node.inputs[0])
+    return source is not None and source == reshape_target(node)
+
+
+def _is_same_order(node: ir.Node) -> bool:
+    perm, shape = attribute(node, "perm"), node.inputs[0].shape
+    if perm is None:
+        return shape is not None and shape.rank() < 2
+    return list(perm) == list(range(len(perm)))
+
+
+def _is_whole_slice(node: ir.Node) -> bool:
+    steps = constant(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else np.ones(1)
+    if steps is None or not bool(np.all(steps == 1)):
+        return False
+    starts, ends = elements(node.inputs[1]), elements(node.inputs[2])
+    if starts is None or ends is None or any(start != 0 for start in starts):
+        return False
+    source = sizes(node.inputs[0])
+    axes = (
+        elements(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(ends))
+    )
+    if source is None or axes is None or not all(isinstance(axis, int) for axis in axes):
+        return False
+    for axis, end in zip(axes, ends, strict=True):
+        size = source[int(axis)]
+        reaches = end == size or (
+            isinstance(end, int) and end >= (size if isinstance(size, int) else 2**31 - 1)
+        )
+        if not reaches:
+            return False
+    return True
+
+
+def _pads_nothing(node: ir.Node) -> bool:
+    pads = constant(node.inputs[1])
+    return pads is not None and not bool(np.any(pads))
+
+
+def _expands_nothing(node: ir.Node) -> bool:
+    source, target = sizes(node.inputs[0]), elements(node.inputs[1])
+    if source is None or target is None or len(target) > len(source):
+        return False
+    tail = source[len(source) - len(target) :]
+    return all(want in (1, have) for have, want in zip(tail, target, strict=True))
+
+
+def _joins_one(node: ir.Node) -> bool:
+    return len(node.inputs) == 1
+
+
+def _is_neutral(neutral: float, either_side: bool) -> Callable[[ir.Node], bool]:
+    def is_noop(node: ir.Node) -> bool:
+        source = _data_input(node)
+        other = next((v for v in node.inputs if v is not source), None)
+        if other is None or (not either_side and other is not node.inputs[1]):
+            return False
+        array = constant(other)
+        if array is None or array.dtype.kind not in "fiu" or not bool(np.all(array == neutral)):
+            return False
+        return _same_size(node)
+
+    return is_noop
+
+
+_NOOPS: dict[str, Callable[[ir.Node], bool]] = {
+    "Identity": _always,
+    "Dropout": _is_inference,
+    "Cast": _is_same_cast,
+    "Reshape": _is_same_reshape,
+    "Transpose": _is_same_order,
+    "Slice": _is_whole_slice,
+    "Pad": _pads_nothing,
+    "Expand": _expands_nothing,
+    "Concat": _joins_one,
+    "Max": _joins_one,
+    "Min": _joins_one,
+    "Sum": _joins_one,
+    "Add": _is_neutral(0.0, either_side=True),
+    "Sub": _is_neutral(0.0, either_side=False),
+    "Mul": _is_neutral(1.0, either_side=True),
+    "Div": _is_neutral(1.0, either_side=False),
+    "Pow": _is_neutral(1.0, either_side=False),
+}
+
+
+def _producer(node: ir.Node, op_types: Sequence[str]) -> ir.Node | None:
+    maker: ir.Node | None = node.inputs[0].producer()
+    is_wanted = maker is not None and maker.op_type in op_types and maker.domain in ("", "ai.onnx")
+    return maker if is_wanted else None
+
+
+def _skip(node: ir.Node, before: ir.Node) -> None:
+    """Let `node` read what `before` reads; `before` is left to the removal of unused nodes."""
+    node.metadata_props[_SOURCES] = merged_sources([node, before])
+    node.replace_input_with(0, before.inputs[0])
+
+
+def _merge_transposes(node: ir.Node, names: Names) -> None:
+    before = _producer(node, ["Transpose"])
+    outer = attribute(node, "perm")
+    inner = attribute(before, "perm") if before is not None else None
+    if before is not None and outer is not None and inner is not None:
+        node.attributes["perm"] = ir.AttrInt64s("perm", [inner[axis] for axis in outer])
+        _skip(node, before)
+
+
+def _merge_reshapes(node: ir.Node, names: Names) -> None:
+    before = _producer(node, ["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
+    asked = constant(node.inputs[1])
+    if before is None or asked is None:
+        return
+    # 0 copies a dim of the reshape before; only a target without it means the same from further back
+    target = reshape_target(node)
+    if 0 in asked and (target is None or not all(isinstance(size, int) and size > 0 for size in target)):
+        return
+    if 0 in asked:
+        name = names.fresh(f"{node.outputs[0].name}/shape")
+        node.replace_input_with(1, add_initializer(node.graph, name, np.array(target, dtype=np.int64)))
+    _skip(node, before)
+
+
+def _merge_casts(node: ir.Node, names: Names) -> None:
+    before = _producer(node, ["Cast"])
+    source = before.inputs[0].dtype if before is not None else None
+    if before is None or source is None:
+        return
+    middle = ir.DataType(attribute(before, "to"))
+    if source == middle or (source.name, middle.name) in _WIDENS:
+        _skip(node, before)
+
+
+def _cancel_squeeze(node: ir.Node, names: Names) -> None:
+    """Unsqueeze after Squeeze, or the reverse, over the same axes."""
+    before = _producer(node, ["Unsqueeze" if node.op_type == "Squeeze" else "Squeeze"])
+    if before is None or len(node.inputs) < 2 or len(before.inputs) < 2:
+        return
+    here, there = constant(node.inputs[1]), constant(before.inputs[1])
+    if here is not None and there is not None and here.tolist() == there.tolist():
+        _bypass(node, before.inputs[0])
+
+
+_MERGES: dict[str, Callable[[ir.Node, Names], None]] = {
+    "Transpose": _merge_transposes,
+    "Reshape": _merge_reshapes,
+    "Cast": _merge_casts,
+    "Squeeze": _cancel_squeeze,
+    "Unsqueeze": _cancel_squeeze,
+}
+
+
+def _merge_equal_initializers(graph: ir.Graph) -> None:
+    groups: dict[tuple[object, ...], list[ir.Value]] = {}
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype != ir.DataType.STRING:
+            groups.setdefault((tensor.dtype, tuple(tensor.shape.numpy())), []).append(value)
+    for values in groups.values():
+        if len(values) < 2:
+            continue
+        first: dict[bytes, ir.Value] = {}
+        for value in values:
+            kept = first.setdefault(hashlib.sha256(value.const_value.tobytes()).digest(), value)
+            if kept is not value and not value.is_graph_output() and not value.is_graph_input():
+                for use in list(value.uses()):
+                    use.node.replace_input_with(use.idx, kept)

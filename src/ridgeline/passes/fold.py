@@ -1,0 +1,200 @@
+"""Computes at build time what does not depend on the inputs: constants, known shapes, settled branches.
+
+Arithmetic that moves constants through an op (BatchNormalization into Conv) lives in `fold_weights.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from ridgeline.passes.fold_shape import elements, reshape_target, sizes
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.rule import Names, add_initializer, merged_sources, nbytes, replace_value
+
+# a folded constant must not make the engine file much larger than the model
+MAX_GROWN_BYTES = 16 * 2**20
+
+_NEVER = frozenset({
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+    "Dropout",
+    # folding these would undo the quantisation of the weights
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+    # the reference evaluator takes seconds for them, and no exporter leaves them on constants
+    "Conv", "ConvTranspose", "ConvInteger", "Resize", "LSTM", "GRU", "RNN", "Loop", "Scan", "If",
+})  # fmt: skip
+
+_SHAPE_OPS = frozenset({
+    "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Cast", "Reshape",
+    "Add", "Sub", "Mul", "Div",
+})  # fmt: skip
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Evaluate every node whose result is the same in all runs."""
+    names = Names(model)
+    inlined = True
+    while inlined:
+        inlined = False
+        for graph in list(model.graphs()):
+            inlined |= _fold_graph(graph, names)
+
+
+def _fold_graph(graph: ir.Graph, names: Names) -> bool:
+    """True when a branch was spliced in: its nodes have not been looked at yet."""
+    inlined = False
+    for node in list(graph):
+        if node.graph is not graph or node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Constant":
+            _settle(node, [constant(node.outputs[0])], names)
+        elif (
+            node.op_type == "If"
+            and (condition := constant(node.inputs[0])) is not None
+            and condition.size == 1
+        ):
+            _inline_branch(node, "then_branch" if condition.item() else "else_branch", names)
+            inlined = True
+        elif (
+            not _fold_known_elements(node, names) and not _evaluate(node, names) and node.op_type == "Reshape"
+        ):
+            _settle_reshape(node, names)
+    return inlined
+
+
+def _fold_known_elements(node: ir.Node, names: Names) -> bool:
+    out = node.outputs[0]
+    if node.op_type not in _SHAPE_OPS or out.shape is None or not out.shape.is_static():
+        return False
+    if out.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return False
+    known = elements(out)
+    if known is None or not all(isinstance(size, int) for size in known):
+        return False
+    shape = out.shape.numpy()
+    if math.prod(shape) != len(known):
+        return False
+    return _settle(node, [np.array(known, dtype=out.dtype.numpy()).reshape(shape)], names)
+
+
+def _evaluate(node: ir.Node, names: Names) -> bool:
+    inputs = [None if value is None else constant(value) for value in node.inputs]
+    if node.op_type in _NEVER or not inputs:
+        return False
+    if any(value is not None and array is None for value, array in zip(node.inputs, inputs, strict=True)):
+        return False
+    limit = max(MAX_GROWN_BYTES, sum(array.nbytes for array in inputs if array is not None))
+    if (_output_bytes(node, inputs) or 0) > limit:
+        return False
+    try:
+        outputs = _run(node, inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError):
+        # the reference has no kernel for this op or type: the node stays as it is
+        return False
+    if any(not isinstance(array, np.ndarray | np.generic) for array in outputs):
+        return False
+    arrays = [np.asarray(array) for array in outputs]
+    return sum(array.nbytes for array in arrays) <= limit and _settle(node, arrays, names)
+
+
+def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None]) -> int | None:
+    """Size of the result where it can be told without making it."""
+    if node.op_type in ("ConstantOfShape", "Expand"):
+        shape = inputs[-1]
+        return None if shape is None else int(np.prod(shape.astype(np.float64))) * 4
+    return nbytes(node.outputs[0])
+
+
+def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
+    values = [
+        None if value is None else ir.Value(name=f"i{i}", type=value.type or _type_of(value))
+        for i, value in enumerate(node.inputs)
+    ]
+    outputs = [ir.Value(name=f"o{i}") for i in range(len(node.outputs))]
+    twin = ir.Node(
+        node.domain, node.op_type, values, attributes=list(node.attributes.values()), outputs=outputs
+    )
+    given = [value for value in values if value is not None]
+    opsets = dict(node.graph.opset_imports) or {"": 23}
+    graph = ir.Graph(given, outputs, nodes=[twin], opset_imports=opsets, name="fold")
+    proto = ir.to_proto(ir.Model(graph, ir_version=10))
+    feeds = {f"i{i}": array for i, array in enumerate(inputs) if array is not None}
+    # infinities and NaN are results like any other; numpy would warn of them
+    with np.errstate(all="ignore"):
+        results: list[np.ndarray] = ReferenceEvaluator(proto).run(None, feeds)
+    return results
+
+
+def _type_of(value: ir.Value) -> ir.TensorType:
+    return ir.TensorType(ir.convenience.get_const_tensor(value).dtype)
+
+
+def _settle(node: ir.Node, arrays: Sequence[np.ndarray | None], names: Names) -> bool:
+    """Put initializers in the place of a node's outputs. A graph output must keep its node."""
+    if any(out.is_graph_output() for out in node.outputs) or any(array is None for array in arrays):
+        return False
+    for out, array in zip(node.outputs, arrays, strict=True):
+        assert array is not None, "checked above"
+        if out.dtype is not None and array.dtype != out.dtype.numpy():
+            array = array.astype(out.dtype.numpy())
+        name, out.name = out.name, None
+        replace_value(out, add_initializer(node.graph, name or names.fresh("folded"), array))
+    node.graph.remove(node, safe=True)
+    return True
+
+
+def _settle_reshape(node: ir.Node, names: Names) -> None:
+    """Write a Reshape's target as a constant: numbers, 0 for a dim that stays, -1 for one unknown."""
+    if constant(node.inputs[1]) is not None:
+        return
+    source, target = sizes(node.inputs[0]), reshape_target(node)
+    if source is None or target is None or 0 in source:
+        return
+    shape = [
+        size if isinstance(size, int) else 0 if axis < len(source) and source[axis] == size else -1
+        for axis, size in enumerate(target)
+    ]
+    # a literal 0 in the target would now mean "copy"
+    if shape.count(-1) > 1 or any(size == 0 for size in target):
+        return
+    name = names.fresh(f"{node.outputs[0].name}/shape")
+    node.replace_input_with(1, add_initializer(node.graph, name, np.array(shape, dtype=np.int64)))
+    node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+
+
+def _inline_branch(node: ir.Node, branch: str, names: Names) -> None:
+    graph = node.graph
+    body: ir.Graph = attribute(node, branch)
+    sources = merged_sources([node])
+    outputs = list(body.outputs)
+    nodes = list(body)
+    body.outputs.clear()
+    for value in list(body.initializers.values()):
+        del body.initializers[value.name]
+        value.name = names.fresh(value.name)
+        graph.register_initializer(value)
+    body.remove(nodes)
+    for inner in nodes:
+        for out in inner.outputs:
+            # the other branch, or another If, may use the same names
+            out.name = names.fresh(f"{out.name}/inlined") if out.name else None
+        inner.metadata_props.setdefault("ridgeline.sources", f"{sources};{merged_sources([inner])}")
+    graph.insert_before(node, nodes)
+    made = set(nodes)
+    for old, new in zip(node.outputs, outputs, strict=True):
+        if old.is_graph_output() and new.producer() not in made:
+            # a branch that hands an outer value through: the graph output needs a node of its own
+            copy = ir.node("Identity", [new])
+            copy.outputs[0].name = names.fresh(f"{old.name}/copy")
+            graph.insert_before(node, copy)
+            new = copy.outputs[0]
+        if new.producer() in made or old.is_graph_output():
+            replace_value(old, new)
+        else:
+            for use in list(old.uses()):
+                use.node.replace_input_with(use.idx, new)
+    graph.remove(node, safe=True)

@@ -1,0 +1,172 @@
+"""What is known of shape arithmetic: the elements of small integer tensors, as numbers or as named sizes.
+
+Two equal elements are equal in every run. Only reads the graph; `fold.py` and the rules act on what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from ridgeline.passes.match import attribute, constant
+
+# a number, or a name that stands for one unknown number
+Size: TypeAlias = int | str
+
+_MAX_ELEMENTS = 64
+_MAX_DEPTH = 64
+_SAME_ELEMENTS = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten"})
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
+
+
+def sizes(value: ir.Value) -> tuple[Size, ...] | None:
+    """The dims of a value, None when its rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(
+        dim if isinstance(dim, int) else _symbol(dim.value, value, axis)
+        for axis, dim in enumerate(value.shape)
+    )
+
+
+def _symbol(name: str | None, value: ir.Value, axis: int) -> str:
+    # exporters write "?" and "-1" for sizes that have nothing to do with one another
+    if name and name != "None" and (name[0].isalpha() or name[0] in "_("):
+        return name
+    return f"{value.name}#{axis}"
+
+
+def elements(value: ir.Value | None, depth: int = 0) -> tuple[Size, ...] | None:
+    """The elements of an integer tensor in order, None when not even their number is known."""
+    if value is None or depth > _MAX_DEPTH:
+        return None
+    array = constant(value)
+    if array is not None:
+        is_small = array.size <= _MAX_ELEMENTS and array.dtype.kind in "iu"
+        return tuple(array.reshape(-1).tolist()) if is_small else None
+    node = value.producer()
+    known = _computed(node, depth) if node is not None and node.domain in ("", "ai.onnx") else None
+    if known is not None:
+        return known
+    dims = sizes(value)
+    if dims is None or len(dims) > 1 or value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return None
+    length = dims[0] if dims else 1
+    if not isinstance(length, int) or length > _MAX_ELEMENTS:
+        return None
+    return tuple(f"{value.name}[{i}]" for i in range(length))
+
+
+def _computed(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
+    op, inputs = node.op_type, node.inputs
+    if op == "Shape":
+        dims = sizes(inputs[0])
+        return None if dims is None else dims[attribute(node, "start") or 0 : _end(attribute(node, "end"))]
+    if op == "Size":
+        dims = sizes(inputs[0])
+        return (_combine("Mul", dims),) if dims is not None else None
+    if op in _SAME_ELEMENTS:
+        is_integer = node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32)
+        return elements(inputs[0], depth + 1) if is_integer else None
+    if op == "Concat":
+        parts = [elements(part, depth + 1) for part in inputs]
+        return None if None in parts else tuple(e for part in parts for e in part or ())
+    if op == "Gather":
+        data, index = elements(inputs[0], depth + 1), constant(inputs[1])
+        if data is None or index is None or not _is_flat(inputs[0]) or index.ndim > 1:
+            return None
+        return tuple(data[i] for i in index.reshape(-1).tolist())
+    if op == "Slice":
+        return _sliced(node, depth)
+    if op in _ARITHMETIC:
+        left, right = elements(inputs[0], depth + 1), elements(inputs[1], depth + 1)
+        if left is None or right is None or len(left) != len(right):
+            return None
+        return tuple(_combine(op, pair) for pair in zip(left, right, strict=True))
+    return None
+
+
+def _sliced(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
+    data = elements(node.inputs[0], depth + 1)
+    bounds: list[Any] = [constant(bound) for bound in node.inputs[1:]]
+    bounds += [None] * (4 - len(bounds))
+    starts, ends, _, steps = bounds
+    if data is None or not _is_flat(node.inputs[0]) or starts is None or ends is None:
+        return None
+    step = 1 if steps is None else int(steps.item())
+    if step <= 0:
+        return None
+    return data[int(starts.item()) : int(ends.item()) : step]
+
+
+def _is_flat(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.rank() == 1
+
+
+def _end(end: int | None) -> int | None:
+    return None if end is None else int(end)
+
+
+def _combine(op: str, operands: tuple[Size, ...]) -> Size:
+    if op == "Mul" and all(isinstance(o, int) for o in operands):
+        product = 1
+        for operand in operands:
+            product *= int(operand)
+        return product
+    if len(operands) == 2 and all(isinstance(o, int) for o in operands):
+        a, b = int(operands[0]), int(operands[1])
+        if op == "Add":
+            return a + b
+        if op == "Sub":
+            return a - b
+        # ONNX divides integers towards zero; shapes are not negative, anything else stays unknown
+        if op == "Div" and a >= 0 and b > 0:
+            return a // b
+    if op in ("Mul", "Div") and len(operands) == 2 and operands[1] == 1:
+        return operands[0]
+    ordered = sorted(map(str, operands)) if op in ("Add", "Mul") else list(map(str, operands))
+    return f"{op}({','.join(ordered)})"
+
+
+def reshape_target(node: ir.Node) -> tuple[Size, ...] | None:
+    """The sizes a Reshape gives its output: what its shape input says, else what inference found."""
+    source, asked = sizes(node.inputs[0]), elements(node.inputs[1])
+    found = sizes(node.outputs[0])
+    if asked is None:
+        return found
+    target = list(asked)
+    if not attribute(node, "allowzero") and 0 in target:
+        if source is None or any(size == 0 and axis >= len(source) for axis, size in enumerate(target)):
+            return found
+        target = [source[axis] if size == 0 else size for axis, size in enumerate(target)]
+    if -1 in target:
+        axis = target.index(-1)
+        inferred = _inferred(source, (*target[:axis], *target[axis + 1 :]))
+        if inferred is None:
+            inferred = found[axis] if found is not None else f"{node.outputs[0].name}#{axis}"
+        target[axis] = inferred
+    return tuple(target)
+
+
+def _inferred(source: tuple[Size, ...] | None, rest: tuple[Size, ...]) -> Size | None:
+    """The size that -1 stands for when all but one of the source's dims reappear in the target."""
+    if source is None:
+        return None
+    left = list(source)
+    factor = 1
+    for size in rest:
+        if size in left:
+            left.remove(size)
+        elif isinstance(size, int):
+            factor *= size
+        else:
+            return None
+    names = [size for size in left if not isinstance(size, int)]
+    numbers = _combine("Mul", tuple(size for size in left if isinstance(size, int)))
+    assert isinstance(numbers, int), "a product of numbers is a number"
+    if factor == 0 or numbers % factor:
+        return None
+    if not names:
+        return numbers // factor
+    return names[0] if len(names) == 1 and numbers == factor else None

@@ -1,0 +1,147 @@
+"""Outlining: move groups of nodes into model-local functions, one function per distinct body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from ridgeline.passes.body import DOMAIN, SOURCES, node_label, node_sources, op_of
+from ridgeline.spec import Body, Op
+
+# constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
+INLINE_NUMEL = 1
+INLINE_INT_NUMEL = 64
+
+
+def outline(model: ir.Model, groups: Sequence[Sequence[ir.Node]], *, order: Mapping[ir.Node, int]) -> None:
+    """Replace each group of nodes by a call of a function in domain `ridgeline`. Equal bodies share one."""
+    taken: set[str] = {node_label(node) for node in model.graph}
+    for group in groups:
+        _outline_one(model, sorted(group, key=order.__getitem__), taken)
+    if groups:
+        model.opset_imports[DOMAIN] = 1
+        model.graph.sort()
+
+
+def _outline_one(model: ir.Model, nodes: list[ir.Node], taken: set[str]) -> None:
+    inside = set(nodes)
+    outputs = [
+        value
+        for node in nodes
+        for value in node.outputs
+        if value.is_graph_output() or any(user not in inside for user, _ in value.uses())
+    ]
+    inputs: dict[ir.Value, str] = {}
+    inlined: dict[ir.Value, str] = {}
+    names: dict[ir.Value, str] = {}
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or value in names:
+                continue
+            if is_inlined(value):
+                inlined[value] = names[value] = f"c{len(inlined)}"
+            elif value.producer() not in inside:
+                inputs[value] = names[value] = f"x{len(inputs)}"
+        for value in node.outputs:
+            names[value] = f"v{len(names)}"
+    body = Body(
+        inputs=tuple(inputs.values()),
+        outputs=tuple(names[v] for v in outputs),
+        ops=tuple(_renamed(op_of(node), node, names) for node in nodes),
+        constants={name: value.const_value.numpy() for value, name in inlined.items()},
+    )
+    title = "_".join(node.op_type for node in nodes)
+    name = f"{title[:48].rstrip('_')}_{body.digest[:8]}"
+    if (DOMAIN, name, "") not in model.functions:
+        function = _function(name, nodes, list(inputs), list(inlined), outputs, names, model.opset_imports)
+        model.functions[function.identifier()] = function
+    _call(model, name, nodes, list(inputs), outputs, taken)
+
+
+def is_inlined(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or value.is_graph_input():
+        return False
+    limit = INLINE_INT_NUMEL if tensor.dtype.is_integer() else INLINE_NUMEL
+    return bool(tensor.size <= limit)
+
+
+def _renamed(op: Op, node: ir.Node, names: Mapping[ir.Value, str]) -> Op:
+    return Op(
+        op.op_type,
+        tuple(names[v] if v is not None else "" for v in node.inputs),
+        tuple(names[v] for v in node.outputs),
+        op.attrs,
+        op.domain,
+    )
+
+
+def _function(
+    name: str,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    inlined: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    names: Mapping[ir.Value, str],
+    opset_imports: Mapping[str, int],
+) -> ir.Function:
+    fresh: dict[ir.Value, ir.Value] = {value: ir.Value(name=names[value]) for value in inputs}
+    body: list[ir.Node] = []
+    for value in inlined:
+        tensor = ir.tensor(value.const_value.numpy(), dtype=value.const_value.dtype)
+        constant = ir.Node("", "Constant", [], attributes=[ir.AttrTensor("value", tensor)])
+        constant.outputs[0].name = names[value]
+        fresh[value] = constant.outputs[0]
+        body.append(constant)
+    for node in nodes:
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else fresh[v] for v in node.inputs],
+            attributes=list(node.attributes.values()),
+            num_outputs=len(node.outputs),
+        )
+        for old, new in zip(node.outputs, copy.outputs, strict=True):
+            new.name = names[old]
+            fresh[old] = new
+        body.append(copy)
+    graph = ir.Graph(
+        [fresh[v] for v in inputs],
+        [fresh[v] for v in outputs],
+        nodes=body,
+        opset_imports={"": opset_imports.get("", 1)},
+        name=name,
+    )
+    return ir.Function(DOMAIN, name, graph=graph, attributes=[])
+
+
+def _call(
+    model: ir.Model,
+    name: str,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    taken: set[str],
+) -> None:
+    call = ir.Node(
+        DOMAIN, name, list(inputs), num_outputs=len(outputs), name=_unique(node_label(nodes[0]), taken)
+    )
+    sources = dict.fromkeys(source for node in nodes for source in node_sources(node))
+    call.metadata_props[SOURCES] = ";".join(sources)
+    last = nodes[-1]
+    model.graph.insert_after(last, call)
+    for old, new in zip(outputs, call.outputs, strict=True):
+        name, shape, kind = old.name, old.shape, old.type
+        old.name = f"{name}__inner"
+        new.name, new.shape, new.type = name, shape, kind
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    model.graph.remove(list(nodes), safe=True)
+
+
+def _unique(label: str, taken: set[str]) -> str:
+    name, count = label, 1
+    while name in taken:
+        name, count = f"{label}#{count}", count + 1
+    taken.add(name)
+    return name

@@ -1,0 +1,217 @@
+"""Settling: every shape, and every value that follows from shapes alone, before any work starts.
+
+Given concrete input specs, walks a program once on the host. What cannot be settled depends on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from ridgeline.errors import InputError
+from ridgeline.passes.body import Program, Region, model_proto, node_proto
+from ridgeline.passes.host_ops import HOST_OPS
+from ridgeline.spec import ITEM_BITS, Body, Op, TensorSpec
+
+# more than any mask or index that shapes alone decide; computed once for each new set of shapes
+HOST_NUMEL = 1 << 26
+RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+                    "Bernoulli", "Dropout"})  # fmt: skip
+CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+DTYPE_NAMES = {int(t): t.name for t in ir.DataType}
+TENSOR_TYPES = {
+    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT64": "int64",
+    "INT32": "int32", "INT16": "int16", "INT8": "int8", "UINT64": "uint64", "UINT32": "uint32",
+    "UINT16": "uint16", "UINT8": "uint8", "BOOL": "bool", "STRING": "string", "COMPLEX64": "complex64",
+    "COMPLEX128": "complex128", "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2",
+    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz", "FLOAT8E8M0": "float8_e8m0",
+    "FLOAT4E2M1": "float4_e2m1", "INT4": "int4", "UINT4": "uint4", "INT2": "int2", "UINT2": "uint2",
+}  # fmt: skip
+ONNX_TYPES = {
+    name: int(ir.DataType[key]) for key, name in TENSOR_TYPES.items() if key in ir.DataType.__members__
+}
+
+
+@dataclass
+class Settled:
+    """What is known of a program at one set of input shapes. Names are the main graph's."""
+
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+
+    def is_host(self, region: Region) -> bool:
+        """Nothing is left to run: all that the region makes is known already."""
+        return all(name in self.values for name in region.outputs)
+
+    def is_loose(self, region: Region) -> bool:
+        """Some shape inside depends on data."""
+        names = [region.outer(n) for n in region.body.outputs]
+        names += [region.outer(n) for op in region.body.ops for n in op.outputs if n]
+        return any(name not in self.specs for name in (*names, *(n for n in region.inputs if n)))
+
+
+def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, TensorSpec],
+           known: Mapping[str, np.ndarray]) -> Settled:  # fmt: skip
+    """Walk the program. `known` holds the small weights, whose values shape arithmetic may read."""
+    state = Settled()
+    for name, spec in (*weights.items(), *inputs.items()):
+        _note(state, name, spec)
+    state.values.update(known)
+    for region in program.regions:
+        ops, constants = program.flat_ops([region])
+        for name, array in constants.items():
+            _note(state, name, TensorSpec(dtype_of(array), array.shape))
+            state.values[name] = array
+        for op in ops:
+            settle_op(op, state, program.opset_imports)
+    return state
+
+
+def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
+    """Add what is known of one op's outputs."""
+    if op.op_type == "If" and not op.domain:
+        _settle_if(op, state, opset_imports)
+        return
+    if op.op_type in CONTROL:
+        return
+    types = _infer(op, state, opset_imports)
+    for name, kind in types.items():
+        state.types[name] = kind
+        spec = spec_of(kind)
+        if spec is not None:
+            state.specs[name] = spec
+    values = _evaluate(op, state, opset_imports)
+    for name, array in zip(op.outputs, values, strict=False):
+        if name:
+            state.values[name] = array
+            _note(state, name, TensorSpec(dtype_of(array), array.shape))
+
+
+def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
+    """Outputs are settled when both branches agree on them, or when the condition is known."""
+    condition = state.values.get(op.inputs[0])
+    branches: list[Body] = [op.attrs["then_branch"], op.attrs["else_branch"]]
+    if condition is not None:
+        branches = [branches[0] if bool(condition.reshape(-1)[0]) else branches[1]]
+    made: list[list[TensorSpec | None]] = []
+    for branch in branches:
+        inner = Settled(dict(state.specs), dict(state.values), dict(state.types))
+        for name, array in branch.constants.items():
+            _note(inner, name, TensorSpec(dtype_of(array), array.shape))
+            inner.values[name] = array
+        for inner_op in branch.ops:
+            settle_op(inner_op, inner, opset_imports)
+        made.append([inner.specs.get(name) for name in branch.outputs])
+    for name, *specs in zip(op.outputs, *made, strict=True):
+        first = specs[0]
+        if name and first is not None and all(spec == first for spec in specs):
+            _note(state, name, first)
+
+
+def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
+    """ONNX's own inference for one node, fed with concrete shapes and the values known so far."""
+    version = opset_imports.get(op.domain)
+    if version is None or not onnx.defs.has(op.op_type, max_inclusive_version=version, domain=op.domain):
+        return {}
+    schema = onnx.defs.get_schema(op.op_type, version, op.domain)
+    reads = [n for n in op.inputs if n]
+    types = {n: state.types[n] for n in reads if n in state.types}
+    if len(types) < len(set(reads)):
+        return {}
+    data = {n: ir.serde.serialize_tensor(ir.tensor(state.values[n])) for n in reads if n in state.values}
+    imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in opset_imports.items()]
+    try:
+        inferred = shape_inference.infer_node_outputs(
+            schema, node_proto(op), types, data, opset_imports=imports
+        )
+    except (shape_inference.InferenceError, RuntimeError) as error:
+        raise InputError(
+            f"the shapes do not fit at {op.name or op.outputs[0]} ({op.op_type})",
+            rows=[f"{n}: {state.specs[n]}" for n in reads if n in state.specs],
+            got=_first_line(error),
+            help="give shapes that the model takes, for example --shapes x=1x3x224x224",
+        ) from error
+    return dict(inferred)
+
+
+def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Sequence[np.ndarray]:
+    """The op's values, when they follow from what is known and are small enough to be shape arithmetic."""
+    if op.op_type == "Shape" and op.inputs[0] in state.specs:
+        shape = np.array(state.specs[op.inputs[0]].shape, np.int64)
+        return [shape[op.attrs.get("start", 0) : op.attrs.get("end")]]
+    if op.op_type == "Size" and op.inputs[0] in state.specs:
+        return [np.array(state.specs[op.inputs[0]].numel, np.int64)]
+    named = [n for n in op.inputs if n]
+    if op.op_type in RANDOM or any(n not in state.values for n in named):
+        return []
+    if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):
+        return []
+    arrays = [state.values[n] if n else None for n in op.inputs]
+    quick = HOST_OPS.get(op.key)
+    if quick is not None:
+        made = quick(*arrays, **op.attrs)
+        return made if isinstance(made, (list, tuple)) else [np.asarray(made)]
+    evaluator = _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
+    feeds = {n: a for n, a in zip(op.inputs, arrays, strict=True) if n}
+    try:
+        return [np.asarray(a) for a in evaluator.run(None, feeds)]
+    except Exception:  # the reference lacks the op or the type: it then runs as a step instead
+        return []
+
+
+@lru_cache(maxsize=4096)
+def _evaluator(node: bytes, opset_imports: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
+    proto = onnx.NodeProto.FromString(node)
+    anything = onnx.TypeProto()
+    model = model_proto(
+        (),
+        inputs={n: anything for n in dict.fromkeys(proto.input) if n},
+        outputs={n: anything for n in proto.output if n},
+        constants={},
+        opset_imports=dict(opset_imports),
+    )
+    model.graph.node.append(proto)
+    return ReferenceEvaluator(model)
+
+
+def _note(state: Settled, name: str, spec: TensorSpec) -> None:
+    state.specs[name] = spec
+    state.types[name] = type_proto(spec)
+
+
+def type_proto(spec: TensorSpec) -> onnx.TypeProto:
+    kind = onnx.TypeProto()
+    kind.tensor_type.elem_type = ONNX_TYPES[spec.dtype]
+    kind.tensor_type.shape.SetInParent()
+    for size in spec.shape:
+        kind.tensor_type.shape.dim.add(dim_value=size)
+    return kind
+
+
+def spec_of(kind: onnx.TypeProto) -> TensorSpec | None:
+    """None where the type is no tensor, or a dim is not settled."""
+    tensor = kind.tensor_type
+    if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
+        return None
+    dtype = TENSOR_TYPES.get(DTYPE_NAMES.get(tensor.elem_type, ""), "")
+    if dtype not in ITEM_BITS or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+        return None
+    return TensorSpec(dtype, tuple(d.dim_value for d in tensor.shape.dim))
+
+
+def dtype_of(array: np.ndarray) -> str:
+    """Our name of a numpy dtype; ml_dtypes' names are ours already."""
+    return "string" if array.dtype.kind in "OUS" else str(array.dtype)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][:300]

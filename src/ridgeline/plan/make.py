@@ -1,0 +1,74 @@
+"""Making the plan: choices, memory and provenance into one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
+from ridgeline.passes.body import Region
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.cache import Entry
+from ridgeline.work import body_bytes, body_flops
+
+
+def candidates(entry: Entry) -> tuple[Candidate, ...]:
+    """The chosen one first, then the rest as they stand."""
+    order = [entry.chosen, *(i for i in range(len(entry.candidates)) if i != entry.chosen)]
+    made = (entry.candidates[i] for i in order)
+    return tuple(Candidate(m.tactic, dict(m.config), m.median_us, m.refused) for m in made)
+
+
+def step_of(
+    region: Region, parts: Sequence[Region], *, tactic: str, config: Config, site: Site, entry: Entry
+) -> Step:
+    ranked = candidates(entry)
+    return Step(
+        name=region.name,
+        regions=tuple(part.name for part in parts),
+        op_types=region.op_types,
+        sources=region.sources,
+        inputs=region.inputs,
+        outputs=region.outputs,
+        tactic=tactic,
+        config=dict(config),
+        site=site.key,
+        work=work_of(site),
+        median_us=ranked[0].median_us,
+        losers=ranked[1:],
+        why=reason(ranked),
+    )
+
+
+def region_note(region: Region, site: Site, entry: Entry | None) -> RegionNote:
+    return RegionNote(
+        name=region.name,
+        function=region.function,
+        op_types=region.op_types,
+        sources=region.sources,
+        site=site.key,
+        work=work_of(site),
+        candidates=() if entry is None else candidates(entry),
+    )
+
+
+def work_of(site: Site) -> Work:
+    return Work(flops=body_flops(site.body, site.specs), bytes=body_bytes(site.body, site.specs))
+
+
+def reason(ranked: Sequence[Candidate]) -> str:
+    """One sentence: what made this choice."""
+    best, rest = ranked[0], [c for c in ranked[1:] if c.median_us is not None]
+    if best.median_us is None:
+        return "the only one willing" if not rest else "first willing, not timed"
+    if not rest:
+        return "the only one that was timed"
+    second = min(rest, key=lambda c: c.median_us or 0.0)
+    assert second.median_us is not None, "only timed candidates are ranked"
+    if second.median_us < best.median_us:
+        return f"as fast as {second.tactic} within the margin, and simpler"
+    return f"{second.median_us / best.median_us:.2f}× faster than {second.tactic}, the runner-up"
+
+
+def slow_ops(notes: Mapping[str, str]) -> tuple[str, ...]:
+    """What runs in a slow fall-back, as launches say it."""
+    return tuple(dict.fromkeys(note for note in notes.values() if note))

@@ -1,0 +1,203 @@
+"""Memory: lifetimes to offsets in one arena, views and in-place results shared, every byte accounted for.
+
+Pure arithmetic over specs; tensors are made from it by the runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ridgeline.plan.plan import Block, Memory
+from ridgeline.spec import TensorSpec
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class StepIO:
+    """What a step reads and writes, as far as memory is concerned."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    writes_out: bool  # False: a library allocates the outputs
+    in_place: bool = False
+    views: tuple[tuple[str, str, int], ...] = ()  # (value, what it looks at, first element): moves nothing
+    joins: tuple[tuple[str, int], ...] = ()  # (input, first element): inputs written straight into the output
+
+
+@dataclass
+class Layout:
+    """Where each value lies at one set of shapes."""
+
+    offsets: dict[str, int] = field(default_factory=dict)  # arena values: bytes from its start
+    aliases: dict[str, tuple[str, int]] = field(default_factory=dict)  # value -> (root value, first element)
+    library: set[str] = field(default_factory=set)
+    arena_bytes: int = 0
+    lifetimes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def root(self, value: str) -> tuple[str, int]:
+        """The value that owns the memory, and where in it this one begins, in elements."""
+        first = 0
+        while value in self.aliases:
+            value, more = self.aliases[value]
+            first += more
+        return value, first
+
+
+def lay_out(
+    steps: Sequence[StepIO],
+    specs: Mapping[str, TensorSpec],
+    *,
+    borders: Iterable[str],
+    outputs: Sequence[str],
+) -> Layout:
+    """Place every value that some step makes. `borders` (inputs, weights, host values) lie elsewhere."""
+    layout = Layout()
+    made_at: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        made_at.update((name, i) for name in step.outputs)
+        if not step.writes_out and not step.views:
+            layout.library.update(step.outputs)
+    outside = set(borders)
+    for step in steps:
+        for value, source, first in step.views:
+            layout.aliases[value] = (source, first)
+    for i, step in enumerate(steps):
+        if _can_join(steps, i, layout, outside, made_at, outputs):
+            layout.aliases.update((name, (step.outputs[0], first)) for name, first in step.joins)
+    layout.lifetimes = _lifetimes(steps, layout, outputs)
+    _share_in_place(steps, specs, layout, outside, outputs)
+    needs = [
+        (specs[name].nbytes, name)
+        for name in made_at
+        if name not in layout.aliases and name not in layout.library and name not in outside
+    ]
+    _place(needs, layout)
+    return layout
+
+
+def _can_join(
+    steps: Sequence[StepIO],
+    index: int,
+    layout: Layout,
+    outside: set[str],
+    made_at: Mapping[str, int],
+    outputs: Sequence[str],
+) -> bool:
+    """A concat costs nothing when each part is written by its own step, used as it is, and only once here."""
+    step = steps[index]
+    names = [name for name, _ in step.joins]
+    if not names or len(set(names)) < len(names):
+        return False
+    if any(name not in made_at or name in outside or name in layout.library for name in names):
+        return False
+    return not any(name in layout.aliases or name in outputs for name in names)
+
+
+def _lifetimes(steps: Sequence[StepIO], layout: Layout, outputs: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """First and last step of each root value, all its aliases counted in."""
+    spans: dict[str, tuple[int, int]] = {}
+
+    def touch(value: str, at: int) -> None:
+        root, _ = layout.root(value)
+        first, last = spans.get(root, (at, at))
+        spans[root] = (min(first, at), max(last, at))
+
+    for i, step in enumerate(steps):
+        for name in (*step.inputs, *step.outputs):
+            if name:
+                touch(name, i)
+    for name in outputs:
+        touch(name, len(steps))
+    return spans
+
+
+def _share_in_place(
+    steps: Sequence[StepIO],
+    specs: Mapping[str, TensorSpec],
+    layout: Layout,
+    outside: set[str],
+    outputs: Sequence[str],
+) -> None:
+    """A step that may write over an input does so, when that input ends there and has the same spec."""
+    for i, step in enumerate(steps):
+        if not step.in_place or len(step.outputs) != 1 or step.outputs[0] in layout.aliases:
+            continue
+        result = step.outputs[0]
+        for name in step.inputs:
+            root, _ = layout.root(name) if name else ("", 0)
+            if root != name or name in outside or name in layout.library or name not in specs:
+                continue
+            if specs[name] != specs[result] or layout.lifetimes[root][1] != i or step.inputs.count(name) != 1:
+                continue
+            if any(layout.root(other)[0] == root for other in step.inputs if other and other != name):
+                continue
+            first, last = layout.lifetimes[result]
+            layout.aliases[result] = (root, 0)
+            layout.lifetimes[root] = (min(layout.lifetimes[root][0], first), last)
+            break
+
+
+def _place(needs: list[tuple[int, str]], layout: Layout) -> None:
+    """Greedy by size: the largest first, each in the lowest gap that no living neighbour takes."""
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    for nbytes, name in sorted(needs, key=lambda need: (-need[0], need[1])):
+        first, last = layout.lifetimes[name]
+        size = aligned(nbytes)
+        offset = 0
+        for begin, end, other_first, other_last in sorted(placed):
+            if other_last < first or last < other_first:
+                continue
+            if begin - offset >= size:
+                break
+            offset = max(offset, end)
+        placed.append((offset, offset + size, first, last))
+        layout.offsets[name] = offset
+    layout.arena_bytes = max((end for _, end, _, _ in placed), default=0)
+
+
+def aligned(nbytes: int) -> int:
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
+
+
+def account(
+    layout: Layout,
+    steps: Sequence[StepIO],
+    specs: Mapping[str, TensorSpec],
+    *,
+    io_bytes: int,
+    weight_bytes: int,
+    packed_bytes: int,
+) -> Memory:
+    """The layout in figures, for the plan and for people."""
+    blocks = []
+    library_live = [0] * (len(steps) + 1)
+    live = [0] * len(steps)
+    for name, (first, last) in layout.lifetimes.items():
+        spec = specs.get(name)
+        if spec is None or (name not in layout.offsets and name not in layout.library):
+            continue
+        for i in range(first, min(last, len(steps) - 1) + 1):
+            if name in layout.library:
+                library_live[i] += spec.nbytes
+            live[i] += spec.nbytes
+        kind = "library" if name in layout.library else "arena"
+        offset = layout.offsets.get(name, 0)
+        blocks.append(Block(name, str(spec), spec.nbytes, kind, offset, "", first, last))
+    for name in layout.aliases:
+        root, first_element = layout.root(name)
+        spec = specs.get(name)
+        if spec is not None:
+            blocks.append(Block(name, str(spec), spec.nbytes, "view", first_element, root))
+    return Memory(
+        arena_bytes=layout.arena_bytes,
+        unshared_bytes=sum(aligned(specs[n].nbytes) for n in layout.offsets),
+        io_bytes=io_bytes,
+        weight_bytes=weight_bytes,
+        packed_bytes=packed_bytes,
+        library_bytes=max(library_live, default=0),
+        live_bytes=tuple(live),
+        blocks=tuple(sorted(blocks, key=lambda b: (b.first, b.value))),
+    )

@@ -1,0 +1,192 @@
+"""The plan: frozen steps, memory, signature, provenance, losers and refusals. Readable as JSON, decided once.
+
+Nothing here runs. Same model, options and timings give the same text, so no clock and no path is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ridgeline.options import DimRange
+from ridgeline.spec import Config, Port, Target, TensorSpec
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tactic that was considered for a step: timed, or refused with its reason."""
+
+    tactic: str
+    config: Config
+    median_us: float | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step must do at the least, by `work.py`."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: a region, or a span of neighbouring regions taken by one tactic."""
+
+    name: str
+    regions: tuple[str, ...]
+    op_types: tuple[str, ...]  # ONNX ops it computes, in order
+    sources: tuple[str, ...]  # nodes of the original model
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tactic: str
+    config: Config
+    site: str
+    work: Work
+    median_us: float | None = None  # None: chosen without timing
+    losers: tuple[Candidate, ...] = ()
+    why: str = ""  # one sentence: what made this choice
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegionNote:
+    """A fused region and who would run it, whichever step has it in the end."""
+
+    name: str
+    function: str
+    op_types: tuple[str, ...]
+    sources: tuple[str, ...]
+    site: str
+    work: Work
+    candidates: tuple[Candidate, ...] = ()  # the best first, then the slower ones, then those that refused
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A fusion that was possible by structure and did not happen."""
+
+    rule: str
+    reason: str
+    at: str
+    bytes_lost: int | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A value's place in memory at the planned shapes, alive from step `first` to step `last`."""
+
+    value: str
+    spec: str
+    nbytes: int
+    kind: str  # arena | view | library | input | output
+    offset: int = 0
+    of: str = ""  # for a view: the value whose memory it shares
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory at the planned shapes. `arena` and `io` belong to a context, the rest to the engine."""
+
+    arena_bytes: int
+    unshared_bytes: int  # what the arena would need if no two values shared memory
+    io_bytes: int
+    weight_bytes: int
+    packed_bytes: int
+    library_bytes: int  # the most that libraries hold in outputs they allocate themselves
+    live_bytes: tuple[int, ...] = ()  # per step
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an engine needs besides its weights and its graph."""
+
+    model: str
+    target: Target
+    precision: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    profile: dict[str, tuple[DimRange, ...]]
+    planned_shapes: dict[str, TensorSpec]  # the inputs that steps were chosen and memory was planned for
+    steps: tuple[Step, ...]
+    memory: Memory
+    regions: tuple[RegionNote, ...] = ()
+    host_values: tuple[str, ...] = ()  # shape arithmetic, settled before work starts
+    refusals: tuple[Refusal, ...] = ()
+    alternatives: tuple[Candidate, ...] = ()  # whole plans compared by their total time
+    why: str = ""
+    format: int = FORMAT
+    slow_ops: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        return _plan(json.loads(text))
+
+
+def _plan(raw: dict[str, Any]) -> Plan:
+    return Plan(
+        **{
+            **raw,
+            "target": Target(**raw["target"]),
+            "inputs": tuple(_port(p) for p in raw["inputs"]),
+            "outputs": tuple(_port(p) for p in raw["outputs"]),
+            "profile": {k: tuple(DimRange(**d) for d in v) for k, v in raw["profile"].items()},
+            "planned_shapes": {
+                k: TensorSpec(v["dtype"], tuple(v["shape"]), v["layout"])
+                for k, v in raw["planned_shapes"].items()
+            },
+            "steps": tuple(_step(s) for s in raw["steps"]),
+            "memory": _memory(raw["memory"]),
+            "regions": tuple(_region(r) for r in raw["regions"]),
+            "host_values": tuple(raw["host_values"]),
+            "refusals": tuple(Refusal(**r) for r in raw["refusals"]),
+            "alternatives": tuple(Candidate(**c) for c in raw["alternatives"]),
+            "slow_ops": tuple(raw["slow_ops"]),
+        }
+    )
+
+
+def _port(raw: dict[str, Any]) -> Port:
+    return Port(raw["name"], raw["dtype"], None if raw["dims"] is None else tuple(raw["dims"]))
+
+
+def _spec(raw: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(raw["dtype"], tuple(raw["shape"]), raw["layout"])
+
+
+def _step(raw: dict[str, Any]) -> Step:
+    lists = ("regions", "op_types", "sources", "inputs", "outputs", "notes")
+    return Step(
+        **{
+            **raw,
+            **{k: tuple(raw[k]) for k in lists},
+            "work": Work(**raw["work"]),
+            "losers": tuple(Candidate(**c) for c in raw["losers"]),
+        }
+    )
+
+
+def _region(raw: dict[str, Any]) -> RegionNote:
+    return RegionNote(
+        **{
+            **raw,
+            **{k: tuple(raw[k]) for k in ("op_types", "sources")},
+            "work": Work(**raw["work"]),
+            "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
+        }
+    )
+
+
+def _memory(raw: dict[str, Any]) -> Memory:
+    blocks = tuple(Block(**b) for b in raw["blocks"])
+    return Memory(**{**raw, "live_bytes": tuple(raw["live_bytes"]), "blocks": blocks})

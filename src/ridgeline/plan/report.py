@@ -1,0 +1,49 @@
+"""The build report that rides in an engine: what was verified, how long each stage took, what to know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of an output of the engine with the reference."""
+
+    name: str  # "opt shapes", "batch 1 against 4", "fused against unfused", …
+    output: str
+    shapes: str
+    max_error: float
+    tolerance: float
+    passed: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
+
+    reference: str = ""  # who computed the expected outputs
+    checks: tuple[Check, ...] = ()
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    call_overhead_us: float | None = None  # engine.run minus its steps
+    run_us: float | None = None  # median of engine.run at the planned shapes
+    sites_timed: int = 0
+    sites_cached: int = 0
+    library_allocations: tuple[str, ...] = ()  # steps whose outputs a library allocates at run time
+    warnings: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        raw: dict[str, Any] = json.loads(text)
+        tuples = {k: tuple(raw[k]) for k in ("library_allocations", "warnings")}
+        return Report(**{**raw, **tuples, "checks": tuple(Check(**c) for c in raw["checks"])})

@@ -1,0 +1,83 @@
+"""Inputs to time and verify with: seeded, typed per input, integers kept where the model can take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from torch import Tensor
+
+from ridgeline.passes.body import Program
+from ridgeline.spec import Body, Op, TensorSpec
+
+# ops through which an integer keeps its meaning on the way to its table
+_PASS = frozenset(
+    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Clip"}
+)
+_INDEXED = {"Gather": (0, 1), "GatherElements": (0, 1), "GatherND": (0, 1)}
+
+
+def example_feeds(
+    program: Program, shapes: Mapping[str, TensorSpec], weights: Mapping[str, Tensor], *, seed: int
+) -> dict[str, Any]:
+    """Random inputs at these shapes."""
+    rng = np.random.default_rng(seed)
+    ops = list(_all_ops(program.flat_ops(program.regions)[0]))
+    sizes = {name: tuple(t.shape) for name, t in weights.items()}
+    constants = {name: t for name, t in weights.items() if t.numel() <= 4}
+    return {name: _draw(rng, name, shapes[name], ops, sizes, constants) for name in program.inputs}
+
+
+def _all_ops(ops: Iterable[Op]) -> Iterable[Op]:
+    for op in ops:
+        yield op
+        for attr in op.attrs.values():
+            if isinstance(attr, Body):
+                yield from _all_ops(attr.ops)
+
+
+def _draw(
+    rng: np.random.Generator,
+    name: str,
+    spec: TensorSpec,
+    ops: list[Op],
+    sizes: Mapping[str, tuple[int, ...]],
+    constants: Mapping[str, Tensor],
+) -> Any:
+    shape = spec.shape
+    if spec.is_float or spec.dtype.startswith("float8"):
+        kind = getattr(ml_dtypes, spec.dtype, None) or spec.dtype
+        return rng.standard_normal(shape).astype(kind)
+    if spec.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if spec.dtype.startswith("complex"):
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(spec.dtype)
+    low, high = _integer_range(name, ops, sizes, constants)
+    drawn = rng.integers(low, max(high, low + 1), shape, dtype=np.int64)
+    if (low, high) == (0, 2) and shape:
+        drawn[..., 0] = 1  # a mask that hides a whole row makes NaN of it, in any engine
+    return drawn.astype(spec.dtype)
+
+
+def _integer_range(
+    name: str, ops: list[Op], sizes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Tensor]
+) -> tuple[int, int]:
+    """Within the tables it indexes; the value it is compared with; else a flag, 0 or 1."""
+    values, tables, equals = {name}, [], []
+    for op in ops:
+        touched = [n for n in op.inputs if n in values]
+        if not touched:
+            continue
+        if op.op_type in _PASS and op.inputs[0] in values:
+            values.update(op.outputs)
+        if op.op_type in _INDEXED and op.inputs[1] in values and op.inputs[0] in sizes:
+            tables.append(sizes[op.inputs[0]][op.attrs.get("axis", 0)])
+        if op.op_type == "Equal":
+            equals += [int(constants[n]) for n in op.inputs if n in constants and constants[n].numel() == 1]
+    if tables:
+        return 0, min(tables)
+    if equals:
+        return equals[0], equals[0] + 1
+    return 0, 2

@@ -1,0 +1,253 @@
+"""The engine file: a zip of plan, weights, fused graph and report, each with its hash. No code, no pickle.
+
+Members are stored, not compressed, and weights start on 64 bytes, so loading maps them instead of reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ridgeline.errors import OptionError, PlanError
+from ridgeline.passes.settle import ONNX_TYPES
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Report
+
+FORMAT = 1
+WEIGHTS = "weights.safetensors"
+MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
+ALIGNMENT = 64
+SAFETENSORS = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+FROM_SAFETENSORS = {short: getattr(torch, name) for name, short in SAFETENSORS.items()}
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def weights_header(weights: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The safetensors header, padded so that data starts aligned, and each tensor's place in the file."""
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in weights.items():
+        begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
+        end = begin + tensor.nbytes
+        entries[name] = {
+            "dtype": SAFETENSORS[dtype_name(tensor)],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    start = 8 + len(text)
+    places = {n: (start + e["data_offsets"][0], start + e["data_offsets"][1]) for n, e in entries.items()}
+    return struct.pack("<Q", len(text)) + text, places
+
+
+def _weight_chunks(weights: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    header, places = weights_header(weights)
+    yield header
+    at = len(header)
+    for name, tensor in weights.items():
+        begin, end = places[name]
+        yield b"\0" * (begin - at)
+        if tensor.nbytes:
+            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        at = end
+
+
+def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
+    """The fused graph as ONNX, its weights pointing into the safetensors file beside it."""
+    _, places = weights_header(weights)
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    for value in model.graph.initializers.values():
+        value.const_value = None
+    try:
+        kept = dict(model.graph.initializers)
+        for name in kept:
+            del model.graph.initializers[name]
+        proto: onnx.ModelProto = ir.to_proto(model)
+    finally:
+        for name, value in kept.items():
+            value.const_value = tensors[name]
+            model.graph.initializers[name] = value
+    for name, tensor in weights.items():
+        entry = proto.graph.initializer.add(
+            name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape)
+        )
+        entry.data_location = onnx.TensorProto.EXTERNAL
+        begin, end = places[name]
+        for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):
+            entry.external_data.add(key=key, value=text)
+    return proto
+
+
+def write_engine(
+    path: Path, plan: Plan, report: Report, model: ir.Model, weights: Mapping[str, Tensor]
+) -> Path:
+    """Write beside the final place, then move there in one step."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                _write_members(file, plan, report, model, weights)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OptionError(
+            f"the engine cannot be written to {str(path)!r}",
+            got=str(error),
+            help="ridge build MODEL -o OTHER.ridge",
+        ) from error
+    return path
+
+
+def _write_members(
+    file: Any, plan: Plan, report: Report, model: ir.Model, weights: Mapping[str, Tensor]
+) -> None:
+    hashes = {}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        texts = {
+            "plan.json": plan.to_json().encode(),
+            "report.json": report.to_json().encode(),
+            "fused.onnx": fused_proto(model, weights).SerializeToString(deterministic=True),
+        }
+        for name, content in texts.items():
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            archive.writestr(_member(name), content)
+        digest = hashlib.sha256()
+        info = _member(WEIGHTS)
+        # a zip member's data starts after its header; fill that up so the weights begin aligned
+        start = archive.fp.tell() + 30 + len(WEIGHTS) + 20  # type: ignore[union-attr]
+        info.extra = struct.pack("<HH", 0xFFFF, pad := -(start + 4) % ALIGNMENT) + b"\0" * pad
+        with archive.open(info, "w", force_zip64=True) as member:
+            for chunk in _weight_chunks(weights):
+                digest.update(chunk)
+                member.write(chunk)
+        hashes[WEIGHTS] = digest.hexdigest()
+        manifest = {
+            "format": FORMAT,
+            "target": str(plan.target),
+            "sha256": hashes,
+            "versions": report.versions,
+        }
+        archive.writestr(_member("manifest.json"), json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))  # a fixed date: equal engines, equal files
+
+
+def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
+    """Read and check an engine file. Nothing in it is executed."""
+    if not path.exists():
+        raise PlanError(f"there is no engine file {str(path)!r}", help="ridge build MODEL.onnx makes one")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+            _check_manifest(manifest, path)
+            content = {name: archive.read(name) for name in MEMBERS if name != WEIGHTS}
+            start, size = _member_place(archive, path)
+    except PlanError:
+        raise
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, struct.error) as error:
+        raise PlanError(
+            f"{str(path)!r} is not a whole engine file",
+            got=str(error),
+            help="build it again: ridge build MODEL.onnx",
+        ) from error
+    view = _map(path, start, size)
+    wrong = [n for n, data in content.items() if hashlib.sha256(data).hexdigest() != manifest["sha256"][n]]
+    if hashlib.sha256(view).hexdigest() != manifest["sha256"][WEIGHTS]:
+        wrong.append(WEIGHTS)
+    if wrong:
+        raise PlanError(
+            f"{str(path)!r} was changed after it was made",
+            rows=[f"{name} does not match its hash" for name in wrong],
+            help="build it again: ridge build MODEL.onnx",
+        )
+    try:
+        plan = Plan.from_json(content["plan.json"].decode())
+        report = Report.from_json(content["report.json"].decode())
+        proto = onnx.ModelProto.FromString(content["fused.onnx"])
+        model = ir.from_proto(proto)
+        weights = _read_weights(view)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise PlanError(f"{str(path)!r} does not read as an engine", got=str(error)) from error
+    return plan, report, model, weights
+
+
+def _check_manifest(manifest: Any, path: Path) -> None:
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != FORMAT:
+        raise PlanError(
+            f"{str(path)!r} is of another format version",
+            got=str(version),
+            want=str(FORMAT),
+            help="build it again with this version of ridgeline: ridge build MODEL.onnx",
+        )
+    if not isinstance(manifest.get("sha256"), dict) or set(manifest["sha256"]) != set(MEMBERS):
+        raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
+    target = str(manifest.get("target"))
+    if target.split(":")[0] != "cpu":
+        raise PlanError(
+            f"{str(path)!r} was made for another target",
+            got=target,
+            want="cpu",
+            help="build it again for this machine: ridge build MODEL.onnx --target cpu",
+        )
+
+
+def _member_place(archive: zipfile.ZipFile, path: Path) -> tuple[int, int]:
+    """Where a stored member's bytes lie in the file."""
+    info = archive.getinfo(WEIGHTS)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise PlanError(f"{str(path)!r} holds compressed weights", want="stored ones, as ridge build writes")
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+    return info.header_offset + 30 + name_length + extra_length, info.file_size
+
+
+def _map(path: Path, start: int, size: int) -> memoryview:
+    with path.open("rb") as file:
+        # copy-on-write: tensors over it may be written without touching the file
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return memoryview(whole)[start : start + size]
+
+
+def _read_weights(view: memoryview) -> dict[str, Tensor]:
+    (length,) = struct.unpack("<Q", view[:8])
+    entries = json.loads(bytes(view[8 : 8 + length]))
+    data = view[8 + length :]
+    weights = {}
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        dtype = FROM_SAFETENSORS[entry["dtype"]]
+        if begin == end:
+            weights[name] = torch.empty(entry["shape"], dtype=dtype)
+        else:
+            flat = torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin).view(dtype)
+            weights[name] = flat.view(entry["shape"])
+    return weights

@@ -1,0 +1,206 @@
+"""The values that cross between stages: specs of tensors, bodies of regions, targets, sites.
+
+Nothing here computes, allocates or imports a framework; equal values mean equal work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Layout: TypeAlias = Literal["contiguous", "channels_last"]
+Config: TypeAlias = Mapping[str, int | float | str | bool]
+
+ITEM_BITS = {
+    "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0": 8,
+    "float4_e2m1": 4, "int64": 64, "int32": 32, "int16": 16, "int8": 8, "int4": 4, "int2": 2,
+    "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "uint4": 4, "uint2": 2,
+    "bool": 8, "complex64": 64, "complex128": 128, "string": 64,
+}  # fmt: skip
+
+# distance from 1.0 to the next value of the type
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Type, settled shape and layout of one tensor. ``channels_last`` says how NCHW lies in memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = "contiguous"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return (self.numel * ITEM_BITS[self.dtype] + 7) // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in EPSILON
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, outermost first, as torch counts them."""
+        order = list(range(len(self.shape)))
+        if self.layout == "channels_last":
+            order = [0, *order[2:], 1]
+        strides = [1] * len(order)
+        step = 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= max(self.shape[axis], 1)
+        return tuple(strides)
+
+    def __str__(self) -> str:
+        mark = "nhwc" if self.layout == "channels_last" else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{mark}"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of the engine. A dim is a size, or the name of a symbol."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...] | None  # None: not even the rank is known before the engine runs
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dtype}[{','.join(map(str, self.dims))}]" if self.dims is not None else f"{self.dtype}[?]"
+        )
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ONNX node of a region. An absent optional input is ``""``; a subgraph attribute is a ``Body``."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a region computes, as plain ONNX ops in order. Free names of a subgraph come from outside it."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ops: tuple[Op, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    graph: Any = field(default=None, compare=False)  # a subgraph as onnx_ir has it, to write it out again
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for bodies that differ only in the names of their values."""
+        return hashlib.sha256("\n".join(_lines(self)).encode()).hexdigest()
+
+    def producer(self, value: str) -> Op | None:
+        return next((op for op in self.ops if value in op.outputs), None)
+
+    def consumers(self, value: str) -> tuple[Op, ...]:
+        return tuple(op for op in self.ops if value in op.inputs)
+
+    def free_names(self) -> tuple[str, ...]:
+        """Values that the body (and its subgraphs) reads from outside, in order of first use."""
+        made = {*self.inputs, *self.constants}
+        free: dict[str, None] = {}
+        for op in self.ops:
+            wanted = [*op.inputs]
+            for attr in op.attrs.values():
+                if isinstance(attr, Body):
+                    wanted += attr.free_names()
+            free.update((name, None) for name in wanted if name and name not in made)
+            made.update(op.outputs)
+        free.update((name, None) for name in self.outputs if name not in made)
+        return tuple(free)
+
+
+def _lines(body: Body, outer: Mapping[str, str] | None = None) -> Iterator[str]:
+    names = dict(outer or {})
+
+    def short(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}") if name else "-"
+
+    yield "in " + " ".join(short(n) for n in body.inputs)
+    for name, array in body.constants.items():
+        yield f"const {short(name)} {array.dtype}{list(array.shape)} {_array_digest(array)}"
+    for op in body.ops:
+        reads = " ".join(short(n) for n in op.inputs)
+        yield f"{' '.join(short(n) for n in op.outputs)} = {op.key} {reads}"
+        for key in sorted(op.attrs):
+            attr = op.attrs[key]
+            if isinstance(attr, Body):
+                yield from (f"  {key}: {line}" for line in _lines(attr, names))
+            else:
+                yield f"  {key}={_attr_text(attr)}"
+    yield "out " + " ".join(short(n) for n in body.outputs)
+
+
+def _array_digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+
+
+def _attr_text(attr: object) -> str:
+    if isinstance(attr, np.ndarray):
+        return f"{attr.dtype}{list(attr.shape)}{_array_digest(attr)}"
+    return repr(attr)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine an engine is for."""
+
+    kind: str = "cpu"
+    arch: str = ""
+    threads: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.arch}" if self.arch else self.kind
+
+
+@dataclass(frozen=True)
+class Site:
+    """Everything that decides how one region may run. Equal keys share one timing."""
+
+    body: Body
+    specs: Mapping[str, TensorSpec]  # every value of the body: inputs, intermediates, outputs
+    weights: frozenset[str]  # inputs that never change between runs and may be prepacked
+    values: Mapping[str, np.ndarray]  # inputs whose value is known on the host before work starts
+    target: Target
+    name: str = ""  # for people; not part of the key
+
+    @property
+    def inputs(self) -> tuple[TensorSpec | None, ...]:
+        return tuple(self.specs[n] if n else None for n in self.body.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(self.specs[n] for n in self.body.outputs)
+
+    @cached_property
+    def key(self) -> str:
+        parts = [self.body.digest, str(self.target), str(self.target.threads)]
+        for name, spec in zip(self.body.inputs, self.inputs, strict=True):
+            mark = "w" if name in self.weights else ""
+            known = _attr_text(self.values[name]) if name in self.values else ""
+            parts.append(f"{spec}{mark}{known}")
+        parts += [str(spec) for spec in self.outputs]
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

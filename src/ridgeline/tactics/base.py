@@ -1,0 +1,65 @@
+"""The contract of a tactic: one way to run a region on a target.
+
+A tactic answers `why_not`, offers `configs`, and binds a site to a `Launch`. It never times itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ridgeline.spec import Config, Site
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A region bound to its site and weights; shared by every instance and context that runs the site.
+
+    `writes_out`: `call(inputs, outputs)` fills `outputs` and allocates nothing that outlives it.
+    Otherwise the library allocates: `call(inputs, ())` returns the output tensors as a tuple, and the caller
+    owns them. `inputs` follow `site.body.inputs`: None for absent ones; weights and host-known inputs are
+    passed too, so a launch that prepacked a weight simply ignores its slot.
+    """
+
+    call: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
+    writes_out: bool = False
+    shape_free: bool = False  # serves every shape, so instances share it
+    in_place: bool = False  # an output may lie exactly on an input of the same spec
+    packed_bytes: int = 0  # weight copies this launch keeps
+    # a faster form for inputs and outputs that never move; None: `call` with its arguments fixed
+    freeze: Callable[[Sequence[Any], Sequence[Tensor]], Callable[[], object]] | None = None
+    note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
+
+    def frozen(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+        if self.freeze is not None:
+            return self.freeze(inputs, outputs)
+        return partial(self.call, inputs, outputs)
+
+
+class Tactic(Protocol):
+    """One way to run a region."""
+
+    name: str
+
+    def why_not(self, site: Site) -> str | None:
+        """None when willing; else the reason, kept in the plan."""
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        """The variants worth timing, best guess first."""
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        """Prepack and return the launch. `weights` maps the site's weight inputs to tensors."""
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """A tactic that can compile for many sites ahead of binding, several at a time."""
+
+    name: str
+
+    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> object:
+        """Failures show again when the site is bound."""

@@ -1,0 +1,172 @@
+"""The timing cache and the lock file: every candidate of every site, as text that people read, diff and edit.
+
+One format for both. A cache entry counts only where it was measured (same code, versions, machine); a lock
+pins choices wherever it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from ridgeline.errors import OptionError
+from ridgeline.spec import Config
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate with its time, or with the reason it was refused."""
+
+    tactic: str
+    config: Config
+    median_us: float | None = None
+    refused: str | None = None
+
+
+@dataclass
+class Entry:
+    """All candidates of one site; `chosen` is the index of the winner."""
+
+    title: str
+    candidates: tuple[Measured, ...]
+    chosen: int = 0
+    context: str = ""
+
+
+@dataclass
+class TimingCache:
+    """Entries by site key. What it could not read is said in `problems`, never fatal."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def read(path: Path) -> TimingCache:
+        cache = TimingCache()
+        if not path.exists():
+            return cache
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            if raw.get("format") != FORMAT:
+                cache.problems.append(f"{path.name}: format {raw.get('format')!r}, want {FORMAT}: ignored")
+                return cache
+            cache.entries = {key: _entry(value) for key, value in raw.get("site", {}).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            cache.problems.append(f"{path.name} is damaged and was ignored: {_line(error)}")
+        return cache
+
+    def find(self, key: str, context: str) -> Entry | None:
+        entry = self.entries.get(key)
+        return entry if entry is not None and entry.context == context else None
+
+    def write(self, path: Path, keys: Iterable[str] | None = None) -> None:
+        """Atomically; with `keys`, only those entries, in that order."""
+        chosen = self.entries if keys is None else {key: self.entries[key] for key in dict.fromkeys(keys)}
+        write_text(path, "".join(_lines(chosen)))
+
+
+def _entry(raw: Mapping[str, Any]) -> Entry:
+    candidates = tuple(
+        Measured(
+            tactic=str(c["tactic"]),
+            config=json.loads(c.get("config", "{}")),
+            median_us=None if c.get("us") is None else float(c["us"]),
+            refused=c.get("refused"),
+        )
+        for c in raw["candidates"]
+    )
+    chosen = int(raw["chosen"])
+    if not 0 <= chosen < len(candidates):
+        raise ValueError(f"chosen = {chosen} names none of {len(candidates)} candidates")
+    return Entry(str(raw.get("title", "")), candidates, chosen, str(raw.get("context", "")))
+
+
+def _lines(entries: Mapping[str, Entry]) -> Iterable[str]:
+    yield "# Ridgeline timings. `chosen` counts from 0; edit it to pin another candidate.\n"
+    yield f"format = {FORMAT}\n"
+    for key, entry in entries.items():
+        yield f"\n[site.{key}]\ntitle = {_quote(entry.title)}\nchosen = {entry.chosen}\n"
+        yield f"context = {_quote(entry.context)}\ncandidates = [\n"
+        for c in entry.candidates:
+            parts = [f"tactic = {_quote(c.tactic)}"]
+            if c.config:
+                parts.append(f"config = {_quote(json.dumps(dict(c.config), sort_keys=True))}")
+            if c.median_us is not None:
+                parts.append(f"us = {c.median_us:.3f}")
+            if c.refused is not None:
+                parts.append(f"refused = {_quote(c.refused)}")
+            yield f"  {{ {', '.join(parts)} }},\n"
+        yield "]\n"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=True)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: a reader never meets half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
+
+
+@lru_cache(maxsize=4)
+def measuring_context(threads: int) -> str:
+    """What a timing depends on besides its site: our code, the libraries, the machine."""
+    parts = [
+        _code_digest(),
+        torch.__version__,
+        ort.__version__,
+        np.__version__,
+        _cpu_name(),
+        f"{threads} threads",
+    ]
+    return " | ".join(parts)
+
+
+def _code_digest() -> str:
+    """Of everything that decides how a site is run."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for folder in ("kernels", "tactics"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

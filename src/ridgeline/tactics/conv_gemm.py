@@ -1,0 +1,105 @@
+"""A 1x1 convolution as one matrix product over the channels, on the activation as it lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
+from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
+from ridgeline.tactics.mkl_linear import bind_mkl, bind_product, order_weight
+from ridgeline.tactics.onednn_linear import Run, bind_onednn
+
+# N batch, C channels in, O channels out, P positions
+
+
+class ConvAsGemm:
+    """y[P, O] = x[P, C] @ w[C, O] + b, or y[O, P] = w[O, C] @ x[C, P] + b for one contiguous image."""
+
+    name = "aten.conv.as_gemm"
+
+    def __init__(self, run_op: RunOp) -> None:
+        self._run_op = run_op
+
+    def why_not(self, site: Site) -> str | None:
+        conv = read_conv(site, "Conv")
+        if isinstance(conv, str):
+            return conv
+        if not conv.is_pointwise:
+            return f"kernel {list(conv.kernel)} stride {list(conv.stride)} is no plain product, want 1x1"
+        if conv.x.layout == "contiguous" and conv.x.shape[0] != 1:
+            return f"{conv.x.shape[0]} contiguous images do not form one matrix"
+        return None
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        if require_conv(site, "Conv").x.layout == "contiguous":
+            return ({"gemm": "aten.kn"},)
+        packed = ("onednn", "mkl") if torch._C.has_mkl else ("onednn",)
+        return ({"gemm": gemm} for gemm in (*packed, "aten.kn", "aten.nk"))
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        conv = require_conv(site, "Conv")
+        constants = constant_tensors(site, weights)
+        biases, steps = conv.epilogue.split_bias()
+        bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
+        weight_kn = constants[conv.weight].reshape(conv.channels, -1).t()
+        applies = bind_steps(site, steps, constants)
+        finish = bind_rest(site, conv.epilogue, run_op=self._run_op, constants=constants)
+        library, _, order = str(config["gemm"]).partition(".")
+        slot, packed_bytes = conv.slot, constants[conv.weight].nbytes
+        if library != "aten":
+            run = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.x.shape[1])
+
+            def call_packed(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+                y = run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1)
+                for apply in applies:
+                    apply(y, inputs)
+                return finish(y, inputs)
+
+            return Launch(call_packed, packed_bytes=packed_bytes, note=conv.epilogue.note)
+        fill = _bind_fill(conv, weight_kn, bias, order)
+        spec, out = conv.y, site.outputs[0]
+        is_last = conv.epilogue.is_whole and site.body.outputs == (conv.epilogue.value,)
+
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            fill(inputs[slot], outputs[0])
+            for apply in applies:
+                apply(outputs[0], inputs)
+
+        if is_last and out.layout == conv.x.layout:
+            return Launch(call, writes_out=True, packed_bytes=packed_bytes)
+        strides = type(spec)(spec.dtype, spec.shape, conv.x.layout).strides
+
+        def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            y = torch.empty_strided(spec.shape, strides)
+            call(inputs, (y,))
+            return finish(y, inputs)
+
+        return Launch(call_allocating, packed_bytes=packed_bytes, note=conv.epilogue.note)
+
+
+def _bind_packed(site: Site, library: str, weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:
+    if library == "mkl":
+        return bind_mkl(weight_kn, bias, rows=rows)
+    return bind_onednn(site, weight_kn, bias, rows=rows, fused=())
+
+
+def _bind_fill(
+    conv: ConvSite, weight_kn: Tensor, bias: Tensor | None, order: str
+) -> Callable[[Tensor, Tensor], object]:
+    """`fill(x, y)`: the product alone, written into `y`, both in the layout of the activation."""
+    depth, columns = weight_kn.shape
+    rows = conv.x.numel // depth
+    if conv.x.layout == "contiguous":
+        weight_nk = weight_kn.t().contiguous()
+        if bias is None:
+            return lambda x, y: torch.mm(weight_nk, x.view(depth, rows), out=y.view(columns, rows))
+        column = bias.unsqueeze(1)
+        return lambda x, y: torch.addmm(column, weight_nk, x.view(depth, rows), out=y.view(columns, rows))
+    product = bind_product(order_weight(weight_kn, order), bias, is_bias_after=False)
+    return lambda x, y: product(x.movedim(1, -1).reshape(rows, depth), y.movedim(1, -1).view(rows, columns))

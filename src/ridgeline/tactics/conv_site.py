@@ -1,0 +1,138 @@
+"""How a region around a convolution is read: geometry, operands and epilogue. What runs it is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.spec import Op, Site, TensorSpec
+from ridgeline.tactics.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
+
+
+@dataclass(frozen=True)
+class ConvSite:
+    """A Conv or ConvTranspose with constant weights; per spatial axis: kernel, stride, dilation, pads."""
+
+    anchor: Op
+    x: TensorSpec
+    y: TensorSpec
+    slot: int  # of the activation among the region's inputs
+    weight: str
+    biases: tuple[str, ...]  # the op's own, if any
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+    epilogue: Epilogue
+
+    @property
+    def channels(self) -> int:
+        return self.y.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def is_symmetric(self) -> bool:
+        return self.pads_begin == self.pads_end
+
+    @property
+    def is_pointwise(self) -> bool:
+        """One position in, one position out: a matrix product over the channels."""
+        ones = (1,) * self.rank
+        return (
+            self.groups == 1
+            and self.kernel == self.stride == ones
+            and not any(self.pads_begin + self.pads_end)
+        )
+
+
+def read_conv(site: Site, op_type: str) -> ConvSite | str:
+    """The convolution of the region, or why it is not one the library tactics take."""
+    anchor = find_anchor(site.body, (op_type,))
+    if isinstance(anchor, str):
+        return anchor
+    if site.target.kind != "cpu":
+        return f"target is {site.target}, oneDNN runs on cpu"
+    data, weight, bias = (*anchor.inputs, "")[:3]
+    if data not in site.body.inputs:
+        producer = site.body.producer(data)
+        return f"{producer.op_type if producer else 'a constant'} feeds the {op_type} inside the region"
+    if not is_constant(site, weight):
+        return f"weight {weight!r} changes between runs"
+    if bias and not is_constant(site, bias):
+        return f"bias {bias!r} changes between runs"
+    x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
+    if x.dtype != "float32":
+        return f"activations are {x.dtype}, want float32"
+    if len(x.shape) not in (3, 4, 5):
+        return f"activations have {len(x.shape)} axes, want 3 to 5"
+    if x.numel == 0 or y.numel == 0:
+        return "a tensor is empty"
+    ones = (1,) * (len(x.shape) - 2)
+    attrs = anchor.attrs
+    stride = tuple(attrs.get("strides") or ones)
+    dilation = tuple(attrs.get("dilations") or ones)
+    extra = tuple(attrs.get("output_padding") or (0,) * len(ones))
+    if op_type == "Conv":
+        begin, end = _conv_pads(anchor, x, y, w, stride, dilation)
+    else:
+        begin, end = _transpose_pads(anchor, x, y, w, stride, dilation, extra)
+    epilogue = split_epilogue(site, anchor, channel_axis=1)
+    return ConvSite(
+        anchor=anchor, x=x, y=y, slot=site.body.inputs.index(data), weight=weight,
+        biases=(bias,) if bias else (), kernel=w.shape[2:], stride=stride, dilation=dilation,
+        pads_begin=begin, pads_end=end, output_padding=extra, groups=int(attrs.get("group", 1)),
+        epilogue=epilogue,
+    )  # fmt: skip
+
+
+def require_conv(site: Site, op_type: str) -> ConvSite:
+    """As `read_conv`, for a site that was not refused."""
+    found = read_conv(site, op_type)
+    assert not isinstance(found, str), f"a refused site came back: {found}"
+    return found
+
+
+def _spans(w: TensorSpec, dilation: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True))
+
+
+def _conv_pads(
+    op: Op, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rank = len(stride)
+    mode = op.attrs.get("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        pads = tuple(op.attrs.get("pads") or (0,) * 2 * rank)
+        return pads[:rank], pads[rank:]
+    if mode == "VALID":
+        return (0,) * rank, (0,) * rank
+    axes = zip(x.shape[2:], y.shape[2:], _spans(w, dilation), stride, strict=True)
+    return _halve([max((o - 1) * s + span - i, 0) for i, o, span, s in axes], mode)
+
+
+def _transpose_pads(
+    op: Op, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...],
+    dilation: tuple[int, ...], extra: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+    rank = len(stride)
+    mode = op.attrs.get("auto_pad", "NOTSET")
+    if mode == "NOTSET" and not op.attrs.get("output_shape"):
+        pads = tuple(op.attrs.get("pads") or (0,) * 2 * rank)
+        return pads[:rank], pads[rank:]
+    # the output shape is given (or implied) and the pads follow from it
+    axes = zip(x.shape[2:], y.shape[2:], _spans(w, dilation), stride, extra, strict=True)
+    return _halve([(i - 1) * s + span + e - o for i, o, span, s, e in axes], mode)
+
+
+def _halve(totals: Sequence[int], mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Each total as two halves; an odd one has its larger half at the end only for SAME_UPPER."""
+    small = tuple(total // 2 for total in totals)
+    large = tuple(total - total // 2 for total in totals)
+    return (small, large) if mode == "SAME_UPPER" else (large, small)

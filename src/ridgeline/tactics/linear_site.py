@@ -1,0 +1,112 @@
+"""How a region around a matrix product with constant weights is read. Shared by the linear tactics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ridgeline.spec import Op, Site, TensorSpec
+from ridgeline.tactics.epilogue import (
+    Binary,
+    Epilogue,
+    Step,
+    find_anchor,
+    is_constant,
+    split_epilogue,
+    sum_biases,
+)
+
+# M rows of activations, K summed over, N columns of weights
+
+
+@dataclass(frozen=True)
+class LinearSite:
+    """y[M, N] = alpha * x[M, K] @ w[K, N], then biases and the epilogue."""
+
+    anchor: Op
+    x: TensorSpec
+    y: TensorSpec
+    slot: int  # of the activation among the region's inputs
+    weight: str
+    biases: tuple[str, ...]  # of a Gemm, if any
+    rows: int
+    depth: int
+    columns: int
+    is_x_transposed: bool
+    is_weight_transposed: bool
+    alpha: float
+    beta: float
+    epilogue: Epilogue
+
+    def weight_kn(self, stored: Tensor) -> Tensor:
+        """The weight as [K, N], alpha included; a view where it can be."""
+        weight = stored.reshape(stored.shape[-2:])
+        if self.is_weight_transposed:
+            weight = weight.t()
+        return weight if self.alpha == 1.0 else weight * self.alpha
+
+    def bias(self, constants: Mapping[str, Tensor]) -> Tensor | None:
+        """Everything that is added to each row alike, as one vector of N."""
+        following, _ = self.epilogue.split_bias()
+        own = {name: constants[name] * self.beta for name in self.biases}
+        return sum_biases((*self.biases, *following), {**constants, **own}, self.columns)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What is left of the epilogue once the biases right after the product are summed."""
+        return self.epilogue.split_bias()[1]
+
+
+def read_linear(site: Site) -> LinearSite | str:
+    """The matrix product of the region, or why it is not one the library tactics take."""
+    anchor = find_anchor(site.body, ("MatMul", "Gemm"))
+    if isinstance(anchor, str):
+        return anchor
+    if site.target.kind != "cpu":
+        return f"target is {site.target}, this library runs on cpu"
+    data, weight, bias = (*anchor.inputs, "")[:3]
+    if data not in site.body.inputs:
+        producer = site.body.producer(data)
+        return (
+            f"{producer.op_type if producer else 'a constant'} feeds the {anchor.op_type} inside the region"
+        )
+    if not is_constant(site, weight):
+        return f"weight {weight!r} changes between runs"
+    x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
+    if math.prod(w.shape[:-2]) != 1 or len(w.shape) < 2:
+        return f"weight has shape {list(w.shape)}, want one matrix"
+    if len(w.shape) > max(len(x.shape), 2):
+        return f"weight has {len(w.shape)} axes and the activation {len(x.shape)}"
+    if not x.numel or not y.numel:
+        return "a tensor is empty"
+    gemm = anchor.attrs if anchor.op_type == "Gemm" else {}
+    beta = float(gemm.get("beta", 1.0))
+    epilogue = split_epilogue(site, anchor, channel_axis=-1)
+    if bias and not _is_constant_row(site, bias):
+        if bias not in site.body.inputs or beta != 1.0:
+            return f"C {bias!r} is neither a constant row nor a plain addend"
+        addend = Binary("add", bias, site.specs[bias].shape == y.shape)
+        epilogue, bias = replace(epilogue, steps=(addend, *epilogue.steps)), ""
+    is_x_transposed = bool(gemm.get("transA", 0))
+    depth = x.shape[0] if is_x_transposed else x.shape[-1]
+    return LinearSite(
+        anchor=anchor, x=x, y=y, slot=site.body.inputs.index(data), weight=weight,
+        biases=(bias,) if bias else (), rows=x.numel // depth, depth=depth,
+        columns=y.numel * depth // x.numel,
+        is_x_transposed=is_x_transposed, is_weight_transposed=bool(gemm.get("transB", 0)),
+        alpha=float(gemm.get("alpha", 1.0)), beta=beta, epilogue=epilogue,
+    )  # fmt: skip
+
+
+def require_linear(site: Site) -> LinearSite:
+    """As `read_linear`, for a site that was not refused."""
+    found = read_linear(site)
+    assert not isinstance(found, str), f"a refused site came back: {found}"
+    return found
+
+
+def _is_constant_row(site: Site, name: str) -> bool:
+    return is_constant(site, name) and math.prod(site.specs[name].shape[:-1]) == 1

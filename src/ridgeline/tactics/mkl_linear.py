@@ -1,0 +1,144 @@
+"""Linear layers through MKL: a weight packed for one row count, or plain products into the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
+from ridgeline.tactics.linear_site import LinearSite, read_linear, require_linear
+from ridgeline.tactics.onednn_linear import Run, bind_allocating, why_not_packed
+
+# product(x, out) fills out with x @ w, plus the bias if there is one
+Product: TypeAlias = Callable[[Tensor, Tensor], object]
+# up to here the product reads each weight once, and a bias costs more inside it than after it
+FEW_ROWS = 4
+
+
+class MklLinear:
+    """y = x @ w + b with the weight packed by MKL's sgemm."""
+
+    name = "mkl.linear"
+
+    def __init__(self, run_op: RunOp) -> None:
+        self._run_op = run_op
+
+    def why_not(self, site: Site) -> str | None:
+        if not torch._C.has_mkl:
+            return "this torch was built without MKL"
+        linear = read_linear(site)
+        return linear if isinstance(linear, str) else why_not_packed(linear)
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return ({},)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        linear = require_linear(site)
+        constants = constant_tensors(site, weights)
+        weight = linear.weight_kn(constants[linear.weight])
+        run = bind_mkl(weight, linear.bias(constants), rows=linear.rows)
+        return bind_allocating(site, linear, run, 0, constants=constants, run_op=self._run_op)
+
+
+class AtenLinear:
+    """y = x @ w + b by torch's own product, written straight into the output."""
+
+    name = "aten.linear"
+
+    def __init__(self, run_op: RunOp) -> None:
+        self._run_op = run_op
+
+    def why_not(self, site: Site) -> str | None:
+        linear = read_linear(site)
+        if isinstance(linear, str):
+            return linear
+        return None if linear.x.is_float else f"activations are {linear.x.dtype}, want a float type"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        linear = require_linear(site)
+        has_bias = bool(linear.biases or linear.epilogue.split_bias()[0])
+        for order in ("kn", "nk"):
+            yield {"weight": order, "bias": "inside"}
+            if has_bias and linear.rows <= FEW_ROWS:
+                yield {"weight": order, "bias": "after"}
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        linear = require_linear(site)
+        constants = constant_tensors(site, weights)
+        weight = order_weight(linear.weight_kn(constants[linear.weight]), str(config["weight"]))
+        product = bind_product(weight, linear.bias(constants), is_bias_after=config["bias"] == "after")
+        applies = bind_steps(site, linear.steps, constants)
+        stored = constants[linear.weight]
+        packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
+        slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.columns
+        is_transposed, shape = linear.is_x_transposed, linear.y.shape
+
+        def fill(inputs: Sequence[Any], y: Tensor) -> None:
+            x = inputs[slot]
+            product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
+            for apply in applies:
+                apply(y, inputs)
+
+        if not writes_out(site, linear):
+            finish = bind_rest(site, linear.epilogue, run_op=self._run_op, constants=constants)
+
+            def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+                y = inputs[slot].new_empty(shape)
+                fill(inputs, y)
+                return finish(y, inputs)
+
+            return Launch(call_allocating, packed_bytes=packed_bytes, note=linear.epilogue.note)
+
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            fill(inputs, outputs[0])
+
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+            x, y = inputs[slot], outputs[0]
+            # reshaping a strided activation copies it, and a frozen copy would go stale
+            if not (is_transposed or x.is_contiguous()):
+                return partial(call, inputs, outputs)
+            x, y2 = x.t() if is_transposed else x.view(rows, depth), y.view(rows, columns)
+            if not applies:
+                return partial(product, x, y2)
+
+            def run() -> None:
+                product(x, y2)
+                for apply in applies:
+                    apply(y, inputs)
+
+            return run
+
+        return Launch(call, writes_out=True, packed_bytes=packed_bytes, freeze=freeze)
+
+
+def writes_out(site: Site, linear: LinearSite) -> bool:
+    """Whether the product's result is the region's one output, to be mended in place only."""
+    is_last = linear.epilogue.is_whole and site.body.outputs == (linear.epilogue.value,)
+    return is_last and site.outputs[0].layout == "contiguous"
+
+
+def bind_mkl(weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:
+    """The packed product over the last axis of an activation with exactly `rows` rows in all."""
+    weight = weight_kn.t().contiguous()
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+    op = torch.ops.mkl._mkl_linear.default
+    return lambda x, _: op(x, packed, weight, bias, rows)
+
+
+def order_weight(weight_kn: Tensor, order: str) -> Tensor:
+    """The weight as [K, N], lying in memory by rows of K ("kn") or of N ("nk")."""
+    return weight_kn.contiguous() if order == "kn" else weight_kn.t().contiguous().t()
+
+
+def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> Product:
+    if bias is None:
+        return lambda x, out: torch.mm(x, weight, out=out)
+    if not is_bias_after:
+        return lambda x, out: torch.addmm(bias, x, weight, out=out)
+    return lambda x, out: torch.mm(x, weight, out=out).add_(bias)

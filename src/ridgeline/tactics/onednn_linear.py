@@ -1,0 +1,94 @@
+"""Linear layers through oneDNN: the weight reordered once for the row count, post-ops in the same call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.epilogue import Binary, RunOp, Step, Unary, bind_rest, bind_steps, constant_tensors
+from ridgeline.tactics.linear_site import LinearSite, read_linear, require_linear
+
+# from the activation and the region's inputs to a fresh result
+Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
+
+
+class OneDnnLinear:
+    """y = post(x @ w + b) in one oneDNN call."""
+
+    name = "onednn.linear"
+
+    def __init__(self, run_op: RunOp) -> None:
+        self._run_op = run_op
+
+    def why_not(self, site: Site) -> str | None:
+        linear = read_linear(site)
+        return linear if isinstance(linear, str) else why_not_packed(linear)
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        linear = require_linear(site)
+        # measured on AVX2 and AVX-512: neither the post-op nor torch's own pass wins everywhere
+        choices = (True, False) if fusible(linear.steps) else (False,)
+        return ({"post_ops": post_ops} for post_ops in choices)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        linear = require_linear(site)
+        constants = constant_tensors(site, weights)
+        fused = fusible(linear.steps) if config["post_ops"] else ()
+        weight = linear.weight_kn(constants[linear.weight])
+        run = bind_onednn(site, weight, linear.bias(constants), rows=linear.rows, fused=fused)
+        return bind_allocating(site, linear, run, len(fused), constants=constants, run_op=self._run_op)
+
+
+def why_not_packed(linear: LinearSite) -> str | None:
+    """What a packed single-precision product cannot take."""
+    if linear.x.dtype != "float32":
+        return f"activations are {linear.x.dtype}, want float32"
+    if linear.x.layout != "contiguous":
+        return f"activations lie {linear.x.layout}, want contiguous"
+    return "the activation is transposed" if linear.is_x_transposed else None
+
+
+def fusible(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The head of the steps that one oneDNN linear call takes as post-op."""
+    first = steps[0] if steps else None
+    if isinstance(first, Unary) or (isinstance(first, Binary) and first.is_full):
+        return (first,)
+    return ()
+
+
+def bind_onednn(
+    site: Site, weight_kn: Tensor, bias: Tensor | None, *, rows: int, fused: Sequence[Step]
+) -> Run:
+    """The packed product over the last axis of an activation with `rows` rows in all."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_kn.t().contiguous(), rows)
+    if fused and isinstance(fused[0], Binary):
+        slot, kind = site.body.inputs.index(fused[0].other), fused[0].name
+        with_other = torch.ops.mkldnn._linear_pointwise.binary
+        return lambda x, inputs: with_other(x, inputs[slot], packed, bias, kind)
+    post = fused[0] if fused else Unary("none")
+    assert isinstance(post, Unary), f"{post} is not a post-op"
+    op = torch.ops.mkldnn._linear_pointwise.default
+    name, scalars, algorithm = post.name, [*post.scalars], post.algorithm
+    return lambda x, _: op(x, packed, bias, name, scalars, algorithm)
+
+
+def bind_allocating(
+    site: Site, linear: LinearSite, run: Run, n_fused: int, *, constants: Mapping[str, Tensor], run_op: RunOp
+) -> Launch:
+    """A launch around a product that allocates its result: the steps left over in place, then the rest."""
+    applies = bind_steps(site, linear.steps[n_fused:], constants)
+    finish = bind_rest(site, linear.epilogue, run_op=run_op, constants=constants)
+    slot = linear.slot
+
+    def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        y = run(inputs[slot], inputs)
+        for apply in applies:
+            apply(y, inputs)
+        return finish(y, inputs)
+
+    return Launch(call, packed_bytes=constants[linear.weight].nbytes, note=linear.epilogue.note)

@@ -1,0 +1,179 @@
+"""ONNX Runtime as a tactic, for a region or for a span of neighbouring regions up to the whole graph.
+
+It is the fastest CPU library for many nets, so it competes; it runs our canonical graph in planned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from ridgeline.passes.body import model_proto
+from ridgeline.passes.settle import ONNX_TYPES, type_proto
+from ridgeline.spec import Config, Site, TensorSpec
+from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.fallback import TORCH_DTYPES, to_numpy, to_torch
+
+PROVIDERS = ["CPUExecutionProvider"]
+# weights from this size on are lent to the session instead of being copied into its model
+LENT_BYTES = 4096
+
+
+class Ort:
+    """One session for the region, its inputs and outputs bound to planned memory."""
+
+    name = "ort"
+
+    def __init__(
+        self, opset_imports: Mapping[str, int], *, fixed_shapes: bool = False, deterministic: bool = False
+    ) -> None:
+        self.opset_imports = {d: v for d, v in opset_imports.items() if d != "ridgeline"}
+        self.fixed_shapes = fixed_shapes
+        self.deterministic = deterministic
+
+    def why_not(self, site: Site) -> str | None:
+        version = self.opset_imports.get("", 1)
+        if version > 26:
+            return f"opset {version} is newer than ONNX Runtime takes"
+        for name in (*site.body.inputs, *site.body.outputs):
+            spec = site.specs.get(name)
+            if spec is not None and (spec.dtype not in TORCH_DTYPES or spec.dtype.startswith("float8")):
+                return f"{name!r} is {spec.dtype}, which does not cross into ONNX Runtime"
+        return None
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        shapes = "fixed" if self.fixed_shapes and is_settled(site) else "free"
+        return ({"shapes": shapes, **({"deterministic": True} if self.deterministic else {})},)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        fixed = config["shapes"] == "fixed"
+        live = [
+            (i, name)
+            for i, name in enumerate(site.body.inputs)
+            if name and name not in weights and not (fixed and name in site.values)
+        ]
+        session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
+        outputs = [site.specs.get(name) for name in site.body.outputs]
+        return _launch(session, live, site, outputs, packed_bytes=lent_bytes, shape_free=not fixed)
+
+    def _open(
+        self, site: Site, config: Config, live: Sequence[str], weights: Mapping[str, Tensor]
+    ) -> tuple[ort.InferenceSession, int]:
+        fixed = config["shapes"] == "fixed"
+        constants = dict(site.body.constants)
+        if fixed:
+            constants |= {n: a for n, a in site.values.items() if n in site.body.inputs and n not in weights}
+        lent = {n: t for n, t in weights.items() if t.numel() * t.element_size() >= LENT_BYTES}
+        constants |= {n: to_numpy(t) for n, t in weights.items() if n not in lent}
+        used = {n for op in site.body.ops for n in op.inputs} | set(site.body.outputs)
+        used |= set(site.body.inputs)
+        model = model_proto(
+            site.body.ops,
+            inputs={n: _port(site.specs.get(n), fixed=fixed) for n in live},
+            outputs={n: _port(site.specs.get(n), fixed=fixed) for n in site.body.outputs},
+            constants={n: a for n, a in constants.items() if n in used},
+            opset_imports=self.opset_imports,
+        )
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = site.target.threads
+        options.inter_op_num_threads = 1
+        options.use_deterministic_compute = bool(config.get("deterministic", False))
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        if lent:
+            model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
+            values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]
+            options.add_external_initializers(list(lent), values)
+        session = ort.InferenceSession(model.SerializeToString(), options, PROVIDERS)
+        return session, sum(t.numel() * t.element_size() for t in lent.values())
+
+
+def _outside(name: str, tensor: Tensor) -> onnx.TensorProto:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    proto = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype], dims=tensor.shape)
+    proto.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(tensor.nbytes))):
+        proto.external_data.add(key=key, value=value)
+    return proto
+
+
+def _port(spec: TensorSpec | None, *, fixed: bool) -> onnx.TypeProto:
+    if spec is None:
+        return onnx.TypeProto()
+    if fixed:
+        return type_proto(spec)
+    kind = onnx.TypeProto()
+    kind.tensor_type.elem_type = ONNX_TYPES[spec.dtype]
+    kind.tensor_type.shape.SetInParent()
+    for _ in spec.shape:
+        kind.tensor_type.shape.dim.add()
+    return kind
+
+
+def _launch(
+    session: ort.InferenceSession,
+    live: Sequence[tuple[int, str]],
+    site: Site,
+    outputs: Sequence[TensorSpec | None],
+    *,
+    packed_bytes: int,
+    shape_free: bool,
+) -> Launch:
+    names = list(site.body.outputs)
+
+    def run(inputs: Sequence[Any], _: Sequence[Tensor]) -> Sequence[Tensor]:
+        made = session.run(names, {name: to_numpy(inputs[place]) for place, name in live})
+        return [to_torch(np.asarray(array)) for array in made]
+
+    if any(spec is None for spec in outputs):
+        return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
+
+    def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
+        return _bound(
+            session, [(name, inputs[place]) for place, name in live], list(zip(names, outs, strict=True))
+        )
+
+    def fill(inputs: Sequence[Any], outs: Sequence[Tensor]) -> None:
+        freeze(inputs, outs)()
+
+    return Launch(fill, writes_out=True, freeze=freeze, packed_bytes=packed_bytes, shape_free=shape_free)
+
+
+def _bound(
+    session: ort.InferenceSession, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+) -> Callable[[], object]:
+    """The session bound to tensors that stay where they are; those in another layout go through a copy."""
+    binding = session.io_binding()
+    before: list[tuple[Tensor, Tensor]] = []
+    after: list[tuple[Tensor, Tensor]] = []
+    for name, tensor in inputs:
+        plain = tensor
+        if not tensor.is_contiguous():
+            plain = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            before.append((plain, tensor))
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(plain.numpy()))
+    for name, tensor in outputs:
+        plain = tensor
+        if not tensor.is_contiguous():
+            plain = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            after.append((tensor, plain))
+        binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(plain.numpy()))
+    run_bound = session.run_with_iobinding
+    if not before and not after:
+        return lambda: run_bound(binding)
+
+    def call() -> None:
+        for plain, tensor in before:
+            plain.copy_(tensor)
+        run_bound(binding)
+        for tensor, plain in after:
+            tensor.copy_(plain)
+
+    return call

@@ -1,0 +1,51 @@
+"""Every tactic there is, in order of preference when times are equal. A new one is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.kernels.floor import call_floor
+from ridgeline.spec import Op
+from ridgeline.tactics.aten import Aten
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.conv_gemm import ConvAsGemm
+from ridgeline.tactics.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
+from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
+from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
+from ridgeline.tactics.onednn_linear import OneDnnLinear
+from ridgeline.tactics.ort import Ort
+from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
+
+
+def cpu_tactics(
+    opset_imports: Mapping[str, int], *, fixed_shapes: bool = False, deterministic: bool = False
+) -> tuple[Tactic, ...]:
+    return (
+        CppGemv(),
+        CppGemm(),
+        AtenLinear(call_floor),
+        MklLinear(call_floor),
+        OneDnnLinear(call_floor),
+        ConvAsGemm(call_floor),
+        OneDnnConv(call_floor),
+        OneDnnConvTranspose(call_floor),
+        Sdpa(),
+        AttentionBmm(),
+        CppPointwise(),
+        CppReduce(),
+        Aten(opset_imports),
+        Ort(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic),
+    )
+
+
+def without(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:
+    """All but those named, by full name or by family (`ort`, `cpp`, `onednn`). The floor always stays."""
+    families = sorted({part for t in tactics for part in (t.name, t.name.split(".")[0])} - {"aten"})
+    for name in names:
+        if name not in families:
+            raise OptionError(f"there is no tactic {name!r} to leave out", help=did_you_mean(name, families))
+    return tuple(t for t in tactics if t.name not in names and t.name.split(".")[0] not in names)

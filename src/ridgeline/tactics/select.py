@@ -1,0 +1,141 @@
+"""Selection: the only place that times the candidates of a site. The fastest wins by a margin; losers stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import BuildError
+from ridgeline.spec import Site, TensorSpec
+from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
+from ridgeline.timing import interleave
+
+# a later candidate must beat an earlier, simpler one by this much
+MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What an optimisation level spends."""
+
+    site_s: float  # per candidate of a site
+    plan_s: float  # on each whole plan
+    all_configs: bool
+
+
+EFFORTS = (
+    Effort(0.0, 0.0, False),
+    Effort(0.004, 0.2, False),
+    Effort(0.008, 0.4, False),
+    Effort(0.015, 0.8, True),
+    Effort(0.05, 2.0, True),
+    Effort(0.2, 5.0, True),
+)
+
+
+def candidates_of(
+    site: Site, tactics: Sequence[Tactic], *, all_configs: bool
+) -> tuple[list[Measured], list[Measured]]:
+    """Who is willing, and who refused and why."""
+    willing, refused = [], []
+    for tactic in tactics:
+        reason = tactic.why_not(site)
+        if reason is None and not is_settled(site) and tactic.name not in ("aten", "ort"):
+            reason = "a shape inside depends on data"
+        if reason is not None:
+            refused.append(Measured(tactic.name, {}, refused=reason))
+            continue
+        configs = list(tactic.configs(site))
+        willing += [Measured(tactic.name, config) for config in (configs if all_configs else configs[:1])]
+    return willing, refused
+
+
+def time_site(
+    site: Site,
+    weights: Mapping[str, Tensor],
+    tactics: Sequence[Tactic],
+    *,
+    effort: Effort,
+    willing: Sequence[Measured],
+    refused: Sequence[Measured],
+) -> Entry:
+    """Time every willing candidate side by side; one that fails on the way is refused with its message."""
+    by_name = {tactic.name: tactic for tactic in tactics}
+    dropped = list(refused)
+    runnable: list[tuple[Measured, Callable[[], object]]] = []
+    inputs = example_inputs(site, weights)
+    for candidate in willing:
+        try:
+            launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
+            call = _call(launch, site, inputs)
+            call()
+        except (
+            Exception
+        ) as error:  # a candidate that breaks is a refusal with its message, not a failed build
+            text = (str(error).splitlines() or [""])[0][:200]
+            reason = f"failed: {type(error).__name__}: {text}"
+            dropped.append(Measured(candidate.tactic, candidate.config, refused=reason))
+        else:
+            runnable.append((candidate, call))
+    if not runnable:
+        raise BuildError(
+            f"no tactic for {site.name} ({', '.join(op.op_type for op in site.body.ops)})",
+            rows=[f"{m.tactic:24} {m.refused}" for m in dropped],
+            help="allow more tactics: drop --without, or lower --level to see the first error",
+        )
+    if len(runnable) == 1 or effort.site_s == 0:
+        timed = [Measured(c.tactic, c.config) for c, _ in runnable]
+        return Entry(site.name, (*timed, *dropped), 0)
+    timings = interleave([call for _, call in runnable], budget_s=effort.site_s * len(runnable))
+    timed = [
+        Measured(c.tactic, c.config, round(t.median_us, 3))
+        for (c, _), t in zip(runnable, timings, strict=True)
+    ]
+    best = fastest(timed)
+    ordered = [timed[best], *sorted((m for i, m in enumerate(timed) if i != best), key=_time)]
+    return Entry(site.name, (*ordered, *dropped), 0)
+
+
+def fastest(timed: Sequence[Measured]) -> int:
+    """The earliest candidate that nobody later beats by the margin."""
+    best = min(range(len(timed)), key=lambda i: _time(timed[i]))
+    limit = _time(timed[best]) * (1 + MARGIN)
+    return next(i for i, m in enumerate(timed) if _time(m) <= limit)
+
+
+def _time(measured: Measured) -> float:
+    return measured.median_us if measured.median_us is not None else float("inf")
+
+
+def _call(launch: Launch, site: Site, inputs: Sequence[Tensor | None]) -> Callable[[], object]:
+    if launch.writes_out:
+        return launch.frozen(inputs, [example(spec) for spec in site.outputs])
+    return lambda: launch.call(inputs, ())
+
+
+def example_inputs(site: Site, weights: Mapping[str, Tensor]) -> list[Tensor | None]:
+    """Tensors to time with: the real weights, known host values, random floats, zero indices."""
+    made: list[Tensor | None] = []
+    for name, spec in zip(site.body.inputs, site.inputs, strict=True):
+        if spec is None:
+            made.append(None)
+        elif name in weights:
+            made.append(weights[name])
+        elif name in site.values:
+            made.append(to_torch(site.values[name]))
+        else:
+            made.append(example(spec))
+    return made
+
+
+def example(spec: TensorSpec) -> Tensor:
+    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
+    if spec.is_float:
+        return tensor.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+    return tensor.zero_()

@@ -1,0 +1,79 @@
+"""What every test may lean on: seeds, a fixed thread count, a home in a temporary folder, a tiny model."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+
+SEED = 20
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+# two threads show races; beside another worker they would only share its core
+THREADS = 1 if IS_WORKER else 2
+
+TINY = """
+<ir_version: 10, opset_import: ["": 20]>
+tiny (float[{x}] x, float[8,3,3,3] conv_w, float[8] conv_b, float[10,8] fc_w, float[10] fc_b)
+  => (float[{n},10] y)
+{{
+  c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (x, conv_w, conv_b)
+  r = Relu (c)
+  g = GlobalAveragePool (r)
+  f = Flatten <axis = 1> (g)
+  y = Gemm <transB = 1> (f, fc_w, fc_b)
+}}
+"""
+
+
+def write_tiny_model(path: Path, x: str = "N,3,32,32") -> Path:
+    """Conv, Relu, GlobalAveragePool, Flatten, Gemm with seeded weights; `x` is the input's shape as text."""
+    model = ir.from_proto(onnx.parser.parse_model(TINY.format(x=x, n=x.split(",", 1)[0])))
+    rng = np.random.default_rng(SEED)
+    for weight in model.graph.inputs[1:]:
+        array = rng.normal(size=weight.shape.numpy(), scale=0.3).astype(np.float32)
+        weight.const_value = ir.tensor(array, name=weight.name)
+        model.graph.inputs.remove(weight)
+        model.graph.register_initializer(weight)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test must neither read nor fill the user's caches. Workers inherit the folder of the main process."""
+    if not IS_WORKER:
+        home = tempfile.mkdtemp(prefix="ridgeline-tests-")
+        os.environ.update(HOME=home, XDG_CACHE_HOME=f"{home}/.cache")
+        config.add_cleanup(partial(shutil.rmtree, home, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def _same_start_for_every_test() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small conv net as a file: ``x`` float[N,3,32,32] to ``y`` float[N,10]. Do not write to it."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.onnx")
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model() -> Callable[..., Path]:
+    """``make_tiny_model(path, x="N,3,H,W")`` writes the same net with other input dims."""
+    return write_tiny_model

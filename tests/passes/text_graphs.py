@@ -1,0 +1,90 @@
+"""Graphs in ONNX text for the tests of the passes, and the check that a rewrite kept their meaning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from ridgeline.passes.clean import remove_unused
+from ridgeline.passes.rule import Fusion, Refusal, apply_rules
+from ridgeline.passes.shapes import infer_shapes
+
+
+def parse(body: str, opset: int = 23) -> ir.Model:
+    """`g (inputs) => (outputs) { ... }` as a model with shapes inferred."""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]>\n{body}')
+    model = ir.from_proto(proto)
+    infer_shapes(model)
+    return model
+
+
+def ops(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph if node.op_type != "Constant"]
+
+
+def count(model: ir.Model, op_type: str) -> int:
+    return Counter(ops(model))[op_type]
+
+
+def run(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """By onnxruntime without its own rewrites; the checker looks at the model first."""
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(proto.SerializeToString(), options)
+    results: list[np.ndarray] = session.run(None, dict(feeds))
+    return results
+
+
+def random_feeds(model: ir.Model, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
+    """Seeded inputs; `sizes` gives numbers to the named dims."""
+    rng = np.random.default_rng(7)
+    feeds: dict[str, np.ndarray] = {}
+    for value in model.graph.inputs:
+        shape = [dim if isinstance(dim, int) else (sizes or {})[dim.value] for dim in value.shape]
+        if value.dtype == ir.DataType.BOOL:
+            feeds[value.name] = rng.random(shape) < 0.7
+        elif value.dtype == ir.DataType.INT64:
+            feeds[value.name] = rng.integers(0, 3, shape)
+        else:
+            feeds[value.name] = rng.standard_normal(shape).astype(value.dtype.numpy())
+    return feeds
+
+
+def assert_same(
+    before: Sequence[np.ndarray], after: Sequence[np.ndarray], *, roundings: float = 64.0
+) -> None:
+    """Equal up to some roundings of the result's own type at its largest magnitude."""
+    assert len(before) == len(after)
+    for want, got in zip(before, after, strict=True):
+        assert want.shape == got.shape
+        assert want.dtype == got.dtype
+        if want.dtype.kind != "f":
+            np.testing.assert_array_equal(want, got)
+            continue
+        slack = roundings * np.finfo(want.dtype).eps * max(float(np.max(np.abs(want), initial=0.0)), 1e-30)
+        np.testing.assert_allclose(got, want, rtol=0.0, atol=slack)
+
+
+def rewritten(
+    body: str, rules: Sequence[Fusion], sizes: Mapping[str, int] | None = None
+) -> tuple[ir.Model, list[Refusal]]:
+    """Apply the rules once and check that outputs, names and legality are as before."""
+    model = parse(body)
+    names = [value.name for value in model.graph.outputs]
+    feeds = random_feeds(model, sizes)
+    before = run(model, feeds)
+    refusals = apply_rules(model, rules)
+    remove_unused(model)
+    infer_shapes(model)
+    assert [value.name for value in model.graph.outputs] == names
+    assert_same(before, run(model, feeds))
+    return model, refusals

@@ -1,0 +1,35 @@
+"""The repository works anywhere: it names no package registry's host and no folder of one machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "tests", "docs", "bench", "examples", ".ci")
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".ini", ""}
+# brackets keep this file from matching itself
+FORBIDDEN = {
+    "package registry": re.compile(
+        r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|anaconda[.]org|conda[.]io|huggingface[.]co"
+        r"|pypi[.]nvidia|index[-]url|find[-]links"
+    ),
+    "path of one machine": re.compile(r"(?<![\w.*])/(?:[w]ork/|[t]mp/models|[h]ome/|[r]oot/)"),
+}
+
+
+def text_files() -> list[Path]:
+    top = [file for file in ROOT.iterdir() if file.is_file()]
+    below = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file()]
+    return [f for f in top + below if f.suffix in TEXT and "__pycache__" not in f.parts]
+
+
+def test_no_registry_hosts_and_no_machine_paths() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {what}: {line.strip()[:80]}"
+        for file in text_files()
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        for what, pattern in FORBIDDEN.items()
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
