@@ -78,7 +78,7 @@ def build(source: Source, **keywords: Any) -> Engine:
 
 
 def load_engine(path: str | Path) -> Engine:
-    """An engine from its file. Nothing in the file is executed; kernels are made again from the region bodies."""
+    """An engine from its file. Nothing in the file is executed; kernels are made again from the bodies."""
     plan, report, model, weights = read_engine(Path(path))
     tactics = cpu_tactics(dict(model.opset_imports))
     return Engine(plan, report, model, weights, tactics)

@@ -184,7 +184,7 @@ def _valid_everywhere(
 
 
 def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str, list[StepChoice]]:
-    """Whole plans worth comparing: region by region, one span for all, and runs where the library is better."""
+    """Whole plans worth comparing: region by region, one span for all, runs where the library is better."""
     plans: dict[str, list[StepChoice]] = {}
     span = next((t for t in shop.tactics if t.name == "ort"), None)
     plans["regions"] = [_single(shop, region, made) for region in work]
@@ -194,8 +194,11 @@ def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str,
     joined = merge(shop.program, whole)
     site = make_site(shop.program, joined, shop.settled, shop.target)
     if span.why_not(site) is None:
-        entry = Entry(joined.name, (Measured("ort", dict(next(iter(span.configs(site))))),))
-        plans["ort"] = [StepChoice(whole, "ort", entry.candidates[0].config, site, entry)]
+        # alone in the engine, its threads are in nobody's way
+        config = {**next(iter(span.configs(site))), "spin": True}
+        plans["ort"] = [
+            StepChoice(whole, "ort", config, site, Entry(joined.name, (Measured("ort", config),)))
+        ]
         mixed = _mixed(shop, work, made, span)
         if mixed is not None:
             plans["mixed"] = mixed

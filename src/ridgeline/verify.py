@@ -79,7 +79,7 @@ class Reference:
     def run_other(
         self, proto: onnx.ModelProto, weights: Mapping[str, np.ndarray], feeds: Feeds
     ) -> Outputs | None:
-        """Another graph with the same outputs, run as the reference is; None where ONNX Runtime refuses it."""
+        """Another graph with the same outputs, run as the reference is; None where ONNX Runtime refuses."""
         options = self._options()
         options.add_external_initializers(
             list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
@@ -143,7 +143,8 @@ class Reference:
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) > 1)
+    """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
+    return bool(tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) > 8)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Tolerance:
 
 
 def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
-    """Both engine and reference round, hence twice what one of them moves, and the storage type's own step."""
+    """Both engine and reference round, hence twice what one of them moves, and the type's own step."""
     kind = str(expected.dtype)
     same_shape = [m for m in moved if m.shape == expected.shape]
     if kind not in EPSILON:
@@ -251,11 +252,11 @@ def require(checks: Sequence[Check], where: str) -> None:
     raise VerifyError(
         f"the engine does not compute what the model computes: {len(failed)} of {len(checks)} checks failed",
         rows=[
-            f"{c.name}: {c.output} off by {c.max_error:.3g}, tolerance {c.tolerance:.3g} ({c.shapes}) {c.note}"
+            f"{c.name}: {c.output} off {c.max_error:.3g}, tolerance {c.tolerance:.3g} at {c.shapes} {c.note}"
             for c in failed
         ],
         got=where,
-        help="this is a bug in a kernel or a rule: build with --without the tactic named above, and report it",
+        help="this is a bug in a kernel or a rule: build --without the tactic named above, and report it",
     )
 
 

@@ -14,13 +14,13 @@ Specs = Mapping[str, TensorSpec]
 
 # flops per element of the result, for ops that are not one
 _PER_ELEMENT = {
-    "Softmax": 5, "LogSoftmax": 6, "LayerNormalization": 8, "RMSNormalization": 5, "GroupNormalization": 8,
-    "InstanceNormalization": 8, "BatchNormalization": 2, "Gelu": 8, "Erf": 8, "Tanh": 8, "Sigmoid": 4, "Exp": 4,
-    "Log": 4, "HardSwish": 4, "Swish": 5, "Mish": 12, "Pow": 8,
+    "Softmax": 5, "LogSoftmax": 6, "LayerNormalization": 8, "RMSNormalization": 5, "GroupNormalization":
+    8, "InstanceNormalization": 8, "BatchNormalization": 2, "Gelu": 8, "Erf": 8, "Tanh": 8, "Sigmoid": 4,
+    "Exp": 4, "Log": 4, "HardSwish": 4, "Swish": 5, "Mish": 12, "Pow": 8,
 }  # fmt: skip
 _FREE = frozenset({
-    "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Concat", "Expand",
-    "Gather", "Pad", "Tile", "Shape", "Constant", "Cast",
+    "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Concat",
+    "Expand", "Gather", "Pad", "Tile", "Shape", "Constant", "Cast",
 })  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.analyze.explain import explain_plan
 from ridgeline.errors import OptionError
-from ridgeline.plan.plan import Plan
+from ridgeline.plan.plan import Plan, Refusal
 
 
 def test_losers_come_fastest_first_and_say_how_far_behind(plan: Plan) -> None:
@@ -29,7 +29,22 @@ def test_refusals_are_grouped_by_reason_costliest_first(plan: Plan) -> None:
 
 def test_a_tactic_that_refused_twice_is_one_row(plan: Plan) -> None:
     (row,) = explain_plan(plan).unwilling
-    assert (row.tactic, row.regions) == ("cpp", 3)
+    assert (row.tactic, row.regions, row.reasons) == ("cpp", 3, ("a convolution is not pointwise",))
+
+
+def test_reasons_that_differ_only_in_names_and_shapes_are_one_row(plan: Plan) -> None:
+    refusals = [
+        Refusal("epilogue", f"'{name}' has 2 readers and float32[{n},3] is not [1]", f"/{name}", 100)
+        for n, name in enumerate(("a", "b"))
+    ]
+    (row,) = explain_plan(replace(plan, refusals=tuple(refusals))).unfused
+    assert (row.reason, row.count) == ("'…' has 2 readers and float32[…] is not […]", 2)
+
+
+def test_regions_of_the_same_ops_are_one_kind(plan: Plan) -> None:
+    head, stem = explain_plan(plan).kinds
+    assert (head.regions, head.winners, head.total_us) == (2, {"ort": 2}, 40.0)
+    assert (stem.regions, stem.winners) == (1, {"onednn.conv": 1})
 
 
 def test_equal_regions_share_a_story(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import ridgeline
+from ridgeline.build import build
 from ridgeline.cli.main import main
 
 
@@ -33,5 +33,5 @@ def ridge(capsys: pytest.CaptureFixture[str], here: Path) -> Callable[..., tuple
 def tiny_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model as an engine file, quickly built. Do not write to it."""
     path = tmp_path_factory.mktemp("engines") / "tiny.ridge"
-    ridgeline.build(tiny_model, level=1, profiles={"x": "1..2..4x3x32x32"}).save(path)
+    build(tiny_model, level=1, profiles={"x": "1..2..4x3x32x32"}).save(path)
     return path

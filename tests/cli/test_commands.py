@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
+import onnx_ir as ir
 
 from ridgeline.cli.demo_models import DEMO_MODELS, demo_files
 
@@ -49,6 +51,17 @@ def test_run_says_which_inputs_are_random(ridge: Ridge, tiny_engine: Path) -> No
     assert "float32" in stdout
 
 
+def test_random_inputs_take_the_sizes_of_those_given(ridge: Ridge, here: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    two (float[N,4] a, float[N,4] b) => (float[N,4] y) { y = Add (a, b) }"""
+    (here / "two.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    np.save(here / "a.npy", np.ones((5, 4), np.float32))
+    code, stdout, stderr = ridge("run", "two.onnx", "--level", "0", "--input", "a=a.npy", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)[0]["shape"] == [5, 4]
+    assert "for b" in stderr
+
+
 def test_show_lists_everything(ridge: Ridge, tiny_engine: Path) -> None:
     code, stdout, _ = ridge("show", tiny_engine)
     assert code == 0
@@ -60,7 +73,7 @@ def test_show_lists_everything(ridge: Ridge, tiny_engine: Path) -> None:
 def test_explain_tells_of_the_whole_plan_and_of_one_node(ridge: Ridge, tiny_engine: Path) -> None:
     code, stdout, _ = ridge("explain", tiny_engine)
     assert code == 0
-    assert "Who runs what" in stdout
+    assert "who runs what" in stdout
     story = json.loads(ridge("explain", tiny_engine, "--json")[1])
     node = story["steps"][0]["nodes"][0]
     code, stdout, _ = ridge("explain", tiny_engine, node)
@@ -88,6 +101,21 @@ def test_bench_of_an_engine_alone_says_what_the_peer_runs(ridge: Ridge, tiny_eng
     assert code == 0, stderr
     assert "fused.onnx" in stdout
     assert "queries/s" in stdout
+
+
+def test_bench_against_another_model_fails_its_gate(
+    ridge: Ridge, here: Path, tiny_engine: Path, tiny_model: Path
+) -> None:
+    other = ir.load(tiny_model)
+    weight = other.graph.initializers["conv_w"]
+    weight.const_value = ir.tensor(2 * weight.const_value.numpy(), name="conv_w")
+    ir.save(other, here / "other.onnx")
+    code, stdout, stderr = ridge(
+        "bench", tiny_engine, "--peers", "ort", "--model", "other.onnx", "--duration", "0.01", "--warmup", "1"
+    )
+    assert code == 3
+    assert "✗" in stdout
+    assert "differs from a peer's" in stderr
 
 
 def test_demo_models_already_here_are_not_fetched_again(here: Path) -> None:

@@ -35,6 +35,7 @@ Ridge = Callable[..., tuple[int, str, str]]
         (["build", "text.onnx", "--verify", "ful"], "did you mean 'full'"),
         (["build", "text.onnx", "--target", "abacus"], "abacus"),
         (["run", "cut.ridge"], "cut.ridge"),
+        (["build", "cut.ridge"], "is built already"),
         (["demo", "--wheel", "text.onnx", "--folder", "demo"], "not the wheel"),
     ],
 )

@@ -215,16 +215,17 @@ def _tolerance(difference: Difference, report: Report) -> float | None:
 
 
 def _warnings(rows: Sequence[Latency], report: Report) -> tuple[str, ...]:
-    found = [
-        f"{row.name}: unstable, coefficient of variation {row.variation:.1%} "
-        f"(above {UNSTABLE:.1%}); a longer --duration or a quieter machine gives better figures"
-        for row in rows
-        if row.variation > UNSTABLE
-    ]
+    found = []
+    unstable = [f"{row.name} {row.variation * 100:.1f} %" for row in rows if row.variation > UNSTABLE]
+    if unstable:
+        found.append(
+            f"unstable: coefficient of variation {', '.join(unstable)}, above {UNSTABLE * 100} %; "
+            "a longer --duration or a quieter machine gives better figures"
+        )
     overhead, median_us = report.call_overhead_us, rows[0].median_us
     if overhead is not None and overhead > OVERHEAD_BOUND * median_us:
         found.append(
-            f"ridgeline: overhead-bound, {overhead:.1f} µs of {median_us:.1f} µs per call "
+            f"overhead-bound: {overhead:.1f} µs of {median_us:.1f} µs per call "
             "are spent outside the steps; a larger batch per call spreads them"
         )
     return tuple(found)

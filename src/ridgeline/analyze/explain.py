@@ -5,6 +5,7 @@ Everything is read from the plan; nothing is timed or rebuilt, and nothing here 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from ridgeline.analyze.show import short_ops, total_us
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Candidate, Plan, Refusal, RegionNote, Step
 from ridgeline.spec import Config
+
+_QUOTED = re.compile(r"'[^']*'")
+_SHAPE = re.compile(r"\[[\d, ]+\]")
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,19 @@ class RegionStory:
 
 
 @dataclass(frozen=True)
+class KindRow:
+    """All regions that fuse the same ops in the same order, whatever their shapes."""
+
+    ops: tuple[str, ...]
+    ops_text: str
+    regions: int
+    winners: dict[str, int]  # tactic -> regions it would run best by itself
+    total_us: float | None  # their time one by one; None where some were not timed
+
+
+@dataclass(frozen=True)
 class UnfusedRow:
-    """All fusions refused by one rule for one reason."""
+    """All fusions refused by one rule for one reason; names and shapes in it are those of the first."""
 
     rule: str
     reason: str
@@ -95,11 +110,11 @@ class UnfusedRow:
 
 @dataclass(frozen=True)
 class UnwillingRow:
-    """One tactic's refusals for one reason, over all regions."""
+    """One tactic's refusals over all regions, and the reasons it gave, the most frequent first."""
 
     tactic: str
-    reason: str
     regions: int
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,7 @@ class Explanation:
     alternatives: tuple[AlternativeRow, ...]
     steps: tuple[StepStory, ...]
     regions: tuple[RegionStory, ...]
+    kinds: tuple[KindRow, ...]
     unfused: tuple[UnfusedRow, ...]
     unwilling: tuple[UnwillingRow, ...]
     host_values: tuple[str, ...]
@@ -160,6 +176,7 @@ def explain_plan(plan: Plan, node: str = "") -> Explanation:
         alternatives=_alternatives(plan.alternatives),
         steps=tuple(steps),
         regions=_region_stories(notes, plan.steps),
+        kinds=_kinds(notes),
         unfused=_unfused(refusals),
         unwilling=_unwilling(notes, plan.steps),
         host_values=hosted,
@@ -209,6 +226,21 @@ def _region_stories(notes: Iterable[RegionNote], steps: Sequence[Step]) -> tuple
     return tuple(stories)
 
 
+def _kinds(notes: Iterable[RegionNote]) -> tuple[KindRow, ...]:
+    """The most frequent first; equally frequent ones as they appear."""
+    kinds: dict[tuple[str, ...], list[RegionNote]] = {}
+    for note in notes:
+        kinds.setdefault(note.op_types, []).append(note)
+    rows = []
+    for ops, group in kinds.items():
+        best = [note.candidates[0] for note in group if note.candidates]
+        times = [candidate.median_us for candidate in best if candidate.median_us is not None]
+        total = sum(times) if times and len(times) == len(best) else None
+        winners = dict(Counter(candidate.tactic for candidate in best).most_common())
+        rows.append(KindRow(ops, short_ops(ops), len(group), winners, total))
+    return tuple(sorted(rows, key=lambda row: -row.regions))
+
+
 def _contest(candidates: Sequence[Candidate]) -> Contest:
     """Of candidates with the chosen one first."""
     chosen, *rest = candidates
@@ -249,23 +281,32 @@ def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
     """Grouped by rule and reason, the costliest first."""
     groups: dict[tuple[str, str], list[Refusal]] = {}
     for refusal in refusals:
-        groups.setdefault((refusal.rule, refusal.reason), []).append(refusal)
+        groups.setdefault((refusal.rule, _in_general(refusal.reason)), []).append(refusal)
     rows = []
-    for (rule, reason), group in groups.items():
+    for (rule, general), group in groups.items():
+        reason = group[0].reason if len(group) == 1 else general
         known = [refusal.bytes_lost for refusal in group if refusal.bytes_lost is not None]
         nodes = tuple(refusal.at for refusal in group)
         rows.append(UnfusedRow(rule, reason, len(group), nodes, sum(known) if known else None))
     return tuple(sorted(rows, key=lambda row: (-(row.bytes_lost or 0), -row.count, row.rule, row.reason)))
 
 
+def _in_general(reason: str) -> str:
+    """The reason without the names and sizes that make each of its kind look different."""
+    return _SHAPE.sub("[…]", _QUOTED.sub("'…'", reason))
+
+
 def _unwilling(notes: Sequence[RegionNote], steps: Sequence[Step]) -> tuple[UnwillingRow, ...]:
     """Over the regions; over the steps where a plan keeps no notes of its regions."""
-    asked = [note.candidates for note in notes] or [step.losers for step in steps]
-    counts = Counter(
-        key for candidates in asked for key in {(c.tactic, c.refused) for c in candidates if c.refused}
+    given: dict[str, Counter[str]] = {}
+    for candidates in [note.candidates for note in notes] or [step.losers for step in steps]:
+        for tactic, refused in {(c.tactic, c.refused) for c in candidates}:
+            if refused:
+                given.setdefault(tactic, Counter())[_in_general(refused)] += 1
+    return tuple(
+        UnwillingRow(tactic, reasons.total(), tuple(reason for reason, _ in reasons.most_common()))
+        for tactic, reasons in sorted(given.items())
     )
-    rows = [UnwillingRow(tactic, reason or "", regions) for (tactic, reason), regions in counts.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.regions, row.tactic, row.reason)))
 
 
 def _unknown_node(plan: Plan, node: str) -> OptionError:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from ridgeline.analyze.bench import Feeds, Peer
 from ridgeline.errors import ModelError
+from ridgeline.runtime.engine import Engine
 
 ORT_ERRORS_ONLY = 3
 
@@ -41,6 +41,6 @@ def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
     return Peer(f"ort {onnxruntime.__version__}", run, note)
 
 
-def engine_peer(engine: Any, *, name: str, note: str = "") -> Peer:
+def engine_peer(engine: Engine, *, name: str, note: str = "") -> Peer:
     """Another engine as a peer, such as one that runs op by op."""
     return Peer(name, engine.run, note)

@@ -129,7 +129,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
 
 def short_ops(op_types: Sequence[str]) -> str:
     """``Conv Add Relu``; for a long region what it has most of, ``Conv×24 Relu×22 Add×8 +3 kinds``."""
-    if len(op_types) <= 4:
+    if len(op_types) <= 5:
         return " ".join(op_types)
     counts = Counter(op_types).most_common()
     parts = [f"{op}×{count}" if count > 1 else op for op, count in counts[:4]]
@@ -159,7 +159,11 @@ def _input_row(plan: Plan, port: Port) -> PortRow:
 
 
 def _shape(port: Port) -> str:
-    return str(port).removeprefix(port.dtype)
+    """As the model says it; a dim that only has a name because we gave it one is a question mark."""
+    if port.dims is None:
+        return "[?]"
+    dims = ("?" if dim == f"{port.name}.{axis}" else str(dim) for axis, dim in enumerate(port.dims))
+    return f"[{','.join(dims)}]"
 
 
 def _ranges(dims: Sequence[DimRange]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +64,7 @@ def bench(
     """
     from ridgeline.analyze.bench import bench as measure
     from ridgeline.cli.draw_bench import draw_bench
-    from ridgeline.cli.engines import complete_feeds, is_engine_file, load_or_build, require_file
+    from ridgeline.cli.engines import complete_feeds, is_engine_file, load_or_build, require_file, tell_notes
     from ridgeline.cli.progress import StageProgress
 
     rivals = parse_names(peers, option="--peers", known=PEERS)
@@ -81,7 +80,7 @@ def bench(
         source, note = model or engine, ""
         if rivals and is_engine_file(source):
             source, note = (
-                _fused_model(engine, Path(folder)),
+                _fused_model(built, Path(folder)),
                 "runs the engine's fused.onnx (no --model given)",
             )
         opponents = [_peer(name, source, built, note) for name in rivals]
@@ -94,6 +93,7 @@ def bench(
             warmup_ms=warmup,
             on_round=lambda done, total: progress("measuring", done, total),
         )
+    tell_notes(built)
     emit(report, draw_bench, as_json=json)
     if not report.passed:
         talk.print("error: an output differs from a peer's by more than verification allows", style="red")
@@ -118,10 +118,8 @@ def _peer(name: str, source: Path, built: Any, note: str) -> Any:
     return engine_peer(op_by_op, name="torch (op by op)", note=note)
 
 
-def _fused_model(engine: Path, folder: Path) -> Path:
-    """The engine's own graph as a file; its weights lie beside it, where its external data points."""
-    with zipfile.ZipFile(engine) as archive:
-        for member in ("fused.onnx", "weights.safetensors"):
-            if member in archive.namelist():
-                archive.extract(member, folder)
-    return folder / "fused.onnx"
+def _fused_model(built: Any, folder: Path) -> Path:
+    """The engine's own graph as a file, weights inside."""
+    path = folder / "fused.onnx"
+    path.write_bytes(built.fused_onnx(weights=True).SerializeToString())
+    return path

@@ -27,7 +27,9 @@ from ridgeline.cli.arguments import (
     read_inputs,
 )
 from ridgeline.cli.files import make_folder, require_writable, write_atomically
+from ridgeline.cli.grid import put_lines
 from ridgeline.cli.render import emit, out, size, talk
+from ridgeline.errors import ModelError
 
 
 def build(
@@ -64,9 +66,11 @@ def build(
     """
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_built
-    from ridgeline.cli.engines import build_engine, require_file
+    from ridgeline.cli.engines import build_engine, is_engine_file, require_file
 
     require_file(model)
+    if is_engine_file(model):
+        raise ModelError(f"{model} is built already", want="an ONNX file", help=f"ridge show {model}")
     path = output or Path(f"{model.stem}.ridge")
     require_writable(path, option="-o")
     options = build_options(
@@ -85,7 +89,7 @@ def build(
     engine.save(path)
     emit(summarise(engine.plan, engine.report), draw_built, as_json=json)
     if not json:
-        out.print(f"  file      {path}  ({size(path.stat().st_size)})")
+        put_lines([("file", f"{path} ({size(path.stat().st_size)})")], out)
 
 
 def run(
@@ -113,7 +117,7 @@ def run(
     """
     from ridgeline.analyze.tensors import describe
     from ridgeline.cli.draw_bench import draw_outputs
-    from ridgeline.cli.engines import complete_feeds, load_or_build
+    from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
 
     given = read_inputs(input)
     folder = make_folder(output) if output else None
@@ -122,6 +126,7 @@ def run(
     )
     built = load_or_build(engine, options)
     outputs = built.run(complete_feeds(built, given, seed=seed))
+    tell_notes(built)
     files: dict[str, str] = {}
     if folder:
         for name, array in outputs.items():

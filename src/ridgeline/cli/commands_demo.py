@@ -12,6 +12,7 @@ from ridgeline.cli.arguments import AsJson, Threads
 from ridgeline.cli.commands_bench import FAILED_GATE
 from ridgeline.cli.demo_models import demo_files
 from ridgeline.cli.files import make_folder, write_atomically
+from ridgeline.cli.grid import put_lines
 from ridgeline.cli.render import emit, out, talk, to_json
 
 BENCH_S = 4.0
@@ -88,6 +89,6 @@ def demo(
     write_atomically(report, lambda file: file.write(to_json(rows).encode() + b"\n"))
     emit(rows, draw_headlines, as_json=json)
     if not json:
-        out.print(f"  report  {report}\n  next    ridge explain {rows[0].engine_file}")
+        put_lines([("report", str(report)), ("next", f"ridge explain {rows[0].engine_file}")], out)
     if not all(row.verified and row.agrees for row in rows):
         raise typer.Exit(FAILED_GATE)

@@ -30,9 +30,9 @@ def show(engine: EngineFile, json: AsJson = False) -> None:
     """
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_summary
-    from ridgeline.cli.engines import load_engine
+    from ridgeline.cli.engines import load_file
 
-    loaded = load_engine(engine)
+    loaded = load_file(engine)
     emit(summarise(loaded.plan, loaded.report), draw_summary, as_json=json)
 
 

@@ -28,8 +28,8 @@ class DemoModel:
 
 
 DEMO_MODELS = (
-    DemoModel("text recogniser", "rapidocr/models/PP-OCRv6_rec_small.onnx", "1x3x48x320"),
-    DemoModel("orientation classifier", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", "1x3x48x192"),
+    DemoModel("recogniser", "rapidocr/models/PP-OCRv6_rec_small.onnx", "1x3x48x320"),
+    DemoModel("orientation", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", "1x3x48x192"),
 )
 
 

@@ -36,7 +36,7 @@ def draw_outputs(rows: Sequence[TensorRow], console: Console) -> None:
     saved = any(row.file for row in rows)
     grid = table(
         "output", "type", "shape", "min", "mean", "max", "NaN", "inf", *(["file"] if saved else []),
-        numeric=("min", "mean", "max", "NaN", "inf"),
+        numeric=("min", "mean", "max", "NaN", "inf"), keep=("file",),
     )  # fmt: skip
     for row in rows:
         shape = "×".join(map(str, row.shape)) or "scalar"
@@ -86,31 +86,23 @@ def _surroundings(report: BenchReport, console: Console) -> None:
 
 def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
     """A table one wants to show a colleague."""
-    peer = rows[0].peer if rows else "peer"
-    numbers = (
-        "ops → steps",
-        f"{peer}, ms",
-        "ridgeline, ms",
-        "speed",
-        "error / allowed",
-        "memory",
-        "build, s",
-    )
-    grid = table("model", "input", *numbers, numeric=numbers, keep=("model",))
+    numbers = ("ops → steps", "peer, ms", "ridgeline, ms", "speed", "memory", "build, s")
+    columns = ("model", *numbers[:4], "error of allowed", *numbers[4:])
+    grid = table(*columns, numeric=numbers, keep=("error of allowed",))
     for row in rows:
         ms = ms_format(min(row.peer_us, row.ours_us))
-        allowed = f"{error_size(row.max_error or 0.0)} / {error_size(row.tolerance or 0.0)}"
+        mark = ("✓ ", "green") if row.verified and row.agrees else ("✗ ", "red")
         grid.add_row(
-            row.model,
-            row.shapes,
+            Text(row.model, "bold"),
             f"{row.ops} → {row.steps}",
             ms(row.peer_us),
             ms(row.ours_us),
             ratio(row.ratio),
-            Text.assemble(("✓ ", "green") if row.verified and row.agrees else ("✗ ", "red"), allowed),
+            Text.assemble(mark, f"{error_size(row.max_error or 0.0)} of {error_size(row.tolerance or 0.0)}"),
             size(row.memory_bytes),
             f"{row.build_s:.1f}",
         )
+    console.print()
     put(grid, console)
-    for row in rows:
-        console.print(f"  engine  {row.engine_file}")
+    put_lines([(row.model, f"input {row.shapes}, engine {row.engine_file}") for row in rows], console)
+    put_lines([("peer", " and ".join(dict.fromkeys(row.peer for row in rows)) + ", same run")], console)

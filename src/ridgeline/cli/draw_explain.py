@@ -69,15 +69,12 @@ def _regions(story: Explanation, console: Console) -> None:
     """Left out where every step is one region: the table of steps has said it all."""
     if all(len(step.regions) == 1 for step in story.steps):
         return
-    numbers = ("times", "step", "alone", "behind")
-    columns = ("times", "ops fused", "step", "best alone", "alone", "runner-up", "behind")
-    grid = table(*columns, numeric=numbers)
-    for region in story.regions:
-        contest = region.contest
-        steps = str(region.steps[0]) + ("…" if len(region.steps) > 1 else "") if region.steps else ""
-        asked = (contest.winner, duration(contest.median_us), *_runner_up(contest)) if contest else ("",) * 4
-        grid.add_row(str(len(region.names)), region.ops_text, steps, *asked)
-    put(grid, console, title="Regions: what was fused, and who would run each by itself")
+    numbers = ("regions", "time alone")
+    grid = table("regions", "ops fused", "best alone", "time alone", numeric=numbers, keep=("ops fused",))
+    for kind in story.kinds:
+        winners = ", ".join(f"{tactic} ×{count}" for tactic, count in kind.winners.items())
+        grid.add_row(str(kind.regions), kind.ops_text, winners, duration(kind.total_us) if winners else "")
+    put(grid, console, title="Regions: what was fused, and who would run them one by one")
 
 
 def _runner_up(contest: Contest) -> tuple[str | Text, str]:
@@ -105,7 +102,8 @@ def _unwilling(story: Explanation, console: Console) -> None:
         return
     grid = table("tactic", "regions", "reason", numeric=("regions",), keep=("reason",))
     for row in story.unwilling:
-        grid.add_row(row.tactic, str(row.regions), row.reason)
+        more = f" (and {plural(len(row.reasons) - 1, 'other reason')})" if len(row.reasons) > 1 else ""
+        grid.add_row(row.tactic, str(row.regions), row.reasons[0] + more)
     put(grid, console, title="Tactics that refused")
 
 
@@ -140,7 +138,7 @@ def _step_page(step: StepStory, console: Console) -> None:
         ),
         console,
     )
-    _candidates(step.contest, console)
+    _candidates(step.contest, console, first="chosen")
 
 
 def _region_page(region: RegionStory, console: Console) -> None:
@@ -148,13 +146,13 @@ def _region_page(region: RegionStory, console: Console) -> None:
     console.print(Text.assemble(("region", "bold"), f"  {region.names[0]}{times}"))
     put_lines((("ops", region.ops_text), ("nodes", _listed(region.nodes))), console)
     if region.contest:
-        _candidates(region.contest, console)
+        _candidates(region.contest, console, first="best alone")
 
 
-def _candidates(contest: Contest, console: Console) -> None:
+def _candidates(contest: Contest, console: Console, *, first: str) -> None:
     console.print()
     grid = table("candidate", "median", "behind", "verdict", numeric=("median", "behind"), keep=("verdict",))
-    grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text("chosen", "bold"))
+    grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text(first, "bold"))
     for loser in contest.losers:
         name = f"{loser.tactic} {loser.config}".rstrip()
         grid.add_row(name, duration(loser.median_us), behind(loser.behind), _verdict(loser))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from ridgeline.analyze.show import Summary, Verdict
@@ -138,4 +139,5 @@ def _warnings(summary: Summary, console: Console) -> None:
 
 def _paragraph(title: str, text: str | Text, console: Console) -> None:
     if text:
-        console.print(Text.assemble((title, "bold"), "\n  ", text, "\n"))
+        console.print(title, style="bold")
+        console.print(Padding(text, (0, 0, 1, 2), expand=False))

@@ -8,10 +8,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import ridgeline
+import numpy as np
+
+from ridgeline.build import build, load_engine
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
 from ridgeline.errors import ModelError, OptionError, PlanError, did_you_mean
+from ridgeline.plan.plan import Plan
+from ridgeline.runtime.engine import Engine
+from ridgeline.spec import TensorSpec
 
 
 def require_file(path: Path) -> None:
@@ -33,13 +38,13 @@ def is_engine_file(path: Path) -> bool:
     return path.suffix == ".ridge" or zipfile.is_zipfile(path)
 
 
-def build_engine(model: Path, options: Mapping[str, Any]) -> Any:
+def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:
     """Build with progress on stderr."""
     with StageProgress(talk) as progress:
-        return ridgeline.build(model, **options, progress=progress)
+        return build(model, **options, progress=progress)
 
 
-def load_engine(path: Path) -> Any:
+def load_file(path: Path) -> Engine:
     """An engine file, and nothing else."""
     require_file(path)
     if not is_engine_file(path):
@@ -48,16 +53,16 @@ def load_engine(path: Path) -> Any:
             want="a .ridge file",
             help=f"ridge build {path}, then ridge show {path.stem}.ridge",
         )
-    return ridgeline.load(path)
+    return load_engine(path)
 
 
-def load_or_build(path: Path, options: Mapping[str, Any]) -> Any:
+def load_or_build(path: Path, options: Mapping[str, Any]) -> Engine:
     """The engine of either kind of file. Build options beside an engine file are errors, not ignored."""
     require_file(path)
     given = dict(options)
     if not is_engine_file(path):
         return build_engine(path, given)
-    engine = ridgeline.load(path)
+    engine = load_engine(path)
     threads = given.pop("threads", None)
     if given:
         flags = ", ".join(_FLAGS.get(name, f"--{name}") for name in given)
@@ -75,7 +80,7 @@ def load_or_build(path: Path, options: Mapping[str, Any]) -> Any:
     return engine
 
 
-def complete_feeds(engine: Any, given: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:
     """The arrays given, and random ones (said on stderr) for the inputs that were not."""
     known = [port.name for port in engine.plan.inputs]
     for name in given:
@@ -84,9 +89,31 @@ def complete_feeds(engine: Any, given: Mapping[str, Any], *, seed: int) -> dict[
     missing = [name for name in known if name not in given]
     if not missing:
         return dict(given)
-    random = engine.example_inputs(seed=seed)
+    random = engine.example_inputs(seed=seed, shapes=_shapes_beside(engine.plan, given))
     talk.print(f"random values (seed {seed}) for {', '.join(missing)}", style="dim", highlight=False)
     return {name: given[name] if name in given else random[name] for name in known}
+
+
+def tell_notes(engine: Engine) -> None:
+    """What did not go as planned on this machine; known once the engine has run."""
+    for note in dict.fromkeys(engine.notes):
+        talk.print(f"note: {note}", style="yellow")
+
+
+def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, TensorSpec]:
+    """The planned shapes, except that a dim named as one of a given array has that array's size."""
+    sizes: dict[int | str, int] = {}
+    for port in plan.inputs:
+        if port.name in given and port.dims is not None:
+            sizes.update(zip(port.dims, given[port.name].shape, strict=False))
+    specs = {}
+    for port in plan.inputs:
+        planned = plan.planned_shapes[port.name]
+        dims = port.dims if port.dims is not None else planned.shape
+        pairs = zip(dims, planned.shape, strict=True)
+        shape = tuple(sizes.get(dim, size) if isinstance(dim, str) else size for dim, size in pairs)
+        specs[port.name] = TensorSpec(planned.dtype, shape)
+    return specs
 
 
 _FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}

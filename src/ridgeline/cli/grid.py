@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-INDENT, GAP = 2, 3
-LEAST_WORDS, LEAST_KEPT = 10, 16
+INDENT, GAP = 2, 2
 # a rule under the head and nothing else: the columns are what one reads
 _HEAD_RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
@@ -35,7 +34,9 @@ class Grid:
         self.rows.append(cells)
 
     def fitted(self, width: int) -> Table:
-        grid = Table(box=_HEAD_RULE, header_style="dim", padding=(0, 1), show_edge=False, pad_edge=False)
+        # a cell's padding and the divider after it make the gap
+        padding = (0, GAP - 1, 0, 0)
+        grid = Table(box=_HEAD_RULE, header_style="dim", padding=padding, show_edge=False, pad_edge=False)
         for name, column_width in zip(self.columns, self._widths(width), strict=True):
             grid.add_column(
                 name,
@@ -57,7 +58,7 @@ class Grid:
         room = width - GAP * (len(widths) - 1)
         words = [i for i, name in enumerate(self.columns) if name not in self.numeric | self.keep]
         kept = [i for i, name in enumerate(self.columns) if name in self.keep]
-        for group, least in ((words, LEAST_WORDS), (kept, LEAST_KEPT)):
+        for group, least in ((words, 22), (kept, 40), (words, 10), (kept, 16)):
             while sum(widths) > room and any(widths[i] > least for i in group):
                 widths[max(group, key=lambda i: widths[i])] -= 1
         return widths
@@ -74,7 +75,7 @@ def put(grid: Grid, console: Console, *, title: str = "") -> None:
 def put_lines(lines: Iterable[tuple[str, str | Text]], console: Console, *, style: str = "dim") -> None:
     """``label  text`` lines; a long text goes on under itself, an empty one is left out."""
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style=style, no_wrap=True, min_width=8)
+    grid.add_column(style=style, no_wrap=True, min_width=11)
     grid.add_column(overflow="fold")
     for label, text in lines:
         if text:

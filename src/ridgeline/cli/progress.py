@@ -23,7 +23,7 @@ class StageProgress:
         self._tasks: dict[str, TaskID] = {}
         # no refresh thread: it would wake up in the middle of the timings
         self._bars = Progress(
-            TextColumn("  [bold]{task.description:<12}"),
+            TextColumn("  [bold]{task.description:<14}"),
             BarColumn(bar_width=28),
             TextColumn("{task.fields[count]:>9}"),
             TimeElapsedColumn(),
@@ -81,5 +81,5 @@ class StageProgress:
                 self._bars.update(task, total=self._total or 1, completed=self._total or 1, detail="")
                 self._bars.stop_task(task)
             return
-        count = f"{self._done} of {self._total}, " if self._total else ""
+        count = f"{self._done} of {self._total}, " if self._done and self._total else ""
         self._console.print(f"  {self._stage}: {count}{monotonic() - self._began:.1f} s", highlight=False)

@@ -101,7 +101,9 @@ def behind(part: float | None) -> str:
     """``+12 %`` for something slower, ``2.4×`` once percents stop helping."""
     if part is None:
         return DASH
-    return f"{part + 1:.1f}×" if part >= 1 else f"{part * 100:+.0f} %"
+    if abs(part) < 0.005:
+        return "0 %"
+    return f"{part * 100:+.0f} %" if part < 1 else f"{part + 1:.1f}×" if part < 99 else f"{part + 1:,.0f}×"
 
 
 def number(value: float | None) -> str:
@@ -114,7 +116,9 @@ def number(value: float | None) -> str:
 
 
 def error_size(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}"
+    """``2.4e-7``"""
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return "0" if value == 0 else f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def ratio(value: float) -> Text:

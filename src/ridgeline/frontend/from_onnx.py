@@ -262,7 +262,9 @@ def _lift_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
     lifted = {}
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= 1024:
+        if tensor is not None and tensor.nbytes < 1024 and isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.tensor(tensor.numpy().copy(), name=name)  # the converter may read it
+        elif tensor is not None and tensor.nbytes >= 1024:
             lifted[name] = tensor
             del graph.initializers[name]
             value.const_value = None

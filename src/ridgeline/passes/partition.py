@@ -31,6 +31,9 @@ class Draft:
     kind: str  # product | row | pointwise
     nodes: list[ir.Node]
 
+    def __post_init__(self) -> None:
+        self.anchor = self.nodes[0]
+
     def add(self, nodes: Iterable[ir.Node]) -> None:
         self.nodes += nodes
 
@@ -161,9 +164,9 @@ def _start(part: Partition, draft: Draft) -> None:
 
 def _grow_down(part: Partition, draft: Draft) -> None:
     """Take the pointwise ops that follow, while one value leaves the region."""
-    tip = draft.nodes[0].outputs[0] if draft.kind != "pointwise" else draft.nodes[-1].outputs[0]
-    if any(v.uses() or v.is_graph_output() for v in draft.nodes[0].outputs[1:]):
-        return  # an anchor with several results in use stays as it is
+    tip = draft.anchor.outputs[0]
+    if len(part.leaving(draft.nodes)) != 1:
+        return  # a region with several results in use stays as it is
     while True:
         found = _next_tip(part, draft, tip)
         if found is None:
@@ -175,7 +178,7 @@ def _grow_down(part: Partition, draft: Draft) -> None:
 
 def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Node], ir.Value] | None:
     """The smallest set of followers after which again exactly one value leaves the region."""
-    rule = f"{draft.nodes[0].op_type} epilogue"
+    rule = f"{draft.anchor.op_type} epilogue"
     like = part.spec(tip)
     if tip.is_graph_output() or part.used_in_subgraph(tip) or not part.consumers(tip):
         return None
@@ -204,7 +207,7 @@ def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Nod
 
 def _grow_up(part: Partition, draft: Draft) -> None:
     """Take the pointwise ops that feed a row op, when nobody else needs them, or only one value of them."""
-    anchor = draft.nodes[0]
+    anchor = draft.anchor
     source = anchor.inputs[0]
     while source is not None and (producer := source.producer()) is not None:
         like = part.spec(source)

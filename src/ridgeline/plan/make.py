@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
 from ridgeline.passes.body import Region
+from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.cache import Entry
 from ridgeline.work import body_bytes, body_flops

@@ -17,9 +17,9 @@ from torch import Tensor
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.layout import assign_layouts
 from ridgeline.passes.settle import Settled, settle
-from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.passes.sites import make_site
 from ridgeline.passes.views import joins_of, views_of
+from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.spec import Site, Target, TensorSpec
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch

@@ -29,8 +29,8 @@ TORCH_DTYPES = {
     name: getattr(torch, name)
     for name in (
         "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32",
-        "uint16", "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
+        "uint16", "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+        "float8_e4m3fnuz", "float8_e5m2fnuz",
     )
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

@@ -17,7 +17,7 @@ from ridgeline.tactics.onednn_linear import Run, bind_allocating, why_not_packed
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
 Product: TypeAlias = Callable[[Tensor, Tensor], object]
-# up to here the product reads each weight once, and a bias costs more inside it than after it
+# up to here the product is bound by reading the weight, and a bias outside it is worth timing too
 FEW_ROWS = 4
 
 

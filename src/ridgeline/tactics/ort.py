@@ -50,7 +50,10 @@ class Ort:
 
     def configs(self, site: Site) -> Iterable[Config]:
         shapes = "fixed" if self.fixed_shapes and is_settled(site) else "free"
-        return ({"shapes": shapes, **({"deterministic": True} if self.deterministic else {})},)
+        config: dict[str, str | bool] = {"shapes": shapes, "spin": False}
+        if self.deterministic:
+            config["deterministic"] = True
+        return (config,)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         fixed = config["shapes"] == "fixed"
@@ -86,7 +89,9 @@ class Ort:
         options.intra_op_num_threads = site.target.threads
         options.inter_op_num_threads = 1
         options.use_deterministic_compute = bool(config.get("deterministic", False))
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        # threads that spin after a call are faster at the next one, and in the way of any other library's
+        spin = "1" if config.get("spin", False) else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spin)
         if lent:
             model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
             values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Mapping, Sequence
 
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.floor import call_floor
-from ridgeline.spec import Op
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_gemm import ConvAsGemm

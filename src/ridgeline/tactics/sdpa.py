@@ -104,7 +104,7 @@ class AttentionBmm:
             kt = k.transpose(2, 3).contiguous().flatten(0, 1)
             scores = q.new_empty((batch * heads, queries, keys))
             torch.baddbmm(scores, q.flatten(0, 1), kt, beta=0, alpha=scale, out=scores)
-            # a mask as the product's addend is copied in first, which costs more than adding it after
+            # as the product's addend a mask is spread over all heads first, so that saves no pass
             if mask is not None:
                 scores.view(batch, heads, queries, keys).add_(mask)
             if bias is not None:

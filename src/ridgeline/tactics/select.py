@@ -1,4 +1,4 @@
-"""Selection: the only place that times the candidates of a site. The fastest wins by a margin; losers stay."""
+"""Selection: the only place that times candidates of a site. The fastest wins by a margin; losers stay."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ridgeline.timing import interleave
 
 # a later candidate must beat an earlier, simpler one by this much
 MARGIN = 0.03
+# thread pools of different libraries spin after their last call and steal a core from the next
+PAUSE_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ def time_site(
     if len(runnable) == 1 or effort.site_s == 0:
         timed = [Measured(c.tactic, c.config) for c, _ in runnable]
         return Entry(site.name, (*timed, *dropped), 0)
-    timings = interleave([call for _, call in runnable], budget_s=effort.site_s * len(runnable))
+    pause_s = PAUSE_S if any(c.tactic == "ort" for c, _ in runnable) else 0.0
+    timings = interleave(
+        [call for _, call in runnable], budget_s=effort.site_s * len(runnable), settle_s=pause_s
+    )
     timed = [
         Measured(c.tactic, c.config, round(t.median_us, 3))
         for (c, _), t in zip(runnable, timings, strict=True)

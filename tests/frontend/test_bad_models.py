@@ -1,0 +1,173 @@
+"""Every way a model file can be wrong is met with a ModelError or an UnsupportedError that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from ridgeline.errors import ModelError, UnsupportedError
+from ridgeline.frontend.from_onnx import load
+
+RELU = '<ir_version: 10, opset_import: ["": 20]> g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }'
+
+
+def external(folder: Path, location: str, *, length: int = 16) -> Path:
+    """A model whose weight lies outside, at `location`."""
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[N,4] x) => (float[N,4] y) { y = Add(x, w) }'
+    model = onnx.parser.parse_model(text)
+    tensor = model.graph.initializer.add(name="w", data_type=onnx.TensorProto.FLOAT, dims=[4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_not_an_onnx_file(tmp_path: Path) -> None:
+    path = tmp_path / "notes.onnx"
+    path.write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        load(path)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"")
+    with pytest.raises(ModelError, match="names no opset or holds no graph"):
+        load(path)
+
+
+def test_a_truncated_file(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.onnx"
+    path.write_bytes(tiny_model.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"half\.onnx"):
+        load(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no file"):
+        load(tmp_path / "nowhere.onnx")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is a folder"):
+        load(tmp_path)
+
+
+def test_something_else_than_a_model() -> None:
+    with pytest.raises(ModelError, match="this is not a model"):
+        load(42)  # type: ignore[arg-type]
+
+
+def test_external_data_beside_the_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    loaded = load(external(tmp_path, "w.bin"))
+    np.testing.assert_array_equal(loaded.model.graph.initializers["w"].const_value.numpy(), [0, 1, 2, 3])
+
+
+def test_external_data_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"w: file 'w.bin' is missing"):
+        load(external(tmp_path, "w.bin"))
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "a/../../w.bin"])
+def test_external_data_that_leaves_the_folder(tmp_path: Path, location: str) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "w.bin").write_bytes(b"\0" * 16)
+    with pytest.raises(ModelError, match="leaves the model's folder"):
+        load(external(inner, location))
+
+
+def test_external_data_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "secret.bin").write_bytes(b"\0" * 16)
+    (inner / "w.bin").symlink_to(tmp_path / "secret.bin")
+    with pytest.raises(ModelError, match="link that leaves"):
+        load(external(inner, "w.bin"))
+
+
+def test_external_data_shorter_than_declared(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"\0" * 8)
+    with pytest.raises(ModelError, match="holds 8 bytes, wanted up to byte 16"):
+        load(external(tmp_path, "w.bin"))
+
+
+def test_external_data_without_a_folder(tmp_path: Path) -> None:
+    content = external(tmp_path, "w.bin").read_bytes()
+    with pytest.raises(ModelError, match="came without a folder"):
+        load(content)
+
+
+def test_a_cyclic_graph() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[4] y) '
+        "{ a = Add(x, b) b = Relu(a) y = Relu(b) }"
+    )
+    with pytest.raises(ModelError, match="not a legal ONNX model"):
+        load(model)
+
+
+def test_an_input_nobody_makes() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[4] y) { y = Add(x, ghost) }'
+    )
+    with pytest.raises(ModelError, match="ghost"):
+        load(model)
+
+
+def test_every_unknown_op_is_listed_at_once() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "acme": 1]> g (float[4] x) => (float[4] y) '
+        "{ a = acme.Warp(x) b = acme.Warp(a) y = acme.Bend(b) }"
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        load(model)
+    assert "3 nodes cannot run" in str(caught.value)
+    assert "acme::Warp x2" in str(caught.value)
+    assert "acme::Bend x1" in str(caught.value)
+
+
+def test_nan_weights() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N,2] x) => (float[N,2] y) '
+        "<float[2] w = {1, 2}> { y = Mul(x, w) }"
+    )
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([1, np.nan], np.float32), "w"))
+    with pytest.raises(ModelError, match="w: 1 of 2 elements are NaN"):
+        load(model)
+
+
+def test_old_opsets_arrive_at_the_canonical_one() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 4, opset_import: ["": 11]> g (float[2,3] x) => (float[2,1] y) '
+        "{ y = ReduceMean <axes = [1]> (x) }"
+    )
+    loaded = load(model)
+    assert loaded.model.opset_imports[""] == 23
+    assert [node.op_type for node in loaded.model.graph][-1] == "ReduceMean"
+
+
+def test_local_functions_are_inlined() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "mine": 1]> g (float[4] x) => (float[4] y) '
+        "{ y = mine.twice(x) }"
+        '<domain: "mine", opset_import: ["": 20]> twice (a) => (b) { b = Add(a, a) }'
+    )
+    loaded = load(model)
+    assert [node.op_type for node in loaded.model.graph] == ["Add"]
+
+
+def test_initializers_that_are_inputs_too_are_constants() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[4] x, float[4] w) => (float[4] y) '
+        "{ y = Add(x, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    assert [v.name for v in load(model).model.graph.inputs] == ["x"]

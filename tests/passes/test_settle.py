@@ -1,0 +1,96 @@
+"""Settling: concrete shapes everywhere, shape arithmetic evaluated, data-dependent shapes left loose."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ridgeline.errors import InputError
+from ridgeline.passes.body import Program, read_program
+from ridgeline.passes.settle import Settled, settle
+from ridgeline.spec import TensorSpec
+
+
+def program_of(text: str) -> Program:
+    return read_program(ir.from_onnx_text(text))
+
+
+def settled(text: str, **shapes: tuple[int, ...]) -> tuple[Program, Settled]:
+    program = program_of(text)
+    model = ir.from_onnx_text(text)
+    weights = {str(n): v.const_value.numpy() for n, v in model.graph.initializers.items()}
+    specs = {n: TensorSpec(str(a.dtype), a.shape) for n, a in weights.items()}
+    inputs = {n: TensorSpec("float32", s) for n, s in shapes.items()}
+    return program, settle(program, inputs, specs, weights)
+
+
+FLATTEN = """<ir_version: 10, opset_import: ["": 23]>
+g (float[N,C,H,W] x) => (float[N,M] y) <int64[1] zero = {0}, int64[1] minus = {-1}> {
+  s = Shape(x)
+  n = Gather(s, zero)
+  t = Concat <axis = 0> (n, minus)
+  y = Reshape(x, t)
+}"""
+
+
+def test_shape_arithmetic_is_evaluated() -> None:
+    program, state = settled(FLATTEN, x=(2, 3, 4, 5))
+    assert state.specs["y"] == TensorSpec("float32", (2, 60))
+    np.testing.assert_array_equal(state.values["t"], [2, -1])
+    host = [region.function for region in program.regions if state.is_host(region)]
+    assert host == ["Shape", "Gather", "Concat"]
+
+
+def test_other_shapes_settle_anew() -> None:
+    _, state = settled(FLATTEN, x=(7, 1, 1, 2))
+    assert state.specs["y"].shape == (7, 2)
+
+
+def test_data_dependent_shapes_stay_loose() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]> g (float[4] x) => (int64[1,K] y, float[4] z) {
+      y = NonZero(x)
+      z = Relu(x)
+    }"""
+    program, state = settled(text, x=(4,))
+    assert [state.is_loose(region) for region in program.regions] == [True, False]
+    assert "y" not in state.specs
+
+
+IF = """<ir_version: 10, opset_import: ["": 23]> g (bool c, float[2,3] x) => (float[A,B] y) {
+  y = If (c) <
+    then_branch = t () => (float[A,B] a) { a = Relu(x) },
+    else_branch = e () => (float[A,B] b) { b = %s }
+  >
+}"""
+
+
+def test_branches_that_agree_settle() -> None:
+    program = program_of(IF % "Neg(x)")
+    inputs = {"c": TensorSpec("bool", ()), "x": TensorSpec("float32", (2, 3))}
+    assert settle(program, inputs, {}, {}).specs["y"].shape == (2, 3)
+
+
+def test_branches_that_differ_stay_loose() -> None:
+    program = program_of(IF % "Transpose(x)")
+    inputs = {"c": TensorSpec("bool", ()), "x": TensorSpec("float32", (2, 3))}
+    assert "y" not in settle(program, inputs, {}, {}).specs
+
+
+def test_captured_values_are_inputs_of_the_region() -> None:
+    assert program_of(IF % "Neg(x)").regions[0].inputs == ("c", "x")
+
+
+def test_shapes_the_model_cannot_take() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]> g (float[N,K] x, float[K2,M] w) => (float[N,M] y) {
+      y = MatMul(x, w)
+    }"""
+    with pytest.raises(InputError, match="the shapes do not fit at"):
+        settled(text, x=(2, 3), w=(4, 5))
+
+
+@pytest.mark.parametrize(("a", "b", "want"), [(7, 2, 3), (-7, 2, -3), (7, -2, -3)])
+def test_integers_divide_toward_zero(a: int, b: int, want: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 23]> g (float[1] x) => (int64[1] y)
+      <int64[1] a = {{{a}}}, int64[1] b = {{{b}}}> {{ y = Div(a, b) }}"""
+    assert settled(text, x=(1,))[1].values["y"] == want

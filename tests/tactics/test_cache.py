@@ -1,0 +1,68 @@
+"""Timing cache and lock: text in, the same text out; damage is said and survived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline.errors import OptionError
+from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
+
+ENTRY = Entry(
+    'layer0/"attn"',
+    (
+        Measured("cpp.gemv", {"threads": 2, "panel": 32}, 12.5),
+        Measured("aten", {}, 20.25),
+        Measured("onednn.linear", {}, refused="weight is not constant"),
+    ),
+    0,
+    "here",
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    cache = TimingCache({"abc": ENTRY})
+    cache.write(tmp_path / "t.toml")
+    again = TimingCache.read(tmp_path / "t.toml")
+    assert again.entries == cache.entries
+    assert not again.problems
+    again.write(tmp_path / "u.toml")
+    assert (tmp_path / "t.toml").read_text() == (tmp_path / "u.toml").read_text()
+
+
+def test_an_entry_counts_where_it_was_measured(tmp_path: Path) -> None:
+    cache = TimingCache({"abc": ENTRY})
+    assert cache.find("abc", "here") == ENTRY
+    assert cache.find("abc", "elsewhere") is None
+    assert cache.find("xyz", "here") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "format = ",
+        "format = 99\n",
+        'format = 1\n[site.a]\ntitle = "x"\n',
+        'format = 1\n[site.a]\ntitle = "x"\nchosen = 5\ncandidates = [{ tactic = "aten" }]\n',
+        'format = 1\n[site.a]\ntitle = "x"\nchosen = 0\ncandidates = [{ tactic = "a", config = "{" }]\n',
+        "format = 1\nsite = 3\n",
+    ],
+)
+def test_damage_is_reported_and_ignored(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(text)
+    cache = TimingCache.read(path)
+    assert cache.entries == {}
+    assert len(cache.problems) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="cannot be written"):
+        TimingCache().write(tmp_path / "file" / "t.toml")
+
+
+def test_the_context_names_code_libraries_and_machine() -> None:
+    assert "2 threads" in measuring_context(2)
+    assert measuring_context(1) != measuring_context(2)
