@@ -16,16 +16,16 @@ from ridgeline import errors
 
 if TYPE_CHECKING:
     from ridgeline import onnx_backend
-    from ridgeline.build import build
-    from ridgeline.build import load_engine as load
+    from ridgeline.builder import build
+    from ridgeline.builder import load_engine as load
     from ridgeline.runtime.engine import Engine
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "__version__", "build", "errors", "load", "onnx_backend"]
 
 _HOMES = {
-    "build": ("ridgeline.build", "build"),
-    "load": ("ridgeline.build", "load_engine"),
+    "build": ("ridgeline.builder", "build"),
+    "load": ("ridgeline.builder", "load_engine"),
     "Engine": ("ridgeline.runtime.engine", "Engine"),
 }
 
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
     home, attribute = _HOMES[name]
     value = getattr(import_module(home), attribute)
-    globals()[name] = value  # the submodule `ridgeline.build` must not hide the function of the same name
+    globals()[name] = value
     return value
 
 

@@ -23,8 +23,7 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
-from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, fastest, time_site
-from ridgeline.timing import interleave
+from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, race, ranked, time_site
 
 # thread pools of different libraries spin after their last call and steal a core from the next
 SETTLE_S = 0.01
@@ -112,6 +111,8 @@ def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str,
     if chosen not in plans:
         raise _stale(shop.options, [f"plan {chosen!r}"])
     made.steps = tuple(plans[chosen])
+    if chosen == "ort":  # one step is the whole plan: their times are the same, and so are their rivals
+        made.steps = (replace(made.steps[0], entry=entry),)
     return made
 
 
@@ -282,18 +283,10 @@ def _compare(
         raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in dropped])
     calls: list[Callable[[], object]] = [instance.execute for instance in instances.values()]
     with torch.inference_mode():
-        timings = interleave(calls, budget_s=effort.plan_s * len(calls), settle_s=SETTLE_S)
-    timed = [
-        Measured(name, {}, round(timing.median_us, 3))
-        for name, timing in zip(instances, timings, strict=True)
-    ]
-    best = fastest(timed)
+        times = race(calls, each_s=effort.plan_s, pause_s=SETTLE_S)
+    timed = [Measured(name, {}, us) for name, us in zip(instances, times, strict=True)]
     shop.options.tell("compare plans", len(names), len(names))
-    ordered = [
-        timed[best],
-        *sorted((m for i, m in enumerate(timed) if i != best), key=lambda m: m.median_us or 0),
-    ]
-    return Entry("whole plan", (*ordered, *dropped))
+    return Entry("whole plan", (*ranked(timed), *dropped))
 
 
 def _instance(

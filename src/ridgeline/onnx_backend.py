@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from ridgeline.build import build
+from ridgeline.builder import build
 from ridgeline.runtime.engine import Engine
 
 

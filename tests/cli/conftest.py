@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.build import build
+from ridgeline.builder import build
 from ridgeline.cli.main import main
 
 

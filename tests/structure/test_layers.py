@@ -11,7 +11,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
     "errors", "spec", "options", "work", "timing", "frontend", "passes", "kernels", "tactics",
-    "plan", "runtime", "compose", "verify", "checks", "build",
+    "plan", "runtime", "compose", "verify", "checks", "builder",
     "analyze", "serve", "onnx_backend", "__init__", "cli",
 )  # fmt: skip
 FILES = sorted(SRC.rglob("*.py"))

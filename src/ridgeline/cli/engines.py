@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.build import build, load_engine
+from ridgeline.builder import build, load_engine
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
 from ridgeline.errors import ModelError, OptionError, PlanError, did_you_mean

@@ -18,7 +18,7 @@ from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.context import Context, Feeds
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.file import fused_proto, write_engine
+from ridgeline.runtime.file import fused_proto, raw_bytes, write_engine
 from ridgeline.runtime.instance import Instance
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.base import Launch, Tactic
@@ -124,10 +124,9 @@ class Engine:
         proto = fused_proto(self.model, self.weights)
         if weights:
             for entry in proto.graph.initializer:
-                tensor = self.weights[entry.name].contiguous()
                 entry.ClearField("external_data")
                 entry.data_location = onnx.TensorProto.DEFAULT
-                entry.raw_data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+                entry.raw_data = raw_bytes(self.weights[entry.name]).tobytes()
         return proto
 
     @property

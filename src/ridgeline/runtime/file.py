@@ -31,6 +31,7 @@ FORMAT = 1
 WEIGHTS = "weights.safetensors"
 MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
 ALIGNMENT = 64
+INLINE_BYTES = 1024
 SAFETENSORS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
@@ -41,6 +42,12 @@ FROM_SAFETENSORS = {short: getattr(torch, name) for name, short in SAFETENSORS.i
 
 def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    if not tensor.nbytes:
+        return memoryview(b"")
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def weights_header(weights: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
@@ -69,8 +76,7 @@ def _weight_chunks(weights: Mapping[str, Tensor]) -> Iterator[bytes | memoryview
     for name, tensor in weights.items():
         begin, end = places[name]
         yield b"\0" * (begin - at)
-        if tensor.nbytes:
-            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield raw_bytes(tensor)
         at = end
 
 
@@ -93,6 +99,10 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         entry = proto.graph.initializer.add(
             name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape)
         )
+        if tensor.nbytes <= INLINE_BYTES:
+            # shape inference reads axes and shapes, and does not follow them into another file
+            entry.raw_data = raw_bytes(tensor).tobytes()
+            continue
         entry.data_location = onnx.TensorProto.EXTERNAL
         begin, end = places[name]
         for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):

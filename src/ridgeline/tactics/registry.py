@@ -38,7 +38,7 @@ def cpu_tactics(
     )
 
 
-def without(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:
+def leave_out(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:
     """All but those named, by full name or by family (`ort`, `cpp`, `onednn`). The floor always stays."""
     families = sorted({part for t in tactics for part in (t.name, t.name.split(".")[0])} - {"aten"})
     for name in names:

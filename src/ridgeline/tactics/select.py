@@ -20,6 +20,8 @@ from ridgeline.timing import interleave
 MARGIN = 0.03
 # thread pools of different libraries spin after their last call and steal a core from the next
 PAUSE_S = 0.002
+# a candidate this many times slower than the best at first sight stays behind
+HOPELESS = 2.5
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,25 @@ def time_site(
         timed = [Measured(c.tactic, c.config) for c, _ in runnable]
         return Entry(site.name, (*timed, *dropped), 0)
     pause_s = PAUSE_S if any(c.tactic == "ort" for c, _ in runnable) else 0.0
-    timings = interleave(
-        [call for _, call in runnable], budget_s=effort.site_s * len(runnable), settle_s=pause_s
-    )
-    timed = [
-        Measured(c.tactic, c.config, round(t.median_us, 3))
-        for (c, _), t in zip(runnable, timings, strict=True)
-    ]
+    times = race([call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s)
+    timed = [Measured(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
+    return Entry(site.name, (*ranked(timed), *dropped), 0)
+
+
+def race(calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float) -> list[float]:
+    """Medians in µs. Those far behind after a first look are not timed any further."""
+    first = [t.min_us for t in interleave(calls, rounds=1, min_sample_us=50, settle_s=pause_s)]
+    limit = HOPELESS * min(first)
+    rivals = [i for i, us in enumerate(first) if us <= limit]
+    timings = interleave([calls[i] for i in rivals], budget_s=each_s * len(rivals), settle_s=pause_s)
+    found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
+    return [round(found.get(i, us), 3) for i, us in enumerate(first)]
+
+
+def ranked(timed: Sequence[Measured]) -> list[Measured]:
+    """The winner, then the others by time."""
     best = fastest(timed)
-    ordered = [timed[best], *sorted((m for i, m in enumerate(timed) if i != best), key=_time)]
-    return Entry(site.name, (*ordered, *dropped), 0)
+    return [timed[best], *sorted((m for i, m in enumerate(timed) if i != best), key=_time)]
 
 
 def fastest(timed: Sequence[Measured]) -> int:

@@ -1,10 +1,10 @@
-"""`build()`: a model goes in, a verified engine comes out. This page is the table of contents."""
+"""`build()`: a model goes in, a verified engine comes out. `build_with` reads as the table of contents."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from ridgeline.compose import Selection, Workshop, select
 from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
-from ridgeline.options import Options, make_options
+from ridgeline.options import Options, Progress, make_options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
@@ -41,13 +41,38 @@ from ridgeline.runtime.instance import settle_program
 from ridgeline.spec import Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cache import TimingCache
-from ridgeline.tactics.registry import cpu_tactics, without
+from ridgeline.tactics.registry import cpu_tactics, leave_out
 from ridgeline.verify import Reference
 
 
-def build(source: Source, **keywords: Any) -> Engine:
-    """Build an engine. Keywords are the fields of `Options`; one that does not exist is an error."""
-    options = make_options(keywords)
+def build(
+    source: Source,
+    *,
+    target: str = "cpu",
+    profiles: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
+    level: int = 3,
+    timing_cache: str | Path | None = None,
+    lock: str | Path | None = None,
+    verify: str = "full",
+    deterministic: bool = False,
+    workspace_bytes: int | None = None,
+    progress: Progress | None = None,
+    threads: int = 0,
+    without: str | Sequence[str] = (),
+    data: str | Path | None = None,
+    **unknown: Any,
+) -> Engine:
+    """Build an engine from an ONNX file, bytes, `onnx.ModelProto` or `onnx_ir.Model`.
+
+    `Options` says what each keyword means; one that does not exist is an error with the near match.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("source", "unknown")}
+    return build_with(source, make_options({**given, **unknown}))
+
+
+def build_with(source: Source, options: Options) -> Engine:
+    """The table of contents."""
     clock = Clock(options)
     with clock.stage("load"):
         loaded = load(source)
@@ -151,7 +176,7 @@ def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options) -> W
     tactics: tuple[Tactic, ...] = cpu_tactics(
         dict(model.opset_imports), fixed_shapes=shapes.are_fixed, deterministic=options.deterministic
     )
-    tactics = without(tactics, options.without)
+    tactics = leave_out(tactics, options.without)
     lock = None
     if options.lock is not None and options.lock.exists():
         lock = TimingCache.read(options.lock)
