@@ -88,7 +88,7 @@ def build_with(source: Source, options: Options) -> Engine:
     with clock.stage("plan"):
         plan = make_plan(loaded, shop, shapes, selection, refusals)
         engine = Engine(plan, Report(), loaded.model, shop.weights, shop.tactics)
-        plan = engine.plan = replace(plan, memory=measure_memory(engine, shapes))
+        engine.plan = with_memory(engine, shapes)
     with clock.stage("verify"):
         report = checks.verify(engine, reference, shapes, options) if reference is not None else Report()
     engine.report = replace(
@@ -245,10 +245,10 @@ def make_plan(
     )
 
 
-def measure_memory(engine: Engine, shapes: checks.Shapes) -> Memory:
-    """Memory of one context at the planned shapes, as the runtime lays it out."""
+def with_memory(engine: Engine, shapes: checks.Shapes) -> Plan:
+    """The plan with what binding it at the planned shapes tells: memory, and ops that run slowly."""
     instance = engine.instance(dict(shapes.opt))
-    return account(
+    memory = account(
         instance.layout,
         [step.io for step in instance.steps],
         instance.settled.specs,
@@ -256,6 +256,8 @@ def measure_memory(engine: Engine, shapes: checks.Shapes) -> Memory:
         weight_bytes=sum(t.nbytes for t in engine.weights.values()),
         packed_bytes=engine.packed_bytes,
     )
+    notes = [step.launch.note for step in instance.steps if step.launch is not None and step.launch.note]
+    return replace(engine.plan, memory=memory, slow_ops=tuple(dict.fromkeys(notes)))
 
 
 def versions() -> dict[str, str]:

@@ -189,7 +189,8 @@ class Site:
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
-        return tuple(self.specs[n] if n else None for n in self.body.inputs)
+        """None for an absent input, and for one whose shape depends on data."""
+        return tuple(self.specs.get(n) for n in self.body.inputs)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -202,5 +203,5 @@ class Site:
             mark = "w" if name in self.weights else ""
             known = _attr_text(self.values[name]) if name in self.values else ""
             parts.append(f"{spec}{mark}{known}")
-        parts += [str(spec) for spec in self.outputs]
+        parts += [str(self.specs.get(name)) for name in self.body.outputs]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

@@ -127,3 +127,17 @@ def test_figures_add_up() -> None:
     assert memory.unshared_bytes == 4096
     assert memory.live_bytes == (1024, 2048, 2048, 2048)
     assert memory.library_bytes == 0
+
+
+def test_views_of_other_values_are_not_mistaken_for_joined_parts() -> None:
+    """The parts of the concat are views already, so it has to copy."""
+    steps = [
+        StepIO(("x",), ("a",), writes_out=True),
+        StepIO(("a",), ("r",), writes_out=False, views=(("r", "a", 0),)),
+        StepIO(("x",), ("b",), writes_out=True),
+        StepIO(("r", "b"), ("c",), writes_out=True, joins=(("r", 0), ("b", 8))),
+    ]
+    specs = {n: TensorSpec("float32", (8,)) for n in "xarb"} | {"c": TensorSpec("float32", (16,))}
+    layout = lay_out(steps, specs, borders={"x"}, outputs=["c"])
+    assert not layout.joined
+    assert layout.root("r") == ("a", 0)

@@ -73,7 +73,9 @@ def profile_shapes(inputs: Sequence[Port], profile: Profile, which: str) -> dict
         if port.dims is None and port.name not in profile:
             return None
         shape = []
-        dims: Sequence[int | str] = port.dims or [f"{port.name}.{i}" for i in range(len(profile[port.name]))]
+        dims: Sequence[int | str] | None = port.dims
+        if dims is None:
+            dims = [f"{port.name}.{axis}" for axis in range(len(profile[port.name]))]
         for dim in dims:
             size = dim if isinstance(dim, int) else symbols.get(dim)
             if size is None:

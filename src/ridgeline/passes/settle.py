@@ -103,14 +103,21 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
     if condition is not None:
         branches = [branches[0] if bool(condition.reshape(-1)[0]) else branches[1]]
     made: list[list[TensorSpec | None]] = []
+    misfit: InputError | None = None
     for branch in branches:
         inner = Settled(dict(state.specs), dict(state.values), dict(state.types))
         for name, array in branch.constants.items():
             _note(inner, name, TensorSpec(dtype_of(array), array.shape))
             inner.values[name] = array
-        for inner_op in branch.ops:
-            settle_op(inner_op, inner, opset_imports)
+        try:
+            for inner_op in branch.ops:
+                settle_op(inner_op, inner, opset_imports)
+        except InputError as error:  # a branch these shapes do not fit is one that will not be taken
+            misfit = error
+            continue
         made.append([inner.specs.get(name) for name in branch.outputs])
+    if misfit is not None and not made:
+        raise misfit
     for name, *specs in zip(op.outputs, *made, strict=True):
         first = specs[0]
         if name and first is not None and all(spec == first for spec in specs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ridgeline.passes.body import Region
 from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
@@ -67,8 +67,3 @@ def reason(ranked: Sequence[Candidate]) -> str:
     if second.median_us < best.median_us:
         return f"as fast as {second.tactic} within the margin, and simpler"
     return f"{second.median_us / best.median_us:.2f}× faster than {second.tactic}, the runner-up"
-
-
-def slow_ops(notes: Mapping[str, str]) -> tuple[str, ...]:
-    """What runs in a slow fall-back, as launches say it."""
-    return tuple(dict.fromkeys(note for note in notes.values() if note))

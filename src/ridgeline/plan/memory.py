@@ -33,6 +33,7 @@ class Layout:
 
     offsets: dict[str, int] = field(default_factory=dict)  # arena values: bytes from its start
     aliases: dict[str, tuple[str, int]] = field(default_factory=dict)  # value -> (root value, first element)
+    joined: set[str] = field(default_factory=set)  # concats whose parts are written in place
     library: set[str] = field(default_factory=set)
     arena_bytes: int = 0
     lifetimes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -67,6 +68,7 @@ def lay_out(
     for i, step in enumerate(steps):
         if _can_join(steps, i, layout, outside, made_at, outputs):
             layout.aliases.update((name, (step.outputs[0], first)) for name, first in step.joins)
+            layout.joined.add(step.outputs[0])
     layout.lifetimes = _lifetimes(steps, layout, outputs)
     _share_in_place(steps, specs, layout, outside, outputs)
     needs = [

@@ -124,7 +124,7 @@ class Instance:
             if step.launch is None:
                 movers_here = [view for view in io.views if view[0] not in self.tensors]
                 made = [self._moving_views(moving, movers_here, dead)] if movers_here else []
-            elif io.joins and all(n in self.layout.aliases for n, _ in io.joins):
+            elif io.outputs[0] in self.layout.joined:
                 continue
             elif io.writes_out and all(not n or n in self.tensors for n in io.inputs):
                 ins = [self.tensors[n] if n else None for n in io.inputs]

@@ -49,9 +49,8 @@ def candidates_of(
     """Who is willing, and who refused and why."""
     willing, refused = [], []
     for tactic in tactics:
-        reason = tactic.why_not(site)
-        if reason is None and not is_settled(site) and tactic.name not in ("aten", "ort"):
-            reason = "a shape inside depends on data"
+        is_open = not is_settled(site) and tactic.name not in ("aten", "ort")
+        reason = "a shape inside depends on data" if is_open else tactic.why_not(site)
         if reason is not None:
             refused.append(Measured(tactic.name, {}, refused=reason))
             continue
@@ -70,6 +69,8 @@ def time_site(
     refused: Sequence[Measured],
 ) -> Entry:
     """Time every willing candidate side by side; one that fails on the way is refused with its message."""
+    if not is_settled(site):  # nobody knows what to time it with; the floor takes whatever comes
+        return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)
     runnable: list[tuple[Measured, Callable[[], object]]] = []

@@ -1,0 +1,218 @@
+"""Builds as a whole: verified, reproducible from a lock, quick from a cache, honest when wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+import ridgeline
+from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.cache import TimingCache
+from ridgeline.tactics.cpp import CppGemv
+
+NORM = """<ir_version: 10, opset_import: ["": 20]>
+g (float[N,16] x) => (float[N,16] y) <float[16] s = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> {
+  m = ReduceMean <keepdims = 1> (x, axes) d = Sub(x, m) q = Mul(d, d) v = ReduceMean <keepdims = 1> (q, axes)
+  e = Add(v, eps) r = Sqrt(e) n = Div(d, r) y = Mul(n, s)
+}"""
+
+
+def norm_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(NORM)
+    model.graph.initializer.extend(
+        [
+            onnx.numpy_helper.from_array(np.array([-1]), "axes"),
+            onnx.numpy_helper.from_array(np.array([1e-5], np.float32), "eps"),
+        ]
+    )
+    return model
+
+
+@pytest.mark.parametrize("as_what", ["path", "str", "bytes", "proto", "ir"])
+def test_every_kind_of_source(tiny_model: Path, as_what: str) -> None:
+    sources: dict[str, Any] = {
+        "path": tiny_model,
+        "str": str(tiny_model),
+        "bytes": tiny_model.read_bytes(),
+        "proto": onnx.load(tiny_model),
+        "ir": ir.load(tiny_model),
+    }
+    engine = ridgeline.build(sources[as_what], level=0, verify="fast")
+    assert engine.report.verified
+
+
+def test_a_full_build_is_verified_in_many_ways(tiny_model: Path) -> None:
+    engine = ridgeline.build(tiny_model, level=1)
+    names = {check.name for check in engine.report.checks}
+    assert names >= {
+        "planned shapes",
+        "batch 1 against 3",
+        "rows in another order",
+        "same input again",
+        "plan and graph written and read",
+        "fused against unfused graph",
+    }
+    assert engine.report.verified
+    assert "onnxruntime" in engine.report.reference
+    assert engine.report.call_overhead_us is not None
+
+
+def test_profiles_are_verified_at_their_corners(tiny_model: Path) -> None:
+    engine = ridgeline.build(tiny_model, level=0, profiles={"x": "1..4x3x32x32"})
+    names = {check.name for check in engine.report.checks}
+    assert {"min shapes", "max shapes"} <= names
+    assert engine.plan.planned_shapes["x"].shape == (2, 3, 32, 32)
+
+
+def test_the_layer_norm_is_found_and_explained() -> None:
+    engine = ridgeline.build(norm_model(), level=0)
+    assert [region.op_types for region in engine.plan.regions] == [("LayerNormalization",)]
+    assert len(engine.plan.regions[0].sources) >= 7
+
+
+def test_two_builds_from_one_lock_are_byte_identical(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    first = ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+    text = lock.read_text()
+    second = ridgeline.build(tiny_model.read_bytes(), level=1, lock=lock, verify="off")
+    third = ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+    assert third.plan.to_json() == first.plan.to_json()
+    assert replace(second.plan, model=first.plan.model).to_json() == first.plan.to_json()
+    assert lock.read_text() == text
+
+
+def test_an_edited_lock_is_obeyed(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    first = ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+    pinned = TimingCache.read(lock)
+    entry = next(e for k, e in pinned.entries.items() if k.startswith("plan"))
+    entry.chosen = next(i for i, c in enumerate(entry.candidates) if c.refused is None and i != entry.chosen)
+    pinned.write(lock)
+    second = ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+    assert second.plan.alternatives[0].tactic == entry.candidates[entry.chosen].tactic
+    assert second.plan.alternatives[0].tactic != first.plan.alternatives[0].tactic
+
+
+def test_a_lock_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    ridgeline.build(norm_model(), level=1, lock=lock, verify="off")
+    with pytest.raises(BuildError, match="the lock file does not cover"):
+        ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+
+
+def test_a_damaged_lock_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    lock.write_text("format = nonsense")
+    with pytest.raises(OptionError, match="damaged"):
+        ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+
+
+def test_a_warm_cache_times_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "timings.toml"
+    cold = ridgeline.build(tiny_model, level=1, timing_cache=cache, verify="off")
+    warm = ridgeline.build(tiny_model, level=1, timing_cache=cache, verify="off")
+    assert cold.report.sites_timed > 0
+    assert warm.report.sites_timed == 0
+    assert warm.plan == cold.plan
+
+
+def test_a_damaged_cache_is_reported_and_ignored(tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "timings.toml"
+    cache.write_text("}{")
+    engine = ridgeline.build(tiny_model, level=1, timing_cache=cache, verify="off")
+    assert any("damaged" in warning for warning in engine.report.warnings)
+
+
+@pytest.mark.parametrize("harm", ["scale", "one element", "nan"])
+def test_a_wrong_kernel_fails_the_build_by_name(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    right = CppGemv.bind
+
+    def wrong(self: CppGemv, *arguments: Any) -> Launch:
+        launch = right(self, *arguments)
+
+        def call(inputs: Any, outputs: Any) -> None:
+            launch.call(inputs, outputs)
+            if harm == "scale":
+                outputs[0].mul_(1.0001)
+            elif harm == "one element":
+                outputs[0].view(-1)[-1] += 0.01
+            else:
+                outputs[0].view(-1)[0] = float("nan")
+
+        return Launch(call, writes_out=True)
+
+    monkeypatch.setattr(CppGemv, "bind", wrong)
+    with pytest.raises(VerifyError) as caught:
+        ridgeline.build(tiny_model, level=0, without=("ort",))
+    if harm != "scale":
+        assert "first diverging region" in str(caught.value)
+        assert "cpp.gemv" in str(caught.value)
+
+
+def test_a_model_that_makes_only_nan_is_refused() -> None:
+    head = '<ir_version: 10, opset_import: ["": 20]>'
+    text = f"{head} g (float[2] x) => (float[2] y) {{ z = Sub(x, x) y = Div(z, z) }}"
+    with pytest.raises(ModelError, match="itself computes NaN"):
+        ridgeline.build(onnx.parser.parse_model(text), level=0)
+
+
+def test_users_data_is_verified_with(tiny_model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "photo.npz", x=np.ones((2, 3, 32, 32), np.float32))
+    engine = ridgeline.build(tiny_model, level=0, verify="fast", data=tmp_path)
+    assert "photo.npz" in {check.name for check in engine.report.checks}
+
+
+@pytest.mark.parametrize(("name", "text"), [("z", "did you mean|holds 'z'"), ("", "no .npz file")])
+def test_users_data_that_does_not_fit(tiny_model: Path, tmp_path: Path, name: str, text: str) -> None:
+    if name:
+        np.savez(tmp_path / "bad.npz", **{name: np.ones(3)})
+    with pytest.raises(OptionError, match=text):
+        ridgeline.build(tiny_model, level=0, verify="fast", data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("profiles", "text"),
+    [
+        ({"y": "1x3x32x32"}, "no input 'y'"),
+        ({"x": "1x3x32"}, "does not fit the model"),
+        ({"x": "1x4x32x32"}, "does not fit the model"),
+        ({"x": "4..1x3x32x32"}, "out of order"),
+        ({"x": "axbxc"}, "does not read as one"),
+    ],
+)
+def test_profiles_that_do_not_fit(tiny_model: Path, profiles: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        ridgeline.build(tiny_model, level=0, verify="off", profiles=profiles)
+
+
+def test_leaving_out_a_tactic_that_does_not_exist(tiny_model: Path) -> None:
+    with pytest.raises(OptionError, match="did you mean 'onednn'"):
+        ridgeline.build(tiny_model, level=0, without=("onedn",))
+
+
+def test_progress_is_true(tiny_model: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    ridgeline.build(tiny_model, level=1, progress=lambda *row: told.append(row[:3]))
+    for stage in ("time", "verify"):
+        steps = [(done, total) for name, done, total in told if name == stage and total]
+        assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+        assert steps[-1][0] == steps[-1][1]
+
+
+def test_onnx_backend_runs_a_model(tiny_model: Path) -> None:
+    backend = ridgeline.onnx_backend
+    x = np.ones((1, 3, 32, 32), np.float32)
+    (y,) = backend.run_model(onnx.load(tiny_model), [x])
+    assert y.shape == (1, 10)
+    assert backend.supports_device("CPU")
+    assert not backend.supports_device("CUDA")

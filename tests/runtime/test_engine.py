@@ -1,0 +1,180 @@
+"""Engines at run time: right results whatever shapes, types and threads they are run with."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from models import expected, model_of, quick, rand
+
+from ridgeline.errors import InputError
+
+MLP = """g (float[N,8] x) => (float[N,4] y) {
+  a = MatMul(x, w) b = Add(a, c) r = Relu(b) y = MatMul(r, v)
+}"""
+WEIGHTS = {"w": rand(8, 16), "c": rand(16), "v": rand(16, 4)}
+
+
+@pytest.fixture(scope="module")
+def engine():  # type: ignore[no-untyped-def]
+    return quick(model_of(MLP, **WEIGHTS))
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol=64 * 2.0**-23 * max(1.0, float(np.abs(want).max(initial=0)))
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 33])
+def test_shapes_are_taken_as_they_come(engine, rows: int) -> None:  # type: ignore[no-untyped-def]
+    x = rand(rows, 8)
+    close(engine.run({"x": x})["y"], expected(model_of(MLP, **WEIGHTS), {"x": x})["y"])
+
+
+def test_going_back_and_forth_between_shapes(engine) -> None:  # type: ignore[no-untyped-def]
+    model = model_of(MLP, **WEIGHTS)
+    for i, rows in enumerate([1, 5, 1, 5, 2, 1] * 3):
+        x = rand(rows, 8, seed=i)
+        close(engine.run({"x": x})["y"], expected(model, {"x": x})["y"])
+
+
+def test_results_are_the_callers_own(engine) -> None:  # type: ignore[no-untyped-def]
+    first = engine.run({"x": rand(2, 8)})["y"]
+    kept = first.copy()
+    engine.run({"x": rand(2, 8, seed=1)})
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_torch_in_torch_out(engine) -> None:  # type: ignore[no-untyped-def]
+    x = rand(2, 8)
+    got = engine.run({"x": torch.from_numpy(x)})["y"]
+    assert isinstance(got, torch.Tensor)
+    np.testing.assert_array_equal(got.numpy(), engine.run({"x": x})["y"])
+
+
+@pytest.mark.parametrize("view", [lambda x: x[::-1], np.asfortranarray, lambda x: x[:, ::-1][:, ::-1]])
+def test_any_strides_of_input(engine, view) -> None:  # type: ignore[no-untyped-def]
+    x = view(rand(4, 8))
+    np.testing.assert_array_equal(engine.run({"x": x})["y"], engine.run({"x": x.copy()})["y"])
+
+
+def test_threads_get_contexts_of_their_own(engine) -> None:  # type: ignore[no-untyped-def]
+    model = model_of(MLP, **WEIGHTS)
+    inputs = [rand(1 + i % 3, 8, seed=i) for i in range(8)]
+    wants = [expected(model, {"x": x})["y"] for x in inputs]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        runs = (engine.run({"x": inputs[i]})["y"] for _ in range(50))
+        wrong.extend(i for got in runs if not np.allclose(got, wants[i], atol=1e-4))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_thousand_runs_allocate_nothing_planned(engine) -> None:  # type: ignore[no-untyped-def]
+    context = engine.context()
+    feeds = {"x": rand(2, 8)}
+    instance = context.instance(feeds)
+    before = {name: tensor.data_ptr() for name, tensor in instance.tensors.items()}
+    for _ in range(1000):
+        context.run(feeds)
+    assert context.instance(feeds) is instance
+    assert {name: tensor.data_ptr() for name, tensor in instance.tensors.items()} == before
+
+
+def test_few_instances_are_kept() -> None:
+    engine = quick(model_of(MLP, **WEIGHTS))
+    context = engine.context()
+    for rows in range(1, 30):
+        context.run({"x": rand(rows, 8)})
+    assert len(context._instances) == 8
+
+
+INPUT_ERRORS = [
+    ({}, "input 'x' is missing"),
+    ({"x": rand(2, 8), "z": rand(1)}, "there is no input 'z'"),
+    ({"xx": rand(2, 8)}, "did you mean 'x'"),
+    ({"x": rand(2, 8).astype(np.float64)}, r"float64\[2, 8\]"),
+    ({"x": rand(2, 9)}, r"float32\[N, 8\]"),
+    ({"x": rand(8)}, r"float32\[8\]"),
+    ({"x": "text"}, "does not fit this plan"),
+    ([1, 2], "takes a mapping"),
+]
+
+
+@pytest.mark.parametrize(("feeds", "text"), INPUT_ERRORS)
+def test_wrong_inputs_are_explained(engine, feeds, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=text):
+        engine.run(feeds)
+    engine.run({"x": rand(2, 8)})  # and the engine goes on
+
+
+def test_out_of_profile_names_the_range_and_the_cure() -> None:
+    engine = quick(model_of(MLP, **WEIGHTS), profiles={"x": "1..4x8"})
+    engine.run({"x": rand(4, 8)})
+    with pytest.raises(InputError, match=r"want  float32\[1..4, 8\](?s:.*)--shapes x=1..5x8"):
+        engine.run({"x": rand(5, 8)})
+
+
+CASES = {
+    "concat of views": """g (float[1,4] x) => (float[1,8] y) {
+        a = Relu(x) s = Constant <value_ints = [1, 1, 4]> () r = Reshape(a, s)
+        t = Constant <value_ints = [1, 4]> () q = Reshape(r, t) n = Neg(x) y = Concat <axis = 1> (q, n) }""",
+    "split and join": """g (float[6,4] x) => (float[6,4] y) {
+        r = Relu(x) a, b, c = Split <num_outputs = 3> (r) n = Neg(a) y = Concat <axis = 0> (n, b, c) }""",
+    "output is an input": "g (float[2,3] x) => (float[2,3] y, float[2,3] z) { y = Identity(x) z = Relu(x) }",
+    "output is a weight": "g (float[2,3] x) => (float[16] y, float[2,3] z) { y = Identity(c) z = Relu(x) }",
+    "one value, two outputs": """g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
+        y = Relu(x) z = Identity(y) }""",
+    "inner value is an output": """g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
+        y = Exp(x) z = Neg(y) }""",
+    "in place chain": """g (float[2,3] x) => (float[2,3] y) {
+        t = Transpose <perm = [1, 0]> (x) u = Transpose <perm = [1, 0]> (t) a = Softmax(u) b = Softmax(a)
+        y = Add(b, a) }""",
+    "empty tensors": "g (float[0,3] x) => (float[0,3] y) { a = Relu(x) y = Exp(a) }",
+    "scalar": "g (float x) => (float y) { a = Exp(x) y = Neg(a) }",
+    "condition": """g (float[2,3] x) => (float[2,3] y) {
+        m = ReduceSum <keepdims = 0> (x) zero = Constant <value_float = 0.0> () c = Greater(m, zero)
+        y = If (c) < then_branch = t () => (float[2,3] a) { a = Relu(x) },
+                     else_branch = e () => (float[2,3] b) { b = Neg(x) } > }""",
+    "loop": """g (float[3] x) => (float[3] y, float[K,3] z) {
+        n = Constant <value_int = 4> () c = Constant <value = bool {1}> ()
+        y, z = Loop (n, c, x) < body = b (int64 i, bool go, float[3] v) => (bool on, float[3] w, float[3] s) {
+            on = Identity(go) w = Add(v, x) s = Neg(v) } > }""",
+    "data-dependent": """g (float[5] x) => (int64[1,K] y, float[1,K] z) {
+        y = NonZero(x) f = Cast <to = 1> (y) z = Sqrt(f) }""",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_that_tempt_the_memory_plan(name: str) -> None:
+    used = {"c": WEIGHTS["c"]} if "(c)" in CASES[name] and "If" not in CASES[name] else {}
+    model = model_of(CASES[name], **used)
+    engine = quick(model)
+    shape = tuple(d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim)
+    for seed in range(3):  # stale memory shows on later runs
+        x = rand(*shape, seed=seed) if shape else np.float32(seed + 0.5)
+        want = expected(model, {"x": np.asarray(x)})
+        for out, got in engine.run({"x": x}).items():
+            close(got, want[out])
+
+
+def test_ops_that_torch_lacks_fall_back_and_say_so() -> None:
+    """TfIdfVectorizer is nothing PyTorch has: ONNX Runtime runs it, and the plan says so."""
+    model = model_of(
+        """g (int64[6] x) => (float[3] y) {
+        y = TfIdfVectorizer <mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0,
+            ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_int64s = [2, 3, 5]> (x) }"""
+    )
+    engine = quick(model)
+    x = np.array([2, 3, 2, 5, 9, 2])
+    np.testing.assert_array_equal(engine.run({"x": x})["y"], [3, 1, 1])
+    assert "run by ONNX Runtime" in engine.plan.slow_ops[0]
