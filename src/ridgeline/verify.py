@@ -66,9 +66,9 @@ class Reference:
         kept = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in (changed or {}).items()}
         for name, value in kept.items():
             options.add_initializer(name, value)
-        source: Any = proto.SerializeToString()
-        if self.loaded.path is not None and _has_external_data(proto):
-            source = str(self.loaded.path)
+        # the file itself where it is the same: external data lies beside it, and it need not be written again
+        is_file = proto is self.loaded.original and self.loaded.path is not None
+        source: Any = str(self.loaded.path) if is_file else proto.SerializeToString()
         session = ort.InferenceSession(source, options, PROVIDERS)
 
         def run(feeds: Feeds, _held: object = (kept, changed)) -> Outputs:
@@ -278,10 +278,6 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
                 raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
         made.append((path.name, feeds))
     return made
-
-
-def _has_external_data(proto: onnx.ModelProto) -> bool:
-    return any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer)
 
 
 def _line(error: Exception) -> str:
