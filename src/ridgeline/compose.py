@@ -23,7 +23,7 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
-from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, race, ranked, time_site
+from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, check_workspace, race, ranked, time_site
 
 # thread pools of different libraries spin after their last call and steal a core from the next
 SETTLE_S = 0.01
@@ -79,7 +79,9 @@ class Workshop:
 
     def key(self, site: Site) -> str:
         """Timings count for the same rivals at the same effort only."""
-        rivals = f"{self.options.level} {' '.join(t.name for t in self.tactics)} {self.options.deterministic}"
+        options = self.options
+        names = " ".join(t.name for t in self.tactics)
+        rivals = f"{options.level} {names} {options.deterministic} {options.workspace_bytes}"
         return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 
     def find(self, key: str) -> Entry | None:
@@ -160,7 +162,13 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
         weights = shop.weights_of(region, site)
         with torch.inference_mode():
             made[shop.key(site)] = time_site(
-                site, weights, shop.tactics, effort=effort, willing=willing, refused=refused
+                site,
+                weights,
+                shop.tactics,
+                effort=effort,
+                willing=willing,
+                refused=refused,
+                workspace_bytes=shop.options.workspace_bytes,
             )
     shop.options.tell("time", len(offers), len(offers))
     return made
@@ -274,8 +282,6 @@ def _compare(
     for name in names:
         try:
             instances[name] = _instance(shop, plans[name], inputs, feeds)
-        except BuildError:
-            raise
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
             text = (str(error).splitlines() or [""])[0][:200]
             dropped.append(Measured(name, {}, refused=f"failed: {type(error).__name__}: {text}"))
@@ -303,6 +309,8 @@ def _instance(
         instance = Instance(shop.program, regions, inputs, shop.weights, shop.target, bind)
         for name, tensor in feeds.items():
             instance.inputs[name].copy_(tensor)
+        packed = sum(step.launch.packed_bytes for step in instance.steps if step.launch is not None)
+        check_workspace(packed, shop.options.workspace_bytes)
         instance.execute()
     return instance
 

@@ -55,7 +55,7 @@ class Options:
     lock: Path | None = None
     verify: Verify = "full"
     deterministic: bool = False
-    workspace_bytes: int | None = None
+    workspace_bytes: int | None = None  # the most that tactics may keep in packed copies of weights
     progress: Progress | None = None
     threads: int = 0  # 0: as many as the machine has cores
     without: tuple[str, ...] = ()  # tactics (by name or family) that must not be used

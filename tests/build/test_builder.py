@@ -216,3 +216,12 @@ def test_onnx_backend_runs_a_model(tiny_model: Path) -> None:
     assert y.shape == (1, 10)
     assert backend.supports_device("CPU")
     assert not backend.supports_device("CUDA")
+
+
+def test_workspace_bounds_packed_weights(tiny_model: Path) -> None:
+    free = ridgeline.build(tiny_model, level=1, verify="off", without=("ort",))
+    bound = ridgeline.build(tiny_model, level=1, verify="off", without=("ort",), workspace_bytes=0)
+    assert free.plan.memory.packed_bytes > 0
+    assert bound.plan.memory.packed_bytes == 0
+    reasons = [c.refused or "" for region in bound.plan.regions for c in region.candidates]
+    assert any("workspace_bytes allows 0" in reason for reason in reasons)

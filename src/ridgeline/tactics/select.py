@@ -67,6 +67,7 @@ def time_site(
     effort: Effort,
     willing: Sequence[Measured],
     refused: Sequence[Measured],
+    workspace_bytes: int | None = None,
 ) -> Entry:
     """Time every willing candidate side by side; one that fails on the way is refused with its message."""
     if not is_settled(site):  # nobody knows what to time it with; the floor takes whatever comes
@@ -78,6 +79,7 @@ def time_site(
     for candidate in willing:
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
+            check_workspace(launch.packed_bytes, workspace_bytes)
             call = _call(launch, site, inputs)
             call()
         except (
@@ -101,6 +103,12 @@ def time_site(
     times = race([call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s)
     timed = [Measured(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
     return Entry(site.name, (*ranked(timed), *dropped), 0)
+
+
+def check_workspace(needed: int, allowed: int | None) -> None:
+    """Raise when copies of weights take more than the build may spend on them."""
+    if allowed is not None and needed > allowed:
+        raise BuildError(f"keeps {needed:,} bytes of packed weights, workspace_bytes allows {allowed:,}")
 
 
 def race(calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float) -> list[float]:
