@@ -15,8 +15,9 @@ import os
 import platform
 import subprocess
 import sys
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -25,6 +26,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
 
 import ridgeline
 from bench.cases import CASES, Case
@@ -53,6 +58,9 @@ class Row:
     build_cold_s: float | None = None
     build_warm_s: float | None = None
     build_without_ort_s: float | None = None
+    call_overhead_us: float | None = None
+    is_lock_exact: bool | None = None  # two builds from one lock gave the same plan.json, byte by byte
+    is_fused_legal: bool | None = None  # fused.onnx out of the file: checked, and ONNX Runtime agrees
     steps: int = 0
     tactics: dict[str, int] = field(default_factory=dict)
     tactics_without_ort: dict[str, int] = field(default_factory=dict)
@@ -69,6 +77,8 @@ def measure(case: Case, *, threads: int, duration_s: float) -> Row:
         build_cold_s = _build(case, model, cache, threads=threads)[1]
         engine, build_warm_s = _build(case, model, cache, threads=threads)
         own, build_without_ort_s = _build(case, model, cache, threads=threads, without=("ort",))
+        is_lock_exact = _is_lock_exact(case, model, cache, Path(scratch) / "model.lock", threads=threads)
+        is_fused_legal = _is_fused_legal(engine, feeds, Path(scratch))
     peers = [ort_peer(model, threads=threads), engine_peer(own, name="ridgeline without ort")]
     result = bench(engine, feeds, peers=peers, duration_s=duration_s)
     ridge, ort, _ = result.rows
@@ -92,6 +102,9 @@ def measure(case: Case, *, threads: int, duration_s: float) -> Row:
         build_cold_s=build_cold_s,
         build_warm_s=build_warm_s,
         build_without_ort_s=build_without_ort_s,
+        call_overhead_us=engine.report.call_overhead_us,
+        is_lock_exact=is_lock_exact,
+        is_fused_legal=is_fused_legal,
         steps=len(engine.plan.steps),
         tactics=_tactics(engine),
         tactics_without_ort=_tactics(own),
@@ -115,6 +128,35 @@ def _build(
         without=without,
     )
     return engine, perf_counter() - start
+
+
+def _is_lock_exact(case: Case, model: Path, cache: Path, lock: Path, *, threads: int) -> bool:
+    """The first build writes the lock, the second obeys it."""
+    texts = [
+        ridgeline.build(
+            model, profiles=case.profiles, threads=threads, timing_cache=cache, lock=lock, verify="off"
+        ).plan.to_json()
+        for _ in range(2)
+    ]
+    return texts[0] == texts[1]
+
+
+def _is_fused_legal(engine: Any, feeds: Mapping[str, Any], folder: Path) -> bool:
+    """The fused graph, taken out of the engine file, is legal and computes what the engine computes."""
+    with zipfile.ZipFile(engine.save(folder / "model.ridge")) as archive:
+        archive.extractall(folder)
+    onnx.checker.check_model(str(folder / "fused.onnx"))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(folder / "fused.onnx"), options)
+    names = [output.name for output in session.get_outputs()]
+    ours = engine.run(feeds)
+    limits: dict[str, float] = {}
+    for check in engine.report.checks:
+        limits[check.output] = max(limits.get(check.output, 0.0), check.tolerance)
+    theirs = dict(zip(names, session.run(names, feeds), strict=True))
+    # both stand within the tolerance of the same reference, so within twice of it of each other
+    return all(np.abs(ours[n] - theirs[n]).max(initial=0) <= 2 * limits[n] for n in names)
 
 
 def _tactics(engine: Any) -> dict[str, int]:

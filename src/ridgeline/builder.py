@@ -24,6 +24,7 @@ from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
 from ridgeline.options import Options, Progress, make_options
 from ridgeline.passes.body import Program, read_program
+from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
@@ -157,7 +158,9 @@ def _shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
 def fuse(model: ir.Model, shapes: checks.Shapes) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
     settled = settle_program(read_program(model), shapes.opt, read_weights(model))
-    return partition(model, settled)
+    refusals = partition(model, settled)
+    remove_unused(model)  # constants that now live inside functions
+    return refusals
 
 
 def read_weights(model: ir.Model) -> dict[str, Tensor]:

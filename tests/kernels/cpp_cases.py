@@ -50,6 +50,12 @@ def _clip(a: Mapping[str, Any], x: Tensor, low: Tensor | None = None, high: Tens
     )
 
 
+def _conv(a: Mapping[str, Any], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    top, left, bottom, right = a.get("pads", (0,) * 4)
+    strides, dilations = a.get("strides", (1, 1)), a.get("dilations", (1, 1))
+    return F.conv2d(F.pad(x, (left, right, top, bottom)), w, b, strides, 0, dilations, a.get("group", 1))
+
+
 MEANING: dict[str, Callable[..., Tensor]] = {
     "Add": lambda a, x, y: x + y, "Sub": lambda a, x, y: x - y, "Mul": lambda a, x, y: x * y,
     "Div": lambda a, x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc"),
@@ -91,7 +97,7 @@ MEANING: dict[str, Callable[..., Tensor]] = {
     "InstanceNormalization": lambda a, x, s, b: F.instance_norm(x, weight=s, bias=b),
     "BatchNormalization": lambda a, x, s, b, m, v: F.batch_norm(x, m, v, s, b, eps=a.get("epsilon", 1e-5)),
     "GlobalAveragePool": lambda a, x: x.mean(tuple(range(2, x.dim())), True),
-    "MatMul": lambda a, x, w: x @ w,
+    "MatMul": lambda a, x, w: x @ w, "Conv": _conv,
     "Gemm": lambda a, x, w, b: torch.addmm(b, x, w.t(), alpha=a["alpha"], beta=a["beta"]),
 }  # fmt: skip
 CASTS = {

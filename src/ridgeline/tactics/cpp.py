@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +19,12 @@ from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_ma
 from ridgeline.kernels.cpp.linear import (
     GEMV_ROWS,
     PARALLEL_MACS,
+    Linear,
+    Tile,
     find_linear,
     linear_source,
-    lower_linear,
     pack,
+    rank_tiles,
 )
 from ridgeline.kernels.cpp.loops import PARALLEL_ITEMS
 from ridgeline.kernels.cpp.ops import REDUCTIONS, lower
@@ -32,9 +35,11 @@ from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Launch
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
+# tiles of one or two vectors wait for their broadcast loads (measured on AVX-512)
+_DRAG = {1: 1.8, 2: 1.1}
 
 
-class _Cpp:
+class CppTactic:
     """What the tactics share: refusals as reasons, the cache, compiling ahead."""
 
     name: str
@@ -56,7 +61,7 @@ class _Cpp:
 
     def configs(self, site: Site) -> Iterable[Config]:
         items = max((spec.numel for spec in site.specs.values()), default=0)
-        return [{"threads": n} for n in _thread_counts(site, items, PARALLEL_ITEMS)]
+        return [{"threads": n} for n in thread_counts(site, items, PARALLEL_ITEMS)]
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
         """Compile what these sites will bind, several at a time; failures return when bound."""
@@ -66,7 +71,7 @@ class _Cpp:
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         program, source = self._source(site, config)
-        return self._launch(site, program, source, ())
+        return self.launch(site, program, source, ())
 
     def _require(self, site: Site) -> None:
         """Raise `Refusal` for a site of another kind."""
@@ -74,7 +79,7 @@ class _Cpp:
     def _source(self, site: Site, config: Config) -> tuple[Program, str]:
         raise NotImplementedError
 
-    def _launch(self, site: Site, program: Program, source: str, packed: Sequence[Tensor]) -> Launch:
+    def launch(self, site: Site, program: Program, source: str, packed: Sequence[Tensor]) -> Launch:
         run = compile_cpp(source, cache_dir=self.cache_dir).run
         run.restype = None
         bound = _Bound(run, site, program, packed)
@@ -82,7 +87,7 @@ class _Cpp:
         return Launch(bound.call, writes_out=True, packed_bytes=size, freeze=bound.freeze)
 
 
-class CppPointwise(_Cpp):
+class CppPointwise(CppTactic):
     """y = f(x…): one generated loop nest for any region of elementwise ops."""
 
     name = "cpp.pointwise"
@@ -97,7 +102,7 @@ class CppPointwise(_Cpp):
         return program, pointwise_source(program, threads=int(config["threads"]))
 
 
-class CppReduce(_Cpp):
+class CppReduce(CppTactic):
     """Pointwise, reduce over the row, pointwise: softmax, norms and means with what surrounds them."""
 
     name = "cpp.reduce"
@@ -113,68 +118,88 @@ class CppReduce(_Cpp):
         return program, generate(program, threads=int(config["threads"]))
 
 
-class _CppLinear(_Cpp):
+class CppProduct(CppTactic):
+    """epilogue(x · W) over a packed weight; `find` says which op is the product."""
+
+    def find(self, site: Site) -> Linear:
+        """The product, or `Refusal`."""
+        return find_linear(site)
+
+    def _require(self, site: Site) -> None:
+        self.find(site)
+
     def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        linear = find_linear(site)
-        program, column = lower_linear(site, linear)
-        text = linear_source(
-            program, linear, column=column, threads=int(config["threads"]), panel=int(config["panel"]),
-            rows=int(config["rows"]), sums=int(config["sums"]),
-        )  # fmt: skip
-        return program, text
+        return linear_source(site, self.find(site), _tile(config), threads=int(config["threads"]))
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        linear = find_linear(site)
+        linear = self.find(site)
         program, source = self._source(site, config)
-        weight = weights.get(linear.weight)
-        if weight is None:
-            weight = torch.from_numpy(site.body.constants[linear.weight])
-        return self._launch(site, program, source, (pack(weight, linear, int(config["panel"])),))
+        weight_kn = linear.weight_kn(constant(site, linear.weight, weights))
+        return self.launch(site, program, source, (pack(weight_kn, int(config["panel"])),))
 
 
-class CppGemv(_CppLinear):
+class CppGemv(CppProduct):
     """epilogue(x · W) for a few rows of x: the weight is read once, at the speed of the cache it lies in."""
 
     name = "cpp.gemv"
 
     def _require(self, site: Site) -> None:
-        rows = find_linear(site).m
+        rows = self.find(site).m
         if rows > GEMV_ROWS:
             raise Refusal(f"{rows} rows, want at most {GEMV_ROWS}")
 
     def configs(self, site: Site) -> Iterable[Config]:
-        lanes = cpu_lanes(find_compiler() or "c++")
         try:
-            linear = find_linear(site)
+            return gemv_configs(site, self.find(site))
         except Refusal:
             return ()
-        rows = linear.m
-        # registers: rows * vectors * sums accumulators must fit beside the operands
-        vectors = (24 if lanes == 16 else 12) // rows
-        wide = max(v for v in (1, 2, 4) if v <= max(vectors, 1))
-        sums = max(1, min(4, vectors // wide))
-        tile = {"panel": wide * lanes, "rows": rows, "sums": sums}
-        counts = _thread_counts(site, linear.m * linear.k * linear.n, PARALLEL_MACS)
-        return [{"threads": n, **tile} for n in counts]
 
 
-class CppGemm(_CppLinear):
+class CppGemm(CppProduct):
     """epilogue(x · W) for many rows: packed panels, register-blocked tiles."""
 
     name = "cpp.gemm"
 
     def _require(self, site: Site) -> None:
-        rows = find_linear(site).m
+        rows = self.find(site).m
         if rows <= GEMV_ROWS:
             raise Refusal(f"{rows} rows, want more than {GEMV_ROWS}")
 
     def configs(self, site: Site) -> Iterable[Config]:
-        lanes = cpu_lanes(find_compiler() or "c++")
-        tiles = ((8, 3), (6, 4), (12, 2)) if lanes == 16 else ((6, 2), (4, 3))
-        return (
-            {"threads": site.target.threads, "panel": vectors * lanes, "rows": rows, "sums": 1}
-            for rows, vectors in tiles
-        )
+        try:
+            return gemm_configs(site, self.find(site))
+        except Refusal:
+            return ()
+
+
+def gemv_configs(site: Site, linear: Linear) -> Iterable[Config]:
+    lanes = cpu_lanes(find_compiler() or "c++")
+    # registers: rows * vectors * sums accumulators must fit beside the operands
+    vectors = (24 if lanes == 16 else 12) // linear.m
+    wide = max(v for v in (1, 2, 4) if v <= max(vectors, 1))
+    sums = max(1, min(4, vectors // wide))
+    tile = {"panel": wide * lanes, "rows": linear.m, "sums": sums}
+    counts = thread_counts(site, linear.m * linear.k * linear.n, PARALLEL_MACS)
+    return [{"threads": n, **tile} for n in counts]
+
+
+def gemm_configs(site: Site, linear: Linear) -> Iterable[Config]:
+    lanes = cpu_lanes(find_compiler() or "c++")
+    shapes = ((8, 3), (6, 4), (12, 2), (24, 1)) if lanes == 16 else ((6, 2), (4, 3), (12, 1))
+    tiles = [Tile(vectors * lanes, rows, drag=_DRAG.get(vectors, 1.0)) for rows, vectors in shapes]
+    threads = site.target.threads
+    best = rank_tiles(linear, tiles, threads)[:3]
+    return [{"threads": threads, "panel": t.panel, "rows": t.rows, "sums": t.sums} for t in best]
+
+
+def _tile(config: Config) -> Tile:
+    return Tile(int(config["panel"]), int(config["rows"]), int(config["sums"]))
+
+
+def constant(site: Site, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """A value that never changes between runs, wherever it is kept."""
+    found = weights.get(name)
+    return found if found is not None else torch.from_numpy(np.array(site.body.constants[name]))
 
 
 class _Bound:
@@ -217,7 +242,7 @@ class _Bound:
         return self.array_type(*(t.data_ptr() for t in reads), *(t.data_ptr() for t in writes), *self.fixed)
 
 
-def _thread_counts(site: Site, work: int, worthwhile: int) -> list[int]:
+def thread_counts(site: Site, work: int, worthwhile: int) -> list[int]:
     """All threads, one, or both where only a measurement can tell."""
     threads = site.target.threads
     if threads == 1 or work < worthwhile:

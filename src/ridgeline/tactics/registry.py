@@ -10,6 +10,7 @@ from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
+from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
 from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
 from ridgeline.tactics.onednn_linear import OneDnnLinear
@@ -23,6 +24,7 @@ def cpu_tactics(
     return (
         CppGemv(),
         CppGemm(),
+        *(CppConv1x1(), CppDepthwise(), CppConvSmall()),
         AtenLinear(call_floor),
         MklLinear(call_floor),
         OneDnnLinear(call_floor),

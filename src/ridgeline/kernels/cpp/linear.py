@@ -6,31 +6,27 @@ M rows of x, K reduced, N columns. W is packed as [N / panel][K][panel]; one thr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cpp.loops import assign, load, memory_order, merge, parallel, store, whole
-from ridgeline.kernels.cpp.ops import POINTWISE
-from ridgeline.kernels.cpp.program import Lowering, Memory, Program, Refusal, Val
+from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
+from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
+from ridgeline.kernels.cpp.program import ONE, Program, Refusal
 from ridgeline.spec import Op, Site
 
 GEMV_ROWS = 8
 DEPTH = 384  # of K at a time: a panel of it stays in L2 beside the rows of x; 128 to 512 measured alike
 ROWS = 144  # of x at a time, about: they share the panel while it is in L2
-PARALLEL_MACS = 64 * 1024
+WEIGHT_BYTES = 384 * 1024  # about a third of L2
+STACK_BYTES = 512 * 1024  # of one thread's buffer
+# about 20 µs of work: below it a second thread saves little on an idle machine, and on a busy one the wait for it
+# costs milliseconds
+PARALLEL_MACS = 512 * 1024
 
-_TILE = """
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
+TILE = """
 // acc[R][NB] (+)= x[R][depth] * w[depth][NB]; U sums run side by side to hide the latency of one
 template <int R, int NB, int U> FN void rl_tile(const float* x, i64 x_stride, const float* w, i64 depth,
                                                 float* acc, bool is_first) {
@@ -76,6 +72,15 @@ template <int R, int NB, int U> FN void rl_tile(const float* x, i64 x_stride, co
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Rows of x that are every `stride`-th position of images: sizes as (lines, positions in a line)."""
+
+    size: tuple[int, int]
+    made: tuple[int, int]
+    stride: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Linear:
     """The anchor of a region: which op, which weight, and the problem's size."""
 
@@ -86,6 +91,21 @@ class Linear:
     m: int
     k: int
     n: int
+    lines: Lines | None = None  # None: rows of x lie one behind the other
+
+    def weight_kn(self, weight: Tensor) -> Tensor:
+        weight = weight.detach()
+        return weight.reshape(self.n, self.k).t() if self.is_transposed else weight
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the product is cut: `rows` by `panel` in registers, `sums` accumulators deep."""
+
+    panel: int
+    rows: int
+    sums: int = 1
+    drag: float = 1.0  # time of a multiplication, against that of the best tile
 
 
 def find_linear(site: Site) -> Linear:
@@ -117,92 +137,120 @@ def find_linear(site: Site) -> Linear:
     return Linear(op, body.inputs.index(x), weight, is_transposed, m, k, n)
 
 
-def pack(weight: Tensor, linear: Linear, panel: int) -> Tensor:
+def pack(weight_kn: Tensor, panel: int) -> Tensor:
     """[K, N] as [N / panel][K][panel], zeros behind the last column."""
-    w = weight.detach().t() if linear.is_transposed else weight.detach()
-    panels = -(-linear.n // panel)
-    padded = torch.zeros(linear.k, panels * panel, dtype=torch.float32)
-    padded[:, : linear.n] = w
-    return padded.view(linear.k, panels, panel).permute(1, 0, 2).contiguous()
+    k, n = weight_kn.shape
+    panels = -(-n // panel)
+    padded = torch.zeros(k, panels * panel, dtype=torch.float32)
+    padded[:, :n] = weight_kn
+    return padded.view(k, panels, panel).permute(1, 0, 2).contiguous()
 
 
-def lower_linear(site: Site, linear: Linear) -> tuple[Program, int]:
-    """The epilogue as a program that reads `acc`, and the axis of columns."""
-    low = Lowering(site, POINTWISE)
-    low.value(site.body.inputs[linear.x])
-    column = -1
-    for op in site.body.ops:
-        if op is not linear.op:
-            if linear.op.outputs[0] not in low.values and any(
-                name in linear.op.inputs for name in op.outputs
-            ):
-                raise Refusal(f"{op.op_type} comes before the {linear.op.op_type}")
-            low.run(op)
-            continue
-        acc = low.declare("acc", site.specs[op.outputs[0]])
-        column = acc.axes[-1]
-        low.values[op.outputs[0]] = _gemm_scale(low, op, acc)
-    program = low.finish()
-    return program, low.root(column) if column >= 0 else column
-
-
-def _gemm_scale(low: Lowering, op: Op, acc: Val) -> Val:
-    alpha, beta = float(op.attrs.get("alpha", 1.0)), float(op.attrs.get("beta", 1.0))
-    if alpha != 1.0:
-        acc = low.map("{0} * {1}", acc, low.constant(alpha, "float32"))
-    if len(op.inputs) > 2 and op.inputs[2]:
-        bias = low.value(op.inputs[2])
-        if beta != 1.0:
-            bias = low.map("{0} * {1}", bias, low.constant(beta, "float32"))
-        acc = low.map("{0} + {1}", acc, bias)
-    return acc
-
-
-def linear_source(
-    program: Program, linear: Linear, *, column: int, threads: int, panel: int, rows: int, sums: int
-) -> str:
-    """The kernel's text for tiles of `rows` by `panel`, `sums` accumulators deep."""
-    if any(set(m.strides) != set(program.sizes) for m in program.stores):
-        raise Refusal("an output is smaller than the product")
-    lead = program.stores[0]
-    order = [axis for axis in memory_order(program.sizes, lead) if axis != column]
-    loops = merge(order, program, prefix="m")
-    if len(loops) > 1:
+def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]:
+    """The epilogue as a program that reads `acc`; its loop over rows (none for a single one) and columns."""
+    program, axes = lower_around(site, linear.op, linear.x)
+    column = axes[1 if linear.op.op_type == "Conv" else -1]
+    require_columns(program, axes, column)
+    # in the order of the rows of x, whatever order an output has them in
+    rows = merge([axis for axis in axes if axis not in (ONE, column)], program, prefix="m")
+    if len(rows) > 1:
         raise Refusal("an epilogue operand broadcasts among the rows")
-    if any(m.strides.get(column, 0) != 1 for m in program.stores if linear.n > 1):
-        raise Refusal("columns of an output are not contiguous")
-    rows = min(rows, linear.m)
-    chunk = linear.m if linear.m <= ROWS else max(1, ROWS // rows) * rows
-    panels = -(-linear.n // panel)
-    chunks = -(-linear.m // chunk)
+    return program, rows, Loop("c", column, linear.n, frozenset([column]))
+
+
+def chunk_rows(linear: Linear, rows: int, threads: int) -> int:
+    """Rows of x that share a panel while it is in L2: about `ROWS`, alike for all threads."""
+    if linear.lines is not None:
+        return linear.lines.made[1]
+    if linear.m <= max(ROWS, 2 * threads * rows):
+        return linear.m
+    chunks = -(-linear.m // ROWS // threads) * threads or 1
+    return -(-linear.m // chunks // rows) * rows
+
+
+def rank_tiles(linear: Linear, tiles: Sequence[Tile], threads: int) -> list[Tile]:
+    """Best guess first: by the multiplications, padding included, of the thread that has most of them."""
+
+    def cost(tile: Tile) -> float:
+        rows = min(tile.rows, linear.m)
+        chunk = chunk_rows(linear, rows, threads)
+        panels = -(-linear.n // tile.panel)
+        heights = [min(chunk, linear.m - row) for row in range(0, linear.m, chunk)]
+        if _is_rows_first(linear):
+            parts = [height for height in heights for _ in range(panels)]
+        else:
+            parts = heights * panels
+        share = -(-len(parts) // threads)
+        slowest = max(sum(parts[i : i + share]) for i in range(0, len(parts), share))
+        return slowest * tile.panel * tile.drag
+
+    return sorted(tiles, key=cost)
+
+
+def _is_rows_first(linear: Linear) -> bool:
+    """Whether the whole weight stays in L2, so that rows may go round outside and be written whole."""
+    return linear.k * linear.n * 4 <= WEIGHT_BYTES
+
+
+def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tuple[Program, str]:
+    """The kernel's text for one cut of the product, and the program it came from."""
+    program, loops, column = lower_linear(site, linear)
+    panel, rows = tile.panel, min(tile.rows, linear.m)
+    chunk = chunk_rows(linear, rows, threads)
+    if 4 * chunk * panel > STACK_BYTES:
+        raise Refusal(f"lines of {chunk} positions, want at most {STACK_BYTES // 4 // panel}")
+    panels, chunks = -(-linear.n // panel), -(-linear.m // chunk)
     slots = len(program.inputs) + len(program.stores) + len(program.extras)
-    x_slot = program.inputs.index(linear.x)
     deep = linear.k if linear.m <= GEMV_ROWS else min(DEPTH, linear.k)
     is_parallel = threads > 1 and linear.m * linear.k * linear.n >= PARALLEL_MACS and panels * chunks > 1
-    tail = linear.m % chunk % rows
-    last = linear.m % rows if chunks == 1 else tail
-    call = f"x + (row + m) * {linear.k}LL + k, {linear.k}, w + k * {panel}, depth, acc_ + m * {panel}, k == 0"
+    last = (linear.m % chunk or chunk) % rows
+    base, x_stride = _rows_of_x(linear)
+    tiled = f"rl_tile<{{}}, {panel}, {tile.sums}>({base} + m * {x_stride}LL + k, {x_stride}, "
+    tiled += f"w + k * {panel}, depth, acc_ + m * {panel}, k == 0);"
+    nest = [
+        f"for (i64 part = 0; part < {panels}; ++part)",
+        f"for (i64 row = 0; row < {linear.m}; row += {chunk})",
+    ]
+    is_even = linear.n % panel == 0
+    stop = f"first + {panel}" if is_even else f"first + {panel} < {linear.n} ? first + {panel} : {linear.n}"
     lines = [
-        f"const float* x = (const float*)p[{x_slot}];",
+        f"const float* x = (const float*)p[{program.inputs.index(linear.x)}];",
         f"const float* packed = (const float*)p[{slots}];",
         *([parallel(2, threads)] if is_parallel else []),
-        f"for (i64 part = 0; part < {panels}; ++part)",
-        f"for (i64 row = 0; row < {linear.m}; row += {chunk}) {{",
+        *(reversed(nest) if _is_rows_first(linear) else nest),
+        "{",
         f"alignas(64) float acc_[{chunk * panel}];",
         f"const float* w = packed + part * {linear.k * panel}LL;",
         _span("height", "row", chunk, linear.m),
         f"for (i64 k = 0; k < {linear.k}; k += {deep}) {{" if deep < linear.k else "{ const i64 k = 0;",
         _span("depth", "k", deep, linear.k),
         "i64 m = 0;",
-        f"for (; m + {rows} <= height; m += {rows}) rl_tile<{rows}, {panel}, {sums}>({call});",
-        *([f"if (m < height) rl_tile<{last}, {panel}, {sums}>({call});"] if last else []),
+        f"for (; m + {rows} <= height; m += {rows}) {tiled.format(rows)}",
+        *([f"if (m < height) {tiled.format(last)}"] if last else []),
         "}",
         f"const i64 first = part * {panel};",
-        f"const i64 stop = first + {panel} < {linear.n} ? first + {panel} : {linear.n};",
-        *_epilogue(program, column, panel),
+        f"const i64 stop = {stop};",
+        "for (i64 m = 0; m < height; ++m) {",
+        *(f"const i64 {loop.var} = row + m;" for loop in loops),
+        *epilogue(
+            program, rows=loops, column=column, start="first", stop="stop",
+            acc=f"acc_[m * {panel} + c - first]",
+        ),
         "}",
-    ]
-    return whole(program, lines).replace('extern "C"', _TILE.strip() + '\nextern "C"', 1)
+        "}",
+    ]  # fmt: skip
+    return program, whole(program, lines, helpers=VECTORS + TILE)
+
+
+def _rows_of_x(linear: Linear) -> tuple[str, int]:
+    """Where the chunk that starts at `row` lies in x, and how far apart its rows are."""
+    if linear.lines is None:
+        return f"x + row * {linear.k}LL", linear.k
+    (size_h, size_w), (made_h, made_w), (step_h, step_w) = (
+        linear.lines.size, linear.lines.made, linear.lines.stride,
+    )  # fmt: skip
+    line = f"row / {made_h * made_w} * {size_h} + row / {made_w} % {made_h} * {step_h}"
+    return f"x + ({line}) * {size_w * linear.k}LL", linear.k * step_w
 
 
 def _span(name: str, start: str, piece: int, size: int) -> str:
@@ -210,22 +258,3 @@ def _span(name: str, start: str, piece: int, size: int) -> str:
     if size % piece == 0:
         return f"const i64 {name} = {piece};"
     return f"const i64 {name} = {start} + {piece} < {size} ? {piece} : {size} - {start};"
-
-
-def _epilogue(program: Program, column: int, panel: int) -> list[str]:
-    loops = merge([axis for axis in program.sizes if axis != column], program, prefix="m")
-    columns = merge([column] if column in program.sizes else [], program, prefix="n")
-    nest = [*loops, *columns]
-
-    def is_fixed(memory: Memory) -> bool:
-        return not memory.strides.get(column, 0)
-
-    lines = ["for (i64 m = 0; m < height; ++m) {"]
-    lines += [f"const i64 {loop.var} = row + m;" for loop in loops]
-    lines += [load(m, nest) for m in program.loads if is_fixed(m)]
-    lines += ["#pragma omp simd", "for (i64 n0 = first; n0 < stop; ++n0) {"]
-    lines += [f"const float acc = acc_[m * {panel} + n0 - first];"]
-    lines += [load(m, nest) for m in program.loads if not is_fixed(m)]
-    lines += [assign(step) for step in program.steps]
-    lines += [store(m, nest) for m in program.stores]
-    return [*lines, "}", "}"]

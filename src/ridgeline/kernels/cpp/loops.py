@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.cpp.program import C_TYPES, Memory, Program, Step
 
-# below this many elements waking the other threads costs more than they save
-PARALLEL_ITEMS = 16 * 1024
+# below this many elements waking the other threads costs more than they save, the more so on a busy machine
+PARALLEL_ITEMS = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,13 @@ def parallel(loops: int, threads: int) -> str:
     return f"#pragma omp parallel for{nest} schedule(static) num_threads({threads})"
 
 
-def whole(program: Program, lines: Sequence[str]) -> str:
+def whole(program: Program, lines: Sequence[str], *, helpers: str = "") -> str:
     """The source file: one entry point that takes an array of pointers."""
-    head = [PRELUDE.strip(), *program.tables, 'extern "C" void run(void** p) {', *program.pointers]
+    head = [
+        PRELUDE.strip(),
+        *filter(None, [helpers.strip()]),
+        *program.tables,
+        'extern "C" void run(void** p) {',
+        *program.pointers,
+    ]
     return "\n".join([*head, *lines, "}", ""])

@@ -260,7 +260,7 @@ def _rms_norm(low: Lowering, op: Op) -> Sequence[Val]:
     return [low.map("{0} * {1} * {2}", x, inverse, scale)]
 
 
-def _per_channel(val: Val, rank: int) -> Val:
+def per_channel(val: Val, rank: int) -> Val:
     """[C] as [C, 1, …]: channels of a value of that rank."""
     return replace(val, shape=val.shape + (1,) * (rank - 2), axes=val.axes + (ONE,) * (rank - 2))
 
@@ -269,12 +269,12 @@ def _instance_norm(low: Lowering, op: Op) -> Sequence[Val]:
     x, scale, bias = _args(low, op)
     rank = len(x.shape)
     normed, _, _ = _normalize(low, x, list(range(2, rank)), float(op.attrs.get("epsilon", 1e-5)))
-    return [low.map("{0} * {1} + {2}", normed, _per_channel(scale, rank), _per_channel(bias, rank))]
+    return [low.map("{0} * {1} + {2}", normed, per_channel(scale, rank), per_channel(bias, rank))]
 
 
 def _batch_norm(low: Lowering, op: Op) -> Sequence[Val]:
     x, *params = _args(low, op)
-    scale, bias, mean, var = (_per_channel(p, len(x.shape)) for p in params)
+    scale, bias, mean, var = (per_channel(p, len(x.shape)) for p in params)
     inverse = low.map("1 / rl_sqrt({0} + {1})", var, _attr(low, op, "epsilon", 1e-5))
     return [low.map("({0} - {1}) * {2} + {3}", x, mean, low.map("{0} * {1}", inverse, scale), bias)]
 
