@@ -73,7 +73,7 @@ def measure(case: Case, *, threads: int, duration_s: float) -> Row:
     model, feeds = case.path(), case.draw()
     with TemporaryDirectory() as scratch:
         # a cache of its own, so that the cold build is cold whatever ran before
-        cache = Path(scratch) / "timings.json"
+        cache = Path(scratch) / "timings.toml"
         build_cold_s = _build(case, model, cache, threads=threads)[1]
         engine, build_warm_s = _build(case, model, cache, threads=threads)
         own, build_without_ort_s = _build(case, model, cache, threads=threads, without=("ort",))

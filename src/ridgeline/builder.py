@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline import checks
 from ridgeline.compose import Selection, Workshop, select
-from ridgeline.errors import BuildError, OptionError
+from ridgeline.errors import BuildError, InputError, OptionError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
 from ridgeline.options import Options, Progress, make_options
@@ -75,6 +75,7 @@ def build(
 def build_with(source: Source, options: Options) -> Engine:
     """The table of contents."""
     clock = Clock(options)
+    check_choices(options)
     with clock.stage("load"):
         loaded = load(source)
         reference = Reference(loaded, threads=options.cores) if options.verify != "off" else None
@@ -97,7 +98,7 @@ def build_with(source: Source, options: Options) -> Engine:
         stage_seconds=clock.seconds,
         sites_timed=selection.timed,
         sites_cached=selection.cached,
-        warnings=(*report.warnings, *shop.cache.problems),
+        warnings=(*build_warnings(shapes, selection), *report.warnings, *shop.cache.problems),
         versions=versions(),
     )
     return engine
@@ -108,6 +109,13 @@ def load_engine(path: str | Path) -> Engine:
     plan, report, model, weights = read_engine(Path(path))
     tactics = cpu_tactics(dict(model.opset_imports))
     return Engine(plan, report, model, weights, tactics)
+
+
+def check_choices(options: Options) -> None:
+    """What can be refused at once is refused before any work."""
+    leave_out(cpu_tactics({}), options.without)
+    if options.data is not None and not options.data.exists():
+        raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
 
 
 class Clock:
@@ -137,18 +145,25 @@ def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options)
     problems = []
     for guess in guessed_shapes(inputs, options.profiles):
         try:
-            settle_program(program, guess, weights)
+            refuse_empty(settle_program(program, guess, weights), weights)
             if reference is not None:
                 reference.run(example_feeds(program, guess, weights, seed=0))
         except Exception as error:  # not a shape this model takes: the next guess may be
             problems.append(f"{_shapes_text(guess)}: {(str(error).splitlines() or [''])[0][:120]}")
             continue
-        return checks.Shapes(inputs, guess, None, None, options.profiles, loaded.model)
+        return checks.Shapes(inputs, guess, None, None, options.profiles, loaded.model, is_guess=True)
     raise BuildError(
         "no shape could be guessed that this model takes",
         rows=problems,
         help="say which: ridge build MODEL --shapes " + _shapes_text(guess),
     )
+
+
+def refuse_empty(settled: Settled, weights: Mapping[str, Tensor]) -> None:
+    """A guess that leaves nothing to compute is no shape the model was made for."""
+    empty = [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
+    if empty:
+        raise InputError(f"{empty[0]!r} would be empty")
 
 
 def _shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
@@ -205,7 +220,7 @@ def write_timings(shop: Workshop, selection: Selection) -> None:
     if options.timing_cache is not None and selection.timed:
         shop.cache.write(options.timing_cache)
     if options.lock is not None and shop.lock is None:
-        shop.cache.write(options.lock, selection.keys)
+        shop.cache.write_lock(options.lock, selection.keys)
 
 
 def make_plan(
@@ -261,6 +276,16 @@ def with_memory(engine: Engine, shapes: checks.Shapes) -> Plan:
     )
     notes = [step.launch.note for step in instance.steps if step.launch is not None and step.launch.note]
     return replace(engine.plan, memory=memory, slow_ops=tuple(dict.fromkeys(notes)))
+
+
+def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]:
+    if shapes.is_guess:
+        yield f"shapes were guessed; say which ones matter: --shapes {_shapes_text(shapes.opt)}"
+    if selection.unsteady:
+        yield (
+            f"{selection.unsteady} of {selection.timed} timings were unsteady: the machine was busy; "
+            "build again when it is quiet before you trust the choices"
+        )
 
 
 def versions() -> dict[str, str]:

@@ -40,6 +40,7 @@ class Shapes:
     high: Mapping[str, TensorSpec] | None
     profile: Profile
     model: ir.Model
+    is_guess: bool = False
 
     @property
     def are_fixed(self) -> bool:

@@ -22,7 +22,7 @@ from ridgeline.passes.views import views_of
 from ridgeline.runtime.instance import Instance
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
-from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
+from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, site_of
 from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, check_workspace, race, ranked, time_site
 
 # thread pools of different libraries spin after their last call and steal a core from the next
@@ -50,6 +50,7 @@ class Selection:
     alternatives: Entry | None = None
     keys: list[str] = field(default_factory=list)  # cache keys this build used, in order
     timed: int = 0
+    unsteady: int = 0  # of those timed
     cached: int = 0
 
 
@@ -86,7 +87,7 @@ class Workshop:
 
     def find(self, key: str) -> Entry | None:
         if self.lock is not None:
-            return self.lock.entries.get(key)
+            return self.lock.entries.get(site_of(key))
         return self.cache.find(key, self.context)
 
 
@@ -104,14 +105,15 @@ def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str,
         if shop.lock is not None:
             raise _stale(shop.options, ["the whole plan"])
         entry = _compare(shop, plans, inputs, feeds)
-        made.timed += 1
+        made.timed += bool(shop.options.level)
+        made.unsteady += entry.is_unsteady
     else:
         made.cached += 1
     _remember(shop, made, key, entry)
     made.alternatives = entry
     chosen = entry.candidates[entry.chosen].tactic
     if chosen not in plans:
-        raise _stale(shop.options, [f"plan {chosen!r}"])
+        raise _left_out(shop.options, [f"the whole plan: {chosen}"])
     made.steps = tuple(plans[chosen])
     if chosen == "ort":  # one step is the whole plan: their times are the same, and so are their rivals
         made.steps = (replace(made.steps[0], entry=entry),)
@@ -140,7 +142,9 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> 
         assert entry is not None, "every site was timed or found"
         _remember(shop, made, key, entry)
         made.entries[region.name] = entry
-    made.timed, made.cached = len(fresh), len(set(made.keys)) - len(fresh)
+    made.cached = len(set(made.keys)) - len(fresh)
+    if shop.options.level:
+        made.timed, made.unsteady = len(fresh), sum(entry.is_unsteady for entry in fresh.values())
 
 
 def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str, Entry]:
@@ -218,6 +222,10 @@ def _single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
     site = made.sites[region.name]
     entry = made.entries.get(region.name) or Entry(region.name, (Measured("aten", {}),))
     best = entry.candidates[entry.chosen]
+    if best.tactic not in {tactic.name for tactic in shop.tactics}:
+        raise _left_out(shop.options, [f"{region.name}: {best.tactic}"])
+    if best.refused is not None:
+        raise BuildError(f"the lock pins {best.tactic} at {region.name}, which refused: {best.refused}")
     return StepChoice((region,), best.tactic, best.config, site, entry)
 
 
@@ -289,10 +297,10 @@ def _compare(
         raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in dropped])
     calls: list[Callable[[], object]] = [instance.execute for instance in instances.values()]
     with torch.inference_mode():
-        times = race(calls, each_s=effort.plan_s, pause_s=SETTLE_S)
+        times, is_unsteady = race(calls, each_s=effort.plan_s, pause_s=SETTLE_S)
     timed = [Measured(name, {}, us) for name, us in zip(instances, times, strict=True)]
     shop.options.tell("compare plans", len(names), len(names))
-    return Entry("whole plan", (*ranked(timed), *dropped))
+    return Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
 
 
 def _instance(
@@ -316,14 +324,23 @@ def _instance(
 
 
 def _plan_key(shop: Workshop, made: Selection, names: Sequence[str]) -> str:
-    text = "|".join([*names, *(shop.key(site) for site in made.sites.values())])
-    return "plan" + hashlib.sha256(text.encode()).hexdigest()[:28]
+    sites = hashlib.sha256("|".join(site.key for site in made.sites.values()).encode()).hexdigest()
+    rivals = "|".join([*names, *(shop.key(site) for site in made.sites.values())])
+    return f"plan{sites[:28]}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 
 
 def _remember(shop: Workshop, made: Selection, key: str, entry: Entry) -> None:
     made.keys.append(key)
     if shop.lock is None:
         shop.cache.entries[key] = replace(entry, context=shop.context)
+
+
+def _left_out(options: Options, what: Sequence[str]) -> BuildError:
+    return BuildError(
+        f"the lock {str(options.lock)!r} names tactics that this build leaves out",
+        rows=what,
+        help="drop --without, or edit `chosen` in the lock",
+    )
 
 
 def _stale(options: Options, what: Sequence[str]) -> BuildError:

@@ -17,6 +17,7 @@ Progress: TypeAlias = Callable[[str, int, int, str], None]
 VERIFY_MODES = ("off", "fast", "full")
 PRECISIONS = ("fp32",)
 MAX_LEVEL = 5
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,18 @@ class Options:
                 f"precision {self.precision!r} is not known on target {self.target!r}",
                 want=" or ".join(PRECISIONS),
             )
+        if self.progress is not None and not callable(self.progress):
+            raise OptionError(
+                "progress is not a function",
+                got=repr(self.progress),
+                want="progress(stage: str, done: int, total: int, detail: str)",
+            )
+        for name in ("level", "threads", "workspace_bytes"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool)) and value is not None:
+                raise OptionError(f"{name} is not a whole number", got=repr(value))
+        if self.threads > MAX_THREADS:
+            raise OptionError("threads is out of range", got=str(self.threads), want=f"0 to {MAX_THREADS}")
         if not 0 <= self.level <= MAX_LEVEL:
             raise OptionError("level is out of range", got=str(self.level), want=f"0 to {MAX_LEVEL}")
         if self.verify not in VERIFY_MODES:

@@ -263,7 +263,7 @@ def require(checks: Sequence[Check], where: str) -> None:
 
 def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
     """Users' own inputs: every .npz in the folder, one array per input."""
-    files = sorted(folder.glob("*.npz"))
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
     if not files:
         raise OptionError(f"no .npz file is in {str(folder)!r}", want="files with one array per input")
     made = []

@@ -225,3 +225,39 @@ def test_workspace_bounds_packed_weights(tiny_model: Path) -> None:
     assert bound.plan.memory.packed_bytes == 0
     reasons = [c.refused or "" for region in bound.plan.regions for c in region.candidates]
     assert any("workspace_bytes allows 0" in reason for reason in reasons)
+
+
+def test_a_lock_holds_at_any_level(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    first = ridgeline.build(tiny_model, level=1, lock=lock, verify="off")
+    second = ridgeline.build(tiny_model, level=2, lock=lock, verify="off")
+    assert second.plan.to_json() == first.plan.to_json()
+
+
+def test_a_lock_that_names_a_left_out_tactic(tiny_model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "tiny.lock"
+    ridgeline.build(tiny_model, level=0, lock=lock, verify="off")
+    with pytest.raises(BuildError, match="names tactics that this build leaves out"):
+        ridgeline.build(tiny_model, level=0, lock=lock, verify="off", without=("ort", "cpp", "onednn"))
+
+
+def test_guessed_shapes_are_said(tiny_model: Path) -> None:
+    engine = ridgeline.build(tiny_model, level=0, verify="off")
+    assert "shapes were guessed" in engine.report.warnings[0]
+    assert "--shapes x=1x3x32x32" in engine.report.warnings[0]
+    told = ridgeline.build(tiny_model, level=0, verify="off", profiles={"x": "1x3x32x32"})
+    assert not told.report.warnings
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"progress": True}, "progress is not a function"),
+        ({"level": 2.5}, "level is not a whole number"),
+        ({"threads": 10**6}, "threads is out of range"),
+        ({"data": "nowhere"}, "there is no folder 'nowhere'"),
+    ],
+)
+def test_options_are_refused_before_any_work(tiny_model: Path, option: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        ridgeline.build(tiny_model, **option)

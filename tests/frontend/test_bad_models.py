@@ -171,3 +171,19 @@ def test_initializers_that_are_inputs_too_are_constants() -> None:
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
     assert [v.name for v in load(model).model.graph.inputs] == ["x"]
+
+
+def test_external_data_inside_a_function_is_confined_too(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "mine": 1]> g (float[4] x) => (float[4] y) { y = mine.f(x) }'
+        '<domain: "mine", opset_import: ["": 20]> f (a) => (b) '
+        "{ c = Constant <value = float[4] {0, 0, 0, 0}> () b = Add(a, c) }"
+    )
+    tensor = model.functions[0].node[0].attribute[0].t
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../secret.bin")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="leaves the model's folder"):
+        load(path)

@@ -107,6 +107,7 @@ INPUT_ERRORS = [
     ({"x": rand(8)}, r"float32\[8\]"),
     ({"x": "text"}, "does not fit this plan"),
     ([1, 2], "takes a mapping"),
+    (rand(2, 8), "takes a mapping"),
 ]
 
 
@@ -178,3 +179,16 @@ def test_ops_that_torch_lacks_fall_back_and_say_so() -> None:
     x = np.array([2, 3, 2, 5, 9, 2])
     np.testing.assert_array_equal(engine.run({"x": x})["y"], [3, 1, 1])
     assert "run by ONNX Runtime" in engine.plan.slow_ops[0]
+
+
+def test_values_a_library_refuses_are_an_input_error() -> None:
+    model = model_of("g (int64[2] i) => (float[2,4] y) { y = Gather(t, i) }", t=rand(5, 4))
+    engine = quick(model)
+    with pytest.raises(InputError, match="cannot run with these values"):
+        engine.run({"i": np.array([1, 99])})
+    assert engine.run({"i": np.array([1, 2])})["y"].shape == (2, 4)
+
+
+def test_an_engine_says_what_it_is(engine) -> None:  # type: ignore[no-untyped-def]
+    assert "x: float32[N,8] -> y: float32[N,4]" in repr(engine)
+    assert [port.name for port in engine.inputs] == ["x"]

@@ -66,3 +66,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_context_names_code_libraries_and_machine() -> None:
     assert "2 threads" in measuring_context(2)
     assert measuring_context(1) != measuring_context(2)
+
+
+def test_a_lock_holds_sites_alone_and_no_context(tmp_path: Path) -> None:
+    TimingCache({"abc-1234": ENTRY}).write_lock(tmp_path / "m.lock", ["abc-1234"])
+    lock = TimingCache.read(tmp_path / "m.lock")
+    assert list(lock.entries) == ["abc"]
+    assert lock.entries["abc"].context == ""
+    assert (tmp_path / "m.lock").read_text().startswith("# Ridgeline lock")

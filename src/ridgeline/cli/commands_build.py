@@ -60,7 +60,7 @@ def build(
 
       ridge build model.onnx
 
-      ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.json
+      ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.toml
 
       ridge build model.onnx --lock ridge.lock     (the same choices every time)
     """

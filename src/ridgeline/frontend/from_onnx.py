@@ -57,7 +57,7 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
     if isinstance(source, ir.Model):
         return source.graph.name or "model", ir.to_proto(source), None
     if isinstance(source, bytes):
-        return "model", _parse(source, "these bytes"), None
+        return "model", _parse(source, "this run of bytes"), None
     if not isinstance(source, (str, Path)):
         raise ModelError(
             "this is not a model",
@@ -96,11 +96,12 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
 
 
 def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Initializers and tensor attributes, in subgraphs too."""
-    graphs = [proto.graph]
+    """Initializers and tensor attributes, in subgraphs and functions too."""
+    graphs: list[Any] = [proto.graph, *proto.functions]
     while graphs:
         graph = graphs.pop()
-        yield from graph.initializer
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer
         for node in graph.node:
             for attr in node.attribute:
                 yield from attr.tensors

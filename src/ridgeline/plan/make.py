@@ -59,7 +59,8 @@ def reason(ranked: Sequence[Candidate]) -> str:
     """One sentence: what made this choice."""
     best, rest = ranked[0], [c for c in ranked[1:] if c.median_us is not None]
     if best.median_us is None:
-        return "the only one willing" if not rest else "first willing, not timed"
+        others = [c for c in ranked[1:] if c.refused is None]
+        return "the first willing, not timed" if others else "the only one willing"
     if not rest:
         return "the only one that was timed"
     second = min(rest, key=lambda c: c.median_us or 0.0)

@@ -41,7 +41,14 @@ class Context:
         """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own."""
         with torch.inference_mode():
             instance, is_torch = self._load(feeds)
-            instance.execute()
+            try:
+                instance.execute()
+            except Exception as error:  # a library refuses these values: the engine itself stays whole
+                raise InputError(
+                    "the engine cannot run with these values",
+                    got=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}",
+                    help="look for indices outside their table, or sizes the model does not take",
+                ) from error
             return read_outputs(instance, as_torch=is_torch)
 
     def instance(self, feeds: Feeds) -> Instance:
@@ -53,7 +60,7 @@ class Context:
         try:
             arrays = [feeds[name] for name in self._names]
             key = tuple(array.shape for array in arrays)
-        except (KeyError, AttributeError, TypeError):
+        except (KeyError, AttributeError, TypeError, IndexError):
             arrays = self._checked(feeds)
             key = tuple(array.shape for array in arrays)
         if len(feeds) != len(arrays):
@@ -112,6 +119,10 @@ class Context:
             arrays.append(array)
         return arrays
 
+    def _is_of_model(self, port: Port, array: Any) -> bool:
+        dims = port.dims if port.dims is not None else array.shape
+        return all(isinstance(d, str) or d == s for d, s in zip(dims, array.shape, strict=True))
+
     def _check_port(self, port: Port, array: Any) -> None:
         dtype = str(array.dtype).removeprefix("torch.")
         ranges = self._profile.get(port.name)
@@ -124,14 +135,16 @@ class Context:
         if fits:
             return
         got_shape = ", ".join(map(str, array.shape))
-        help_ = f"convert it: {port.name}.astype({port.dtype!r})"
-        if dtype == port.dtype:
-            wider = "x".join(map(str, array.shape))
-            help_ = "check the shape, or split the batch"
-            if ranges is not None and len(ranges) == len(array.shape):
-                help_ = f"rebuild with --shapes {port.name}={_cover(ranges, array.shape)}, or split the batch"
-            elif ranges is not None:
-                help_ = f"rebuild with --shapes {port.name}={wider}"
+        help_ = "check the number of dimensions and their sizes"
+        if dtype != port.dtype:
+            convert = (
+                f".to(torch.{port.dtype})" if isinstance(array, torch.Tensor) else f".astype({port.dtype!r})"
+            )
+            help_ = f"convert it: {port.name}{convert}"
+        elif ranges is not None and len(ranges) == len(array.shape) and self._is_of_model(port, array):
+            help_ = f"rebuild with --shapes {port.name}={_cover(ranges, array.shape)}"
+            if array.shape and array.shape[0] > ranges[0].max:
+                help_ += ", or split the batch"
         raise InputError(
             f"input {port.name!r} does not fit this plan",
             got=f"{dtype}[{got_shape}]",

@@ -20,7 +20,7 @@ from ridgeline.runtime.context import Context, Feeds
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import fused_proto, raw_bytes, write_engine
 from ridgeline.runtime.instance import Instance
-from ridgeline.spec import Site, TensorSpec
+from ridgeline.spec import Port, Site, TensorSpec
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.timing import interleave
 
@@ -53,6 +53,19 @@ class Engine:
             and torch.get_num_threads() != plan.target.threads
         ):
             torch.set_num_threads(plan.target.threads)
+
+    def __repr__(self) -> str:
+        ports = [", ".join(f"{p.name}: {p}" for p in side) for side in (self.inputs, self.outputs)]
+        return f"<ridgeline.Engine {self.plan.model}: {ports[0]} -> {ports[1]}; {len(self.plan.steps)} steps>"
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Names, types and dims that `run` wants."""
+        return self.plan.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.plan.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name: numpy in, numpy out; torch in, torch out."""

@@ -13,7 +13,7 @@ import platform
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from ridgeline.errors import OptionError
 from ridgeline.spec import Config
 
 FORMAT = 1
+CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"
+LOCK_TITLE = "# Ridgeline lock. `chosen` counts from 0; edit it to pin another candidate.\n"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Entry:
     candidates: tuple[Measured, ...]
     chosen: int = 0
     context: str = ""
+    is_unsteady: bool = False  # the winner's samples were far apart; not kept in files
 
 
 @dataclass
@@ -74,10 +77,17 @@ class TimingCache:
         entry = self.entries.get(key)
         return entry if entry is not None and entry.context == context else None
 
-    def write(self, path: Path, keys: Iterable[str] | None = None) -> None:
-        """Atomically; with `keys`, only those entries, in that order."""
-        chosen = self.entries if keys is None else {key: self.entries[key] for key in dict.fromkeys(keys)}
-        write_text(path, "".join(_lines(chosen)))
+    def write(self, path: Path) -> None:
+        write_text(path, "".join(_lines(self.entries, CACHE_TITLE)))
+
+    def write_lock(self, path: Path, keys: Iterable[str]) -> None:
+        """Only these entries, by site alone: a lock pins choices whatever level or rivals are asked for."""
+        pinned = {site_of(key): replace(self.entries[key], context="") for key in keys}
+        write_text(path, "".join(_lines(pinned, LOCK_TITLE)))
+
+
+def site_of(key: str) -> str:
+    return key.split("-")[0]
 
 
 def _entry(raw: Mapping[str, Any]) -> Entry:
@@ -96,12 +106,14 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     return Entry(str(raw.get("title", "")), candidates, chosen, str(raw.get("context", "")))
 
 
-def _lines(entries: Mapping[str, Entry]) -> Iterable[str]:
-    yield "# Ridgeline timings. `chosen` counts from 0; edit it to pin another candidate.\n"
+def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
+    yield title
     yield f"format = {FORMAT}\n"
     for key, entry in entries.items():
         yield f"\n[site.{key}]\ntitle = {_quote(entry.title)}\nchosen = {entry.chosen}\n"
-        yield f"context = {_quote(entry.context)}\ncandidates = [\n"
+        if entry.context:
+            yield f"context = {_quote(entry.context)}\n"
+        yield "candidates = [\n"
         for c in entry.candidates:
             parts = [f"tactic = {_quote(c.tactic)}"]
             if c.config:

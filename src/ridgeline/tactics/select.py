@@ -22,6 +22,8 @@ MARGIN = 0.03
 PAUSE_S = 0.002
 # a candidate this many times slower than the best at first sight stays behind
 HOPELESS = 2.5
+# (p90 - p10) / median above which samples say more about the neighbours than about the call
+UNSTEADY = 0.5
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def time_site(
         timed = [Measured(c.tactic, c.config) for c, _ in runnable]
         return Entry(site.name, (*timed, *dropped), 0)
     pause_s = PAUSE_S if any(c.tactic == "ort" for c, _ in runnable) else 0.0
-    times = race([call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s)
+    times, is_unsteady = race([call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s)
     timed = [Measured(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
-    return Entry(site.name, (*ranked(timed), *dropped), 0)
+    return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=is_unsteady)
 
 
 def check_workspace(needed: int, allowed: int | None) -> None:
@@ -111,14 +113,15 @@ def check_workspace(needed: int, allowed: int | None) -> None:
         raise BuildError(f"keeps {needed:,} bytes of packed weights, workspace_bytes allows {allowed:,}")
 
 
-def race(calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float) -> list[float]:
-    """Medians in µs. Those far behind after a first look are not timed any further."""
+def race(calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float) -> tuple[list[float], bool]:
+    """Medians in µs, and whether the best was unsteady. Those far behind at first sight are left there."""
     first = [t.min_us for t in interleave(calls, rounds=1, min_sample_us=50, settle_s=pause_s)]
     limit = HOPELESS * min(first)
     rivals = [i for i, us in enumerate(first) if us <= limit]
     timings = interleave([calls[i] for i in rivals], budget_s=each_s * len(rivals), settle_s=pause_s)
     found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
-    return [round(found.get(i, us), 3) for i, us in enumerate(first)]
+    best = min(timings, key=lambda t: t.median_us)
+    return [round(found.get(i, us), 3) for i, us in enumerate(first)], best.spread > UNSTEADY
 
 
 def ranked(timed: Sequence[Measured]) -> list[Measured]:

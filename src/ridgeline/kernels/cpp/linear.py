@@ -22,8 +22,8 @@ DEPTH = 384  # of K at a time: a panel of it stays in L2 beside the rows of x; 1
 ROWS = 144  # of x at a time, about: they share the panel while it is in L2
 WEIGHT_BYTES = 384 * 1024  # about a third of L2
 STACK_BYTES = 512 * 1024  # of one thread's buffer
-# about 20 µs of work: below it a second thread saves little on an idle machine, and on a busy one the wait for it
-# costs milliseconds
+# about 20 µs of work: below it a second thread saves little on an idle machine, and on a busy one the wait
+# for it costs milliseconds
 PARALLEL_MACS = 512 * 1024
 
 TILE = """
