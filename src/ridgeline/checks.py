@@ -6,6 +6,8 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,10 @@ from ridgeline.runtime.examples import example_feeds
 from ridgeline.spec import EPSILON, Body, Port, TensorSpec
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import to_torch
-from ridgeline.timing import interleave
 from ridgeline.verify import Reference, Tolerance, check_finite, compare, load_data, require
 
 BATCH = 3
+OVERHEAD_S = 0.15
 BOUND_AGAIN_BYTES = 64 << 20
 
 
@@ -216,16 +218,24 @@ def call_overhead(engine: Engine, feeds: Mapping[str, Any]) -> tuple[float, floa
     """What `engine.run` costs above its steps, and in all, in µs."""
     context = engine.context()
     instance = context.instance(feeds)
+    start = perf_counter()
+    context.run(feeds)
+    pairs = int(min(max(OVERHEAD_S / (perf_counter() - start + 1e-9), 3), 500))
+    whole, bare = [], []
     with torch.inference_mode():
-        instance.execute()
-
-        def steps() -> None:
+        for _ in range(pairs):
+            times = [perf_counter()]
+            context.run(feeds)
+            times.append(perf_counter())
             for call in instance.calls:
                 call()
-
-        whole, bare = interleave([lambda: context.run(feeds), steps], budget_s=0.3)
+            times.append(perf_counter())
+            whole.append(times[1] - times[0])
+            bare.append(times[2] - times[1])
     # the quiet samples: a difference of medians is mostly a difference of neighbours
-    return round(max(whole.p10_us - bare.p10_us, 0.0), 2), round(whole.median_us, 2)
+    tenth = pairs // 10
+    overhead = max(sorted(whole)[tenth] - sorted(bare)[tenth], 0.0)
+    return round(overhead * 1e6, 2), round(median(whole) * 1e6, 2)
 
 
 def _library_steps(engine: Engine) -> tuple[str, ...]:

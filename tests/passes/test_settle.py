@@ -94,3 +94,12 @@ def test_integers_divide_toward_zero(a: int, b: int, want: int) -> None:
     text = f"""<ir_version: 10, opset_import: ["": 23]> g (float[1] x) => (int64[1] y)
       <int64[1] a = {{{a}}}, int64[1] b = {{{b}}}> {{ y = Div(a, b) }}"""
     assert settled(text, x=(1,))[1].values["y"] == want
+
+
+def test_float_attributes_read_as_they_will_be_written() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[4] x) => (float[4] y) { y = LeakyRelu(x) }'
+    )
+    model.graph.node(0).attributes["alpha"] = ir.AttrFloat32("alpha", 0.12499999572143228)
+    again = ir.from_proto(ir.to_proto(model))
+    assert read_program(model).regions[0].body.digest == read_program(again).regions[0].body.digest

@@ -5,6 +5,7 @@ Checks everything a stranger's file can get wrong before any other stage sees it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,7 @@ def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph.sparse_initializer.extend(proto.graph.sparse_initializer)
     given = {port.name for port in proto.graph.input}
     for tensor in proto.graph.initializer:
-        if tensor.ByteSize() < 1024 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if math.prod(tensor.dims) <= 128 and tensor.data_location != onnx.TensorProto.EXTERNAL:
             graph.initializer.append(tensor)
         elif tensor.name not in given:
             port = graph.input.add(name=tensor.name)
@@ -226,6 +227,12 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
     model = ir.from_proto(proto)
     if path is not None:
         ir.external_data.set_base_dir(model.graph, path.parent)
+    for value in model.graph.initializers.values():
+        # protobuf hands out a fresh copy of the bytes each time it is asked
+        if isinstance(value.const_value, ir.TensorProtoTensor) and value.const_value.dtype.bitwidth >= 8:
+            tensor = value.const_value
+            if tensor.dtype != ir.DataType.STRING:
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
     common_passes.RemoveInitializersFromInputsPass()(model)
     common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
     return model

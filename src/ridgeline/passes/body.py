@@ -132,8 +132,13 @@ def _attr_value(attr: ir.Attr) -> Any:
             return body_of_graph(attr.as_graph())
         case ir.AttributeType.TENSOR:
             return attr.as_tensor().numpy()
-        case ir.AttributeType.INTS | ir.AttributeType.FLOATS | ir.AttributeType.STRINGS:
+        case ir.AttributeType.INTS | ir.AttributeType.STRINGS:
             return tuple(attr.value)
+        # ONNX writes floats in 32 bits: what a rule computed in 64 must not change when it is written
+        case ir.AttributeType.FLOAT:
+            return float(np.float32(attr.value))
+        case ir.AttributeType.FLOATS:
+            return tuple(float(np.float32(v)) for v in attr.value)
     return attr.value
 
 

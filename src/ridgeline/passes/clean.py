@@ -254,7 +254,9 @@ def _merge_equal_initializers(graph: ir.Graph) -> None:
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype != ir.DataType.STRING:
-            groups.setdefault((tensor.dtype, tuple(tensor.shape.numpy())), []).append(value)
+            # the first elements tell most weights apart, so that few are hashed whole
+            head = tensor.numpy().reshape(-1)[:16].tobytes()
+            groups.setdefault((tensor.dtype, tuple(tensor.shape.numpy()), head), []).append(value)
     for values in groups.values():
         if len(values) < 2:
             continue
