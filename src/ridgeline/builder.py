@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline import checks
 from ridgeline.compose import Selection, Workshop, select
-from ridgeline.errors import BuildError, InputError, OptionError
+from ridgeline.errors import BuildError, InputError, OptionError, PlanError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
 from ridgeline.options import Options, Progress, make_options
@@ -37,7 +37,7 @@ from ridgeline.plan.plan import Refusal as PlanRefusal
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.file import read_engine
+from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.instance import settle_program
 from ridgeline.spec import Target, TensorSpec
 from ridgeline.tactics.base import Tactic
@@ -108,7 +108,10 @@ def load_engine(path: str | Path) -> Engine:
     """An engine from its file. Nothing in the file is executed; kernels are made again from the bodies."""
     plan, report, model, weights = read_engine(Path(path))
     tactics = cpu_tactics(dict(model.opset_imports))
-    return Engine(plan, report, model, weights, tactics)
+    try:
+        return Engine(plan, report, model, weights, tactics)
+    except DAMAGE as error:
+        raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
 
 
 def check_choices(options: Options) -> None:

@@ -282,9 +282,8 @@ def _compare(
     effort = EFFORTS[shop.options.level]
     names = list(plans)
     if effort.plan_s == 0:
-        first = "ort" if "ort" in plans else "regions"
-        names.sort(key=lambda name: name != first)
-        return Entry("whole plan", tuple(Measured(name, {}) for name in names))
+        names.sort(key=lambda name: name != "ort")
+        return _first_that_runs(shop, plans, names, inputs, feeds)
     shop.options.tell("compare plans", 0, len(names))
     instances, dropped = {}, []
     for name in names:
@@ -301,6 +300,27 @@ def _compare(
     timed = [Measured(name, {}, us) for name, us in zip(instances, times, strict=True)]
     shop.options.tell("compare plans", len(names), len(names))
     return Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
+
+
+def _first_that_runs(
+    shop: Workshop,
+    plans: Mapping[str, Sequence[StepChoice]],
+    names: Sequence[str],
+    inputs: Mapping[str, TensorSpec],
+    feeds: Mapping[str, Tensor],
+) -> Entry:
+    """Without timing: the first plan that can be bound and run at all."""
+    refused: list[Measured] = []
+    for i, name in enumerate(names):
+        try:
+            _instance(shop, plans[name], inputs, feeds)
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0][:200]
+            refused.append(Measured(name, {}, refused=f"failed: {type(error).__name__}: {text}"))
+        else:
+            rest = [Measured(other, {}) for other in names[i + 1 :]]
+            return Entry("whole plan", (Measured(name, {}), *rest, *refused))
+    raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in refused])
 
 
 def _instance(

@@ -18,6 +18,7 @@ VERIFY_MODES = ("off", "fast", "full")
 PRECISIONS = ("fp32",)
 MAX_LEVEL = 5
 MAX_THREADS = 1024
+MAX_DIM = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class DimRange:
     max: int
 
     def __post_init__(self) -> None:
+        if self.max > MAX_DIM:
+            raise OptionError("a dimension is too large", got=str(self.max), want=f"at most {MAX_DIM:,}")
         if not 0 <= self.min <= self.opt <= self.max:
             raise OptionError(
                 "a dimension range is out of order",
@@ -80,6 +83,8 @@ class Options:
                 got=repr(self.progress),
                 want="progress(stage: str, done: int, total: int, detail: str)",
             )
+        if not isinstance(self.deterministic, bool):
+            raise OptionError("deterministic is not True or False", got=repr(self.deterministic))
         for name in ("level", "threads", "workspace_bytes"):
             value = getattr(self, name)
             if not (isinstance(value, int) and not isinstance(value, bool)) and value is not None:
@@ -124,10 +129,15 @@ def make_options(given: Mapping[str, Any]) -> Options:
         values["profiles"] = parse_profiles(values["profiles"])
     for name in ("timing_cache", "lock", "data"):
         if name in values:
+            if not isinstance(values[name], (str, os.PathLike)):
+                raise OptionError(f"{name} is not a path", got=repr(values[name]))
             values[name] = Path(values[name])
     if "without" in values:
         without = values["without"]
-        values["without"] = tuple(without.split(",")) if isinstance(without, str) else tuple(without)
+        names = without.split(",") if isinstance(without, str) else without
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise OptionError("without is not a list of tactics", got=repr(without), want='("ort", "cpp")')
+        values["without"] = tuple(names)
     return Options(**values)
 
 
@@ -141,6 +151,8 @@ def parse_profiles(given: Mapping[str, str | Sequence[int | str | DimRange | Seq
         )
     parsed = {}
     for name, shape in given.items():
+        if not isinstance(shape, (str, list, tuple)):
+            raise OptionError(f"the shape given for {name!r} does not read as one", got=repr(shape))
         dims: Sequence[object] = [d for d in shape.split("x") if d] if isinstance(shape, str) else shape
         parsed[name] = tuple(_parse_dim(dim, name) for dim in dims)
     return parsed

@@ -7,6 +7,7 @@ reference: how far its outputs move when weights and inputs move by what roundin
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,8 +117,8 @@ class Reference:
 
     @cached_property
     def _step(self) -> float:
-        """Rounding's relative step: eps, times the root of the longest sum."""
-        return EPSILON["float32"] * math.sqrt(longest_sum(self.loaded.original))
+        """How many eps rounding moves a value: the root of the longest sum."""
+        return math.sqrt(longest_sum(self.loaded.original))
 
     def _make_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
         """The reference with its weights moved by rounding."""
@@ -149,7 +150,8 @@ class Reference:
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
     """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
-    return bool(tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) > 8)
+    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    return bool(tensor.data_type in kinds and math.prod(tensor.dims) > 8)
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
     same_shape = [m for m in moved if m.shape == expected.shape]
     if kind not in EPSILON:
         share = max((float(np.mean(m != expected)) for m in same_shape if m.size), default=0.0)
-        return Tolerance(0.0, min(1.0, 2 * share))
+        reach = max((_distance(m, expected) for m in same_shape if m.size), default=0.0)
+        return Tolerance(2 * reach, min(1.0, 2 * share))
     finite = np.isfinite(expected)
     scale = float(np.abs(expected[finite], dtype=np.float64).max()) if finite.any() else 0.0
     reach = 0.0
@@ -175,6 +178,13 @@ def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
         if both.any():
             reach = max(reach, float(np.abs(m[both].astype(np.float64) - expected[both]).max()))
     return Tolerance(2 * reach + 2 * EPSILON[kind] * scale)
+
+
+def _distance(got: np.ndarray, want: np.ndarray) -> float:
+    """How far integers are apart; for strings and the like, infinitely if at all."""
+    if want.dtype.kind not in "iub":
+        return 0.0 if np.array_equal(got, want) else math.inf
+    return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0))
 
 
 def longest_sum(proto: onnx.ModelProto) -> int:
@@ -193,9 +203,11 @@ def longest_sum(proto: onnx.ModelProto) -> int:
     return longest
 
 
-def _jitter(array: np.ndarray, step: float, seed: int) -> np.ndarray:
+def _jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
+    """The array with every element moved by up to `steps` eps of its type."""
+    reach = steps * EPSILON[str(array.dtype)]
     # a short pattern repeated: as good as fresh numbers here, and many times quicker on large weights
-    pattern = np.random.default_rng(seed).uniform(-step, step, min(array.size, 65521)).astype(np.float32)
+    pattern = np.random.default_rng(seed).uniform(-reach, reach, min(array.size, 65521)).astype(array.dtype)
     moved = np.resize(pattern, array.shape)
     moved *= array
     # masks hold the largest float there is, and that cannot move up
@@ -204,9 +216,10 @@ def _jitter(array: np.ndarray, step: float, seed: int) -> np.ndarray:
     return moved
 
 
-def _jitter_feeds(feeds: Feeds, step: float, seed: int) -> Outputs:
+def _jitter_feeds(feeds: Feeds, steps: float, seed: int) -> Outputs:
+    kinds = ("float32", "float64")
     return {
-        n: _jitter(a, step, seed + 7) if a.dtype == np.float32 and a.ndim else a for n, a in feeds.items()
+        n: _jitter(a, steps, seed + 7) if str(a.dtype) in kinds and a.ndim else a for n, a in feeds.items()
     }
 
 
@@ -225,10 +238,11 @@ def _compare_one(
         return Check(name, output, shapes, math.inf, limit.distance, False, note)
     if str(want.dtype) not in EPSILON:
         share = float(np.mean(got != want)) if want.size else 0.0
-        return Check(name, output, shapes, share, limit.share, share <= limit.share, "share of other values")
-    same_special = bool(
-        np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(np.isinf(got), np.isinf(want))
-    )
+        is_near = share == 0 or _distance(got, want) <= limit.distance
+        note = "share of other values" if is_near else "values far from the reference's"
+        return Check(name, output, shapes, share, limit.share, share <= limit.share and is_near, note)
+    special = ~np.isfinite(want) | ~np.isfinite(got)
+    same_special = bool(np.array_equal(got[special], want[special], equal_nan=True))
     finite = np.isfinite(want) & np.isfinite(got)
     error = float(np.abs(got[finite].astype(np.float64) - want[finite]).max()) if finite.any() else 0.0
     passed = error <= limit.distance and same_special
@@ -279,8 +293,11 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise OptionError(f"{str(path)!r} does not load", got=str(error)) from error
+        missing = [name for name in inputs if name not in feeds]
+        if missing:
+            raise OptionError(f"{path.name} holds no array for {missing[0]!r}", got=", ".join(feeds))
         for name in feeds:
             if name not in inputs:
                 raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))

@@ -14,9 +14,11 @@ import pytest
 
 import ridgeline
 from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
+from ridgeline.frontend.from_onnx import load
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.cpp import CppGemv
+from ridgeline.verify import Reference, compare
 
 NORM = """<ir_version: 10, opset_import: ["": 20]>
 g (float[N,16] x) => (float[N,16] y) <float[16] s = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> {
@@ -172,7 +174,7 @@ def test_users_data_is_verified_with(tiny_model: Path, tmp_path: Path) -> None:
     assert "photo.npz" in {check.name for check in engine.report.checks}
 
 
-@pytest.mark.parametrize(("name", "text"), [("z", "did you mean|holds 'z'"), ("", "no .npz file")])
+@pytest.mark.parametrize(("name", "text"), [("z", "holds no array for 'x'"), ("", "no .npz file")])
 def test_users_data_that_does_not_fit(tiny_model: Path, tmp_path: Path, name: str, text: str) -> None:
     if name:
         np.savez(tmp_path / "bad.npz", **{name: np.ones(3)})
@@ -261,3 +263,61 @@ def test_guessed_shapes_are_said(tiny_model: Path) -> None:
 def test_options_are_refused_before_any_work(tiny_model: Path, option: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         ridgeline.build(tiny_model, **option)
+
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]>'
+
+
+def test_double_models_are_verified_at_their_own_precision() -> None:
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (double[2,64] x) => (double[2,64] y) {{ a = MatMul(x, w) y = Tanh(a) }}"
+    )
+    weight = np.random.default_rng(0).standard_normal((64, 64)) / 8
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    engine = ridgeline.build(model, level=0, without=("ort",))
+    assert engine.report.verified
+    assert max(c.tolerance for c in engine.report.checks) < 1e-12
+
+
+def test_outputs_declared_wrongly_are_refused() -> None:
+    model = onnx.parser.parse_model(f"{HEAD} g (float[2] x) => (float[2,7] y) {{ y = Exp(x) }}")
+    with pytest.raises(ModelError):
+        ridgeline.build(model, level=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "harm"),
+    [
+        ("g (float[4] x) => (float[4] y) { a = Sub(x, x) y = Log(a) }", "y", np.negative),
+        (
+            "g (float[4] x) => (int64[4] y) { a = Mul(x, big) y = Cast <to = 7> (a) }",
+            "y",
+            lambda y: y * 0 + 12345,
+        ),
+    ],
+)
+def test_special_values_and_integers_are_compared(text: str, output: str, harm: Any) -> None:
+    model = onnx.parser.parse_model(f"{HEAD} {text}")
+    if "big" in text:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1e9], np.float32), "big"))
+    loaded = load(model)
+    reference = Reference(loaded, threads=1)
+    feeds = {"x": np.array([0.1, 0.7, -1.3, 2.9], np.float32)}
+    want = reference.run(feeds)
+    limits = reference.tolerance(feeds, want)
+    assert all(check.passed for check in compare("same", want, want, limits, ""))
+    harmed = {output: harm(want[output]).astype(want[output].dtype)}
+    assert not all(check.passed for check in compare("harmed", harmed, want, limits, ""))
+
+
+def test_integer_bias_columns_are_not_mistaken_for_channels() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal(4).astype(np.float32) for n in "sbm"} | {"v": np.ones(4, np.float32)}
+    arrays["w"] = rng.standard_normal((4, 4)).astype(np.float32)
+    arrays["c"] = rng.standard_normal((4, 1)).astype(np.float32)
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (float[4,4] x) => (float[4,4] y) "
+        "{ p = Gemm(x, w, c) y = BatchNormalization(p, s, b, m, v) }"
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    assert ridgeline.build(model, level=0, without=("ort",)).report.verified

@@ -150,6 +150,19 @@ CASES = {
         n = Constant <value_int = 4> () c = Constant <value = bool {1}> ()
         y, z = Loop (n, c, x) < body = b (int64 i, bool go, float[3] v) => (bool on, float[3] w, float[3] s) {
             on = Identity(go) w = Add(v, x) s = Neg(v) } > }""",
+    "split of a 1x1 image": """g (float[1,4,1,1] x)
+        => (float[1,2,1,1] a, float[1,2,1,1] b, float[1,4,1,1] q) {
+        r = Relu(x) a, b = Split <axis = 1, num_outputs = 2> (r) d = Softmax <axis = 1> (r) q = Exp(d) }""",
+    "a branch that passes a value on": """g (float[4,3] x) => (float[4,3] y) {
+        e = Softmax(x) m = ReduceSum <keepdims = 0> (x) zero = Constant <value_float = 0.0> ()
+        c = Greater(m, zero)
+        a = If (c) < then_branch = t () => (float[4,3] p) { p = Identity(e) },
+                     else_branch = s () => (float[4,3] q) { q = Identity(e) } >
+        r = Softmax <axis = 0> (x) u = Softmax <axis = 0> (r) y = Mul(a, u) }""",
+    "sum of squares over no axes": """g (float[2,3] x) => (float[2,3] y) {
+        y = ReduceSumSquare <noop_with_empty_axes = 1> (x) }""",
+    "integer mean": """g (float[1,2,3,3] x) => (int64[1,2,1,1] y) {
+        i = Cast <to = 7> (x) a = Constant <value_ints = [2, 3]> () y = ReduceMean <keepdims = 1> (i, a) }""",
     "data-dependent": """g (float[5] x) => (int64[1,K] y, float[1,K] z) {
         y = NonZero(x) f = Cast <to = 1> (y) z = Sqrt(f) }""",
 }
@@ -192,3 +205,36 @@ def test_values_a_library_refuses_are_an_input_error() -> None:
 def test_an_engine_says_what_it_is(engine) -> None:  # type: ignore[no-untyped-def]
     assert "x: float32[N,8] -> y: float32[N,4]" in repr(engine)
     assert [port.name for port in engine.inputs] == ["x"]
+
+
+def test_equal_node_names_are_told_apart() -> None:
+    model = model_of(
+        "g (float[4,3] x) => (float[4,3] y, float[4,3] z) { y = Softmax(x) z = Softmax <axis = 0> (y) }"
+    )
+    for node in model.graph.node:
+        node.name = "same"
+    x = rand(4, 3)
+    want = expected(model_of("g (float[4,3] x) => (float[4,3] y) { y = Softmax(x) }"), {"x": x})["y"]
+    close(quick(model).run({"x": x})["y"], want)
+
+
+def test_kept_outputs_never_change() -> None:
+    """A Slice whose end is an input is a view inside; what the caller gets must not be."""
+    model = model_of("g (float[4,3] x, int64[1] s) => (float[K,3] y) { y = Slice(x, z, s) }", z=np.array([0]))
+    engine = quick(model)
+    kept = engine.run({"x": rand(4, 3), "s": np.array([2])})["y"]
+    copy = kept.copy()
+    engine.run({"x": rand(4, 3, seed=1), "s": np.array([2])})
+    np.testing.assert_array_equal(kept, copy)
+
+
+def test_torch_outputs_can_be_written_to(engine) -> None:  # type: ignore[no-untyped-def]
+    got = engine.run({"x": torch.from_numpy(rand(2, 8))})["y"]
+    got += 1
+
+
+def test_launches_of_old_shapes_are_forgotten() -> None:
+    engine = quick(model_of(MLP, **WEIGHTS))
+    for rows in range(1, 40):
+        engine.run({"x": rand(rows, 8)})
+    assert len(engine._launches) <= 8 * len(engine.plan.steps)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -128,3 +131,42 @@ def test_a_full_disk_leaves_nothing_behind(
         engine.save(tmp_path / "kept.ridge")
     assert [p.name for p in tmp_path.iterdir()] == ["kept.ridge"]
     assert (tmp_path / "kept.ridge").read_bytes() == before
+
+
+def rehashed(saved: Path, path: Path, member: str, content: bytes) -> Path:
+    """A copy with one member replaced and the manifest made to agree with it."""
+
+    def change(members: dict[str, bytes]) -> None:
+        members[member] = content
+        manifest = json.loads(members["manifest.json"])
+        manifest["sha256"][member] = hashlib.sha256(content).hexdigest()
+        members["manifest.json"] = json.dumps(manifest).encode()
+
+    return rewritten(saved, path, change)
+
+
+@pytest.mark.parametrize("member", ["plan.json", "report.json", "fused.onnx", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff" * 40])
+def test_nonsense_with_a_valid_hash(saved: Path, tmp_path: Path, member: str, content: bytes) -> None:
+    with pytest.raises(PlanError):
+        ridgeline.load(rehashed(saved, tmp_path / "t.ridge", member, content))
+
+
+def test_weights_that_do_not_fill_their_place(saved: Path, tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [8, 3, 3, 3], "data_offsets": [0, 0]}
+    header = json.dumps({"conv_w": entry}).encode()
+    content = struct.pack("<Q", len(header)) + header
+    with pytest.raises(PlanError, match="does not fill its place"):
+        ridgeline.load(rehashed(saved, tmp_path / "t.ridge", "weights.safetensors", content))
+
+
+def test_every_flipped_byte_of_the_directory_is_met(saved: Path, tmp_path: Path) -> None:
+    content = bytearray(saved.read_bytes())
+    start = content.rindex(b"PK\x01\x02", 0, len(content) - 100)
+    path = tmp_path / "t.ridge"
+    for at in range(start, min(start + 46, len(content))):
+        changed = bytearray(content)
+        changed[at] ^= 0x21
+        path.write_bytes(changed)
+        with contextlib.suppress(PlanError):  # some bytes of a directory mean nothing
+            ridgeline.load(path)

@@ -68,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # a full disk, a folder that went away, a file we may not read: the machine's, not ours
         _say(_os_error_text(error))
         sys.exit(USER_ERROR)
+    except MemoryError as error:
+        _say(f"not enough memory for this: {error}")
+        sys.exit(USER_ERROR)
     except Exception:
         talk.print(traceback.format_exc().rstrip())
         _say("this is a bug in ridgeline; please report it with the lines above")

@@ -40,10 +40,13 @@ def load(source: Source) -> Loaded:
     """Read, check and convert a model. Raises one error that lists every node nobody can run."""
     name, proto, path = _read(source)
     check_external_data(proto, None if path is None else path.parent)
-    _check(proto, name)
     _refuse_unknown_ops(proto)
-    model = _convert(_to_ir(proto, path), name)
-    _check_weights(model)
+    _check(proto, name)
+    try:
+        model = _convert(_to_ir(proto, path), name)
+        _check_weights(model)
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        raise ModelError(f"{name!r} holds tensors that do not read", got=_last_lines(error)) from error
     return Loaded(name=name, original=proto, path=path, model=model)
 
 
@@ -138,15 +141,18 @@ def _external_problem(entries: dict[str, str], folder: Path | None) -> str | Non
     if not location or Path(location).is_absolute() or ".." in Path(location).parts:
         return f"location {location!r} leaves the model's folder"
     path = folder / location
+    if path.is_dir():
+        return f"location {location!r} is a folder"
     if not path.exists():
         return f"file {location!r} is missing"
     if not path.resolve().is_relative_to(folder.resolve()):
         return f"location {location!r} is a link that leaves the model's folder"
     try:
-        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except ValueError:
         return f"offset {entries.get('offset')!r} or length {entries.get('length')!r} is no number"
-    if end > path.stat().st_size or int(entries.get("offset", 0)) < 0:
+    end = offset + length
+    if end > path.stat().st_size or offset < 0 or length < 0:
         return f"file {location!r} holds {path.stat().st_size} bytes, wanted up to byte {end}"
     return None
 
@@ -189,6 +195,9 @@ def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
     """One error that lists every node nobody can run."""
+    if proto.graph.sparse_initializer:
+        names = [tensor.values.name for tensor in proto.graph.sparse_initializer]
+        raise UnsupportedError("sparse initializers are not read", rows=names, help="store them dense")
     versions = {entry.domain or "": entry.version for entry in proto.opset_import}
     local = {(f.domain, f.name) for f in proto.functions}
     unknown: dict[tuple[str, str], list[str]] = {}

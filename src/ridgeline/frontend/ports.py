@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from ridgeline.errors import ModelError, OptionError, did_you_mean
+from ridgeline.errors import ModelError, OptionError, UnsupportedError, did_you_mean
 from ridgeline.options import DimRange, Profile
 from ridgeline.spec import Port, TensorSpec
 
@@ -24,6 +24,10 @@ def ports(values: Sequence[ir.Value], *, what: str) -> tuple[Port, ...]:
                 f"{what} {value.name!r} is not a tensor",
                 got=str(value.type),
                 want="tensors only at the model's border",
+            )
+        if value.dtype in (None, ir.DataType.STRING, ir.DataType.UNDEFINED):
+            raise UnsupportedError(
+                f"{what} {value.name!r} holds {value.dtype}", want="numbers at the model's border"
             )
         dims = None
         if value.shape is not None:

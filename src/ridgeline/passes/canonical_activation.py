@@ -69,6 +69,11 @@ def _sixth(op: Any, value: Any) -> Any:
     return op.either(op.Div(value, 6.0), op.Mul(value, 1.0 / 6.0))
 
 
+def _require_float(m: Match) -> None:
+    """The canonical op exists for float32 everywhere; integers and doubles stay spelled out."""
+    m.require(m.x.dtype == ir.DataType.FLOAT, f"input is {m.x.dtype}, want float32", m.x)
+
+
 class HardSwish(Fusion):
     """x · min(max(x + 3, 0), 6) / 6"""
 
@@ -81,6 +86,9 @@ class HardSwish(Fusion):
             op.Mul(x, op.HardSigmoid(x, alpha=1.0 / 6.0, beta=0.5)),
         )
 
+    def check(self, m: Match) -> None:
+        _require_float(m)
+
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.HardSwish(m.x)
 
@@ -90,6 +98,9 @@ class HardSigmoid(Fusion):
 
     def pattern(self, op: Any, x: Any) -> Any:
         return _sixth(op, _relu6_of_shifted(op, x))
+
+    def check(self, m: Match) -> None:
+        _require_float(m)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.HardSigmoid(m.x, alpha=1.0 / 6.0, beta=0.5)
@@ -158,6 +169,7 @@ class GlobalAverage(Fusion):
         return op.ReduceMean(x, axes, keepdims=1)
 
     def check(self, m: Match) -> None:
+        _require_float(m)
         rank = len(m.dims(m.x))
         m.require(rank > 2, "input has no spatial axes", m.x)
         axes = sorted(axis % rank for axis in m.const("axes"))

@@ -96,7 +96,9 @@ class BatchNormIntoWeights(Fusion):
                 rank is not None and rank.rank() == 2, "channels are not the columns of the product", m.x
             )
         if m.b is not None:
-            m.require(m.array("b").size in (1, _out_channels(m)), "bias is not per channel", m.b)
+            bias = m.array("b")
+            m.require(bias.size in (1, _out_channels(m)), "bias is not per channel", m.b)
+            m.require(bias.size == 1 or bias.shape[-1] == bias.size, "bias is per row, not per column", m.b)
         if node.op_type == "Gemm":
             m.require(m.attr("Gemm", "beta") == 1.0, "Gemm scales its bias", m.b)
 

@@ -139,6 +139,16 @@ def _call(
     model.graph.remove(list(nodes), safe=True)
 
 
+def name_nodes(graph: ir.Graph) -> None:
+    """A name of its own for every node: ONNX allows equal names and none at all, plans and reports do not."""
+    taken: set[str] = set()
+    for node in graph:
+        label = node_label(node)
+        if label in taken:
+            node.metadata_props.setdefault(SOURCES, label)
+        node.name = _unique(label, taken)
+
+
 def _unique(label: str, taken: set[str]) -> str:
     name, count = label, 1
     while name in taken:

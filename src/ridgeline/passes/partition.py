@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ridgeline.passes.body import node_label
 from ridgeline.passes.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
-from ridgeline.passes.outline import outline
+from ridgeline.passes.outline import name_nodes, outline
 from ridgeline.passes.rule import Refusal
 from ridgeline.passes.settle import Settled
 from ridgeline.spec import TensorSpec
@@ -139,6 +139,7 @@ def boundary_reason(node: ir.Node) -> str:
 
 def partition(model: ir.Model, settled: Settled) -> list[Refusal]:
     """Fuse the model in place. Returns what was refused, and why."""
+    name_nodes(model.graph)
     part = Partition(model.graph, settled)
     for kind, ops in (("product", PRODUCTS), ("row", ROWS)):
         for node in model.graph:

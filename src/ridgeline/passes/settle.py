@@ -140,7 +140,7 @@ def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str
         inferred = shape_inference.infer_node_outputs(
             schema, node_proto(op), types, data, opset_imports=imports
         )
-    except (shape_inference.InferenceError, RuntimeError) as error:
+    except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise InputError(
             f"the shapes do not fit at {op.name or op.outputs[0]} ({op.op_type})",
             rows=[f"{n}: {state.specs[n]}" for n in reads if n in state.specs],

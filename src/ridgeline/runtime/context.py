@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ridgeline.errors import InputError, did_you_mean
+from ridgeline.errors import InputError, RidgelineError, did_you_mean
 from ridgeline.options import Profile
 from ridgeline.runtime.instance import Instance, as_numpy
 from ridgeline.spec import Port, TensorSpec
@@ -40,16 +40,26 @@ class Context:
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own."""
         with torch.inference_mode():
-            instance, is_torch = self._load(feeds)
             try:
+                instance, is_torch = self._load(feeds)
                 instance.execute()
+            except RidgelineError:
+                raise
             except Exception as error:  # a library refuses these values: the engine itself stays whole
                 raise InputError(
                     "the engine cannot run with these values",
                     got=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}",
                     help="look for indices outside their table, or sizes the model does not take",
                 ) from error
-            return read_outputs(instance, as_torch=is_torch)
+            if not is_torch:
+                return read_arrays(instance)
+        # outside: callers may write to tensors of their own, and to inference tensors nobody may
+        return {name: instance.result(name)[0].clone() for name in instance.program.outputs}
+
+    def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
+        """All that `run` does besides the steps, so that it can be timed."""
+        with torch.inference_mode():
+            return read_arrays(self._load(feeds)[0])
 
     def instance(self, feeds: Feeds) -> Instance:
         """The instance for these inputs, loaded with them."""
@@ -168,15 +178,10 @@ def _numpy_dtype(name: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
 
 
-def read_outputs(instance: Instance, *, as_torch: bool) -> dict[str, Any]:
-    """Outputs as the caller's own memory."""
-    made: dict[str, Any] = {}
+def read_arrays(instance: Instance) -> dict[str, np.ndarray]:
+    """Outputs in the caller's own memory."""
+    made = {}
     for name in instance.program.outputs:
         tensor, is_reused = instance.result(name)
-        if as_torch:
-            made[name] = tensor.clone(memory_format=torch.contiguous_format) if is_reused else tensor
-        elif is_reused:
-            made[name] = instance.output_arrays[name].copy()
-        else:
-            made[name] = as_numpy(tensor.contiguous())
+        made[name] = instance.copied_output(name) if is_reused else as_numpy(tensor.contiguous())
     return made

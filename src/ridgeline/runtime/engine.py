@@ -12,11 +12,12 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ridgeline.errors import BuildError
 from ridgeline.passes.body import Program, read_program
 from ridgeline.passes.sites import merge
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.runtime.context import Context, Feeds
+from ridgeline.runtime.context import KEPT_INSTANCES, Context, Feeds
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import fused_proto, raw_bytes, write_engine
 from ridgeline.runtime.instance import Instance
@@ -112,7 +113,14 @@ class Engine:
             if launch is None:
                 launch = self._bind(index, site)
                 self._launches[index, "" if launch.shape_free else site.key] = launch
+                self._forget_old(index)
             return launch
+
+    def _forget_old(self, index: int) -> None:
+        """Launches of shapes long gone keep packed weights; instances that still run hold their own."""
+        shapes = [key for key in self._launches if key[0] == index]
+        for key in shapes[:-KEPT_INSTANCES]:
+            del self._launches[key]
 
     def _bind(self, index: int, site: Site) -> Launch:
         """The plan's tactic, or its first loser that still fits where the plan's own does not."""
@@ -124,7 +132,14 @@ class Engine:
             tactic = self._tactics.get(name)
             reason = "is not in this build" if tactic is None else tactic.why_not(site)
             if tactic is not None and reason is None:
-                return tactic.bind(site, config, weights)
+                try:
+                    return tactic.bind(site, config, weights)
+                except (KeyError, TypeError, ValueError, AssertionError) as error:
+                    raise BuildError(
+                        f"{step.name}: {name} cannot be bound with the config it was given",
+                        got=f"{dict(config)}: {error!r}",
+                        help="was a lock or a cache edited by hand? delete it and build again",
+                    ) from error
             self.notes.append(f"{step.name}: {name} was planned but {reason}")
         return self._tactics["aten"].bind(site, {}, weights)
 

@@ -24,9 +24,10 @@ def example_feeds(
 ) -> dict[str, Any]:
     """Random inputs at these shapes."""
     rng = np.random.default_rng(seed)
-    ops = list(_all_ops(program.flat_ops(program.regions)[0]))
+    flat, inlined = program.flat_ops(program.regions)
+    ops = list(_all_ops(flat))
     sizes = {name: tuple(t.shape) for name, t in weights.items()}
-    constants = {name: t for name, t in weights.items() if t.numel() <= 4}
+    constants = {name: t.numpy() for name, t in weights.items() if t.numel() == 1} | inlined
     return {name: _draw(rng, name, shapes[name], ops, sizes, constants) for name in program.inputs}
 
 
@@ -44,7 +45,7 @@ def _draw(
     spec: TensorSpec,
     ops: list[Op],
     sizes: Mapping[str, tuple[int, ...]],
-    constants: Mapping[str, Tensor],
+    constants: Mapping[str, np.ndarray],
 ) -> Any:
     shape = spec.shape
     if spec.is_float or spec.dtype.startswith("float8"):
@@ -56,13 +57,13 @@ def _draw(
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(spec.dtype)
     low, high = _integer_range(name, ops, sizes, constants)
     drawn = rng.integers(low, max(high, low + 1), shape, dtype=np.int64)
-    if (low, high) == (0, 2) and shape:
+    if (low, high) == (0, 2) and shape and shape[-1]:
         drawn[..., 0] = 1  # a mask that hides a whole row makes NaN of it, in any engine
     return drawn.astype(spec.dtype)
 
 
 def _integer_range(
-    name: str, ops: list[Op], sizes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Tensor]
+    name: str, ops: list[Op], sizes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]
 ) -> tuple[int, int]:
     """Within the tables it indexes; the value it is compared with; else a flag, 0 or 1."""
     values, tables, equals = {name}, [], []
@@ -75,7 +76,8 @@ def _integer_range(
         if op.op_type in _INDEXED and op.inputs[1] in values and op.inputs[0] in sizes:
             tables.append(sizes[op.inputs[0]][op.attrs.get("axis", 0)])
         if op.op_type == "Equal":
-            equals += [int(constants[n]) for n in op.inputs if n in constants and constants[n].numel() == 1]
+            known = [constants[n].reshape(-1) for n in op.inputs if n in constants]
+            equals += [int(value[0]) for value in known if value.size == 1]
     if tables:
         return 0, min(tables)
     if equals:

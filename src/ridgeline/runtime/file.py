@@ -10,9 +10,11 @@ import json
 import math
 import mmap
 import os
+import platform
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError
@@ -30,6 +33,11 @@ from ridgeline.plan.report import Report
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
+# what zipfile, json, protobuf and our own readers raise on a damaged file
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, DecodeError, OSError, EOFError, KeyError, IndexError,
+    ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, RecursionError,
+)  # fmt: skip
 ALIGNMENT = 64
 INLINE_BYTES = 1024
 SAFETENSORS = {
@@ -181,7 +189,7 @@ def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
             start, size = _member_place(archive, path)
     except PlanError:
         raise
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, struct.error) as error:
+    except DAMAGE as error:
         raise PlanError(
             f"{str(path)!r} is not a whole engine file",
             got=str(error),
@@ -203,9 +211,22 @@ def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
         proto = onnx.ModelProto.FromString(content["fused.onnx"])
         model = ir.from_proto(proto)
         weights = _read_weights(view)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except DAMAGE as error:
         raise PlanError(f"{str(path)!r} does not read as an engine", got=str(error)) from error
+    _check_weights(model, weights, path)
     return plan, report, model, weights
+
+
+def _check_weights(model: ir.Model, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Every initializer of the graph has its weight, of the same shape."""
+    wrong = []
+    for name, value in model.graph.initializers.items():
+        declared = tuple(value.const_value.shape.numpy())
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != declared:
+            wrong.append(f"{name}: graph {list(declared)}, weights {found and list(found)}")
+    if wrong:
+        raise PlanError(f"graph and weights of {str(path)!r} do not belong together", rows=wrong)
 
 
 def _check_manifest(manifest: Any, path: Path) -> None:
@@ -220,11 +241,12 @@ def _check_manifest(manifest: Any, path: Path) -> None:
     if not isinstance(manifest.get("sha256"), dict) or set(manifest["sha256"]) != set(MEMBERS):
         raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
     target = str(manifest.get("target"))
-    if target.split(":")[0] != "cpu":
+    here = f"cpu:{platform.machine()}"
+    if target != here:
         raise PlanError(
             f"{str(path)!r} was made for another target",
             got=target,
-            want="cpu",
+            want=here,
             help="build it again for this machine: ridge build MODEL.onnx --target cpu",
         )
 
@@ -255,6 +277,8 @@ def _read_weights(view: memoryview) -> dict[str, Tensor]:
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
         dtype = FROM_SAFETENSORS[entry["dtype"]]
+        if end - begin != math.prod(entry["shape"]) * dtype.itemsize or not 0 <= begin <= end <= len(data):
+            raise ValueError(f"weight {name!r} does not fill its place")
         if begin == end:
             weights[name] = torch.empty(entry["shape"], dtype=dtype)
         else:

@@ -5,6 +5,7 @@ Everything that can be decided before work starts is decided in here; `execute` 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 
 # torch types that numpy knows only through ml_dtypes
 BITS_ONLY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+POOLED_BYTES, POOLED_ARRAYS = 1 << 20, 3
+HELD_BY_POOL = 3  # the pool, the loop's name for it, and the argument of getrefcount
 Bind = Callable[[int, Site], Launch]
 
 
@@ -77,6 +80,7 @@ class Instance:
                 self.tensors[name] = to_torch(array)
         self._make_tensors()
         self.calls = self._make_calls()
+        self._given: dict[str, list[np.ndarray]] = {}
         self.input_arrays = [as_numpy(tensor) for tensor in self.inputs.values()]
         self.output_arrays = {n: as_numpy(self.tensors[n]) for n in program.outputs if n in self.tensors}
 
@@ -169,6 +173,22 @@ class Instance:
     def execute(self) -> None:
         for call in self.calls:
             call()
+
+    def copied_output(self, name: str) -> np.ndarray:
+        """An output in memory of its own. Large memory that callers let go of is used again: fresh pages cost
+        more than the copy."""
+        source = self.output_arrays[name]
+        if source.nbytes < POOLED_BYTES:
+            return source.copy()
+        pool = self._given.setdefault(name, [])
+        for array in pool:
+            if sys.getrefcount(array) == HELD_BY_POOL:
+                np.copyto(array, source)
+                return array
+        array = source.copy()
+        if len(pool) < POOLED_ARRAYS:
+            pool.append(array)
+        return array
 
     def result(self, name: str) -> tuple[Tensor, bool]:
         """An output, and whether its memory will be written again by the next run."""

@@ -43,12 +43,14 @@ class Aten:
             return out
         run, notes = compile_body(site.body, site.specs, self.opset_imports)
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
+        may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            made = run(inputs)
-            return [
-                m if f is None else m.contiguous(memory_format=f) for m, f in zip(made, formats, strict=True)
+            made = [
+                m if f is None else m.contiguous(memory_format=f)
+                for m, f in zip(run(inputs), formats, strict=True)
             ]
+            return _own_memory(made, inputs) if may_alias else made
 
         return Launch(call, note="; ".join(notes))
 
@@ -70,9 +72,14 @@ class Aten:
 
 
 def _own_memory(made: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
-    """Copies of results that are only views of an input, since the input's memory is used again."""
+    """Copies of results that are only views of an input or of each other: that memory is used again."""
     taken = {i.untyped_storage().data_ptr() for i in inputs if isinstance(i, Tensor)}
-    return [m.clone() if m.untyped_storage().data_ptr() in taken else m for m in made]
+    owned = []
+    for tensor in made:
+        place = tensor.untyped_storage().data_ptr()
+        owned.append(tensor.clone() if place in taken else tensor)
+        taken.add(place)
+    return owned
 
 
 def is_settled(site: Site) -> bool:

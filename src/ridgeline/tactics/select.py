@@ -52,13 +52,20 @@ def candidates_of(
     willing, refused = [], []
     for tactic in tactics:
         is_open = not is_settled(site) and tactic.name not in ("aten", "ort")
-        reason = "a shape inside depends on data" if is_open else tactic.why_not(site)
+        reason = "a shape inside depends on data" if is_open else _why_not(tactic, site)
         if reason is not None:
             refused.append(Measured(tactic.name, {}, refused=reason))
             continue
         configs = list(tactic.configs(site))
         willing += [Measured(tactic.name, config) for config in (configs if all_configs else configs[:1])]
     return willing, refused
+
+
+def _why_not(tactic: Tactic, site: Site) -> str | None:
+    try:
+        return tactic.why_not(site)
+    except Exception as error:  # a site its author did not think of: refused with the message
+        return f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 def time_site(

@@ -185,8 +185,7 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
         x = low.value(op.inputs[0])
         dims = _dims(low, op, "the reduced axes")
         if not dims:
-            if op.attrs.get("noop_with_empty_axes", 0):
-                return [x]
+            _require_axes(op)
             dims = list(range(len(x.shape)))
         keepdims = bool(op.attrs.get("keepdims", 1))
         y = low.fold(kind, low.map(before, x) if before != "{0}" else x, dims, keepdims=keepdims)
@@ -202,9 +201,17 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
     return handler
 
 
+def _require_axes(op: Op) -> None:
+    if op.attrs.get("noop_with_empty_axes", 0):
+        raise Refusal(f"{op.op_type} over no axes at all")
+
+
 def _log_sum_exp(low: Lowering, op: Op) -> Sequence[Val]:
     x = low.value(op.inputs[0])
-    dims = _dims(low, op, "the reduced axes") or list(range(len(x.shape)))
+    dims = _dims(low, op, "the reduced axes")
+    if not dims:
+        _require_axes(op)
+        dims = list(range(len(x.shape)))
     top = low.fold("max", x, dims, keepdims=True)
     # a row of -inf alone: shifting by -inf would make NaN of it
     top = low.map("{0} - {0} == 0 ? {0} : 0", top)

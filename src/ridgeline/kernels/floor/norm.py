@@ -47,9 +47,10 @@ def _layer_normalization_out(
 ) -> None:
     shape = x.shape[axis:] if axis else x.shape
     fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
-    if fits and len(out) == 1 and x.is_contiguous() and out[0].is_contiguous():
+    is_wide = x.dtype in (torch.float32, torch.float64)
+    if fits and is_wide and len(out) == 1 and x.is_contiguous() and out[0].is_contiguous():
         rows = x.shape[: x.ndim - len(shape)]
-        stats = torch.float32 if x.dtype != torch.float64 else torch.float64
+        stats = x.dtype
         mean, inv_std = (
             torch.empty(*rows, *(1,) * len(shape), dtype=stats, device=x.device) for _ in range(2)
         )
