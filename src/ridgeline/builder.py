@@ -277,8 +277,11 @@ def with_memory(engine: Engine, shapes: checks.Shapes) -> Plan:
         weight_bytes=sum(t.nbytes for t in engine.weights.values()),
         packed_bytes=engine.packed_bytes,
     )
-    notes = [step.launch.note for step in instance.steps if step.launch is not None and step.launch.note]
-    return replace(engine.plan, memory=memory, slow_ops=tuple(dict.fromkeys(notes)))
+    notes = {s.index: s.launch.note for s in instance.steps if s.launch is not None and s.launch.note}
+    steps = tuple(
+        replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(engine.plan.steps)
+    )
+    return replace(engine.plan, steps=steps, memory=memory, slow_ops=tuple(dict.fromkeys(notes.values())))
 
 
 def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]:

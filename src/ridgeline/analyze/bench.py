@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.spec import EPSILON
 from ridgeline.timing import Timing, interleave
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -209,9 +210,10 @@ def _severity(difference: Difference, tolerance: float | None) -> float:
 
 
 def _tolerance(difference: Difference, report: Report) -> float | None:
-    """Verification's own tolerance for this output, doubled: the peer rounds as well."""
+    """Verification's own for this output, doubled, since the peer rounds as well; and a few steps of the
+    values at hand, since other inputs than verification's may make larger ones."""
     known = [check.tolerance for check in report.checks if check.output == difference.output]
-    return 2 * max(known) if known else None
+    return 2 * max(known) + 8 * EPSILON["float32"] * difference.scale if known else None
 
 
 def _warnings(rows: Sequence[Latency], report: Report) -> tuple[str, ...]:

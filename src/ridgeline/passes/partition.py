@@ -6,7 +6,7 @@ ops forms regions of its own. A boundary that could have been fused keeps its re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -273,11 +273,3 @@ def _note_boundaries(part: Partition, draft: Draft) -> None:
             if follower not in draft.nodes:
                 reason = part.blocked(draft.nodes, follower, like)
                 part.refuse("pointwise", reason or "it would make the region cyclic", follower, value)
-
-
-def summary(model: ir.Model) -> Mapping[str, int]:
-    """How many nodes of each kind the fused graph has."""
-    counts: dict[str, int] = {}
-    for node in model.graph:
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts

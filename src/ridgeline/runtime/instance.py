@@ -72,8 +72,9 @@ class Instance:
         borders = {*program.inputs, *program.weights, *self.settled.values}
         ios = [step.io for step in self.steps]
         self.layout: Layout = lay_out(ios, self.settled.specs, borders=borders, outputs=program.outputs)
-        self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8)
-        self.inputs = {name: empty(spec) for name, spec in inputs.items()}
+        with torch.inference_mode(False):  # memory that may be written to in any mode
+            self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8)
+            self.inputs = {name: empty(spec) for name, spec in inputs.items()}
         self.tensors: dict[str, Tensor] = {**weights, **self.inputs}
         for name, array in self.settled.values.items():
             if name not in self.tensors and array.dtype.kind not in "OUS":
@@ -81,6 +82,9 @@ class Instance:
         self._make_tensors()
         self.calls = self._make_calls()
         self._given: dict[str, list[np.ndarray]] = {}
+        self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps) or bool(
+            self.moving_names
+        )
         self.input_arrays = [as_numpy(tensor) for tensor in self.inputs.values()]
         self.output_arrays = {n: as_numpy(self.tensors[n]) for n in program.outputs if n in self.tensors}
 
@@ -138,6 +142,7 @@ class Instance:
             calls += made
             self.call_steps += [step.index] * len(made)
         self.moving = moving
+        self.moving_names = movers
         return calls
 
     def _moving_call(

@@ -28,6 +28,7 @@ class Launch:
     call: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
     writes_out: bool = False
     shape_free: bool = False  # serves every shape, so instances share it
+    calls_torch: bool = True  # False: a frozen call never enters PyTorch
     in_place: bool = False  # an output may lie exactly on an input of the same spec
     packed_bytes: int = 0  # weight copies this launch keeps
     # a faster form for inputs and outputs that never move; None: `call` with its arguments fixed

@@ -84,7 +84,7 @@ class CppTactic:
         run.restype = None
         bound = _Bound(run, site, program, packed)
         size = sum(t.nbytes for t in packed)
-        return Launch(bound.call, writes_out=True, packed_bytes=size, freeze=bound.freeze)
+        return Launch(bound.call, writes_out=True, packed_bytes=size, freeze=bound.freeze, calls_torch=False)
 
 
 class CppPointwise(CppTactic):

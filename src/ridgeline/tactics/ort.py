@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.passes.body import model_proto
 from ridgeline.passes.settle import ONNX_TYPES, type_proto
-from ridgeline.spec import Config, Site, TensorSpec
+from ridgeline.spec import Body, Config, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_numpy, to_torch
@@ -49,7 +49,9 @@ class Ort:
         return None
 
     def configs(self, site: Site) -> Iterable[Config]:
-        shapes = "fixed" if self.fixed_shapes and is_settled(site) else "free"
+        # with fixed shapes ONNX Runtime refuses a branch that they do not fit, though it is never taken
+        branches = any(isinstance(attr, Body) for op in site.body.ops for attr in op.attrs.values())
+        shapes = "fixed" if self.fixed_shapes and is_settled(site) and not branches else "free"
         config: dict[str, str | bool] = {"shapes": shapes, "spin": False}
         if self.deterministic:
             config["deterministic"] = True
@@ -148,7 +150,15 @@ def _launch(
     def fill(inputs: Sequence[Any], outs: Sequence[Tensor]) -> None:
         freeze(inputs, outs)()
 
-    return Launch(fill, writes_out=True, freeze=freeze, packed_bytes=packed_bytes, shape_free=shape_free)
+    is_plain = all(spec is None or spec.layout == "contiguous" for spec in (*site.inputs, *site.outputs))
+    return Launch(
+        fill,
+        writes_out=True,
+        freeze=freeze,
+        packed_bytes=packed_bytes,
+        shape_free=shape_free,
+        calls_torch=not is_plain,
+    )
 
 
 def _bound(
