@@ -22,7 +22,7 @@ from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import fused_proto, raw_bytes, write_engine
 from ridgeline.runtime.instance import Instance
 from ridgeline.spec import Port, Site, TensorSpec
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.base import Compiles, Launch, Tactic
 from ridgeline.timing import interleave
 
 
@@ -83,7 +83,15 @@ class Engine:
     def instance(self, inputs: dict[str, TensorSpec]) -> Instance:
         """The engine at these shapes, in new memory."""
         with torch.inference_mode():
-            return Instance(self.program, self._regions, inputs, self.weights, self.plan.target, self._launch)
+            return Instance(
+                self.program,
+                self._regions,
+                inputs,
+                self.weights,
+                self.plan.target,
+                self._launch,
+                self._compile_ahead,
+            )
 
     def save(self, path: str | Path) -> Path:
         """Write the engine file: whole, or not at all."""
@@ -106,6 +114,13 @@ class Engine:
         for index, kept in zip(instance.call_steps, samples, strict=True):
             totals[index] = totals.get(index, 0.0) + sorted(kept)[len(kept) // 2]
         return [(self.plan.steps[index].name, us) for index, us in totals.items()]
+
+    def _compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
+        """What these sites will compile, several at a time instead of one by one."""
+        for name, tactic in self._tactics.items():
+            steps = [(site, self.plan.steps[i]) for i, site in sites if self.plan.steps[i].tactic == name]
+            if steps and isinstance(tactic, Compiles):
+                tactic.precompile([(s, step.config) for s, step in steps if tactic.why_not(s) is None])
 
     def _launch(self, index: int, site: Site) -> Launch:
         with self._lock:

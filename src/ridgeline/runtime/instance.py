@@ -65,10 +65,18 @@ class Instance:
         weights: Mapping[str, Tensor],
         target: Target,
         bind: Bind,
+        prepare: Callable[[Sequence[tuple[int, Site]]], None] | None = None,  # before the first bind
     ) -> None:
         self.program = program
         self.settled = settle_program(program, inputs, weights)
-        self.steps = self._bind_steps(regions, target, bind)
+        sites = [
+            (index, region, make_site(program, region, self.settled, target))
+            for index, region in enumerate(regions)
+            if not self.settled.is_host(region)
+        ]
+        if prepare is not None:
+            prepare([(index, site) for index, _, site in sites])
+        self.steps = self._bind_steps(sites, bind)
         borders = {*program.inputs, *program.weights, *self.settled.values}
         ios = [step.io for step in self.steps]
         self.layout: Layout = lay_out(ios, self.settled.specs, borders=borders, outputs=program.outputs)
@@ -88,12 +96,9 @@ class Instance:
         self.input_arrays = [as_numpy(tensor) for tensor in self.inputs.values()]
         self.output_arrays = {n: as_numpy(self.tensors[n]) for n in program.outputs if n in self.tensors}
 
-    def _bind_steps(self, regions: Sequence[Region], target: Target, bind: Bind) -> list[BoundStep]:
+    def _bind_steps(self, sites: Sequence[tuple[int, Region, Site]], bind: Bind) -> list[BoundStep]:
         steps = []
-        for index, region in enumerate(regions):
-            if self.settled.is_host(region):
-                continue
-            site = make_site(self.program, region, self.settled, target)
+        for index, region, site in sites:
             views = tuple((region.outer(v), region.outer(s), first) for v, s, first in views_of(site))
             launch = None if views else bind(index, site)
             loose = any(name not in self.settled.specs for name in region.outputs)
