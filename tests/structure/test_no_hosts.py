@@ -1,4 +1,4 @@
-"""The repository works anywhere: it names no package registry's host and no folder of one machine."""
+"""The repository works anywhere: it names no host to fetch from and no folder of one machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ FOLDERS = ("src", "tests", "docs", "bench", "examples", ".ci")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".ini", ""}
 # brackets keep this file from matching itself
 FORBIDDEN = {
-    "package registry": re.compile(
-        r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|anaconda[.]org|conda[.]io|huggingface[.]co"
-        r"|pypi[.]nvidia|index[-]url|find[-]links"
-    ),
+    # links to pages people read are listed; anything else would be a place to fetch from
+    "host": re.compile(r"http[s]?://(?!www[.]apache[.]org|keepachangelog[.]com|git-lfs[.]github[.]com)"),
+    "package index": re.compile(r"index[-]url|find[-]links"),
     "path of one machine": re.compile(r"(?<![\w.*])/(?:[w]ork/|[t]mp/models|[h]ome/|[r]oot/)"),
 }
 
