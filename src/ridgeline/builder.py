@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline import checks
 from ridgeline.compose import Selection, Workshop, select
-from ridgeline.errors import BuildError, InputError, OptionError, PlanError
+from ridgeline.errors import BuildError, InputError, OptionError, PlanError, first_line
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
 from ridgeline.options import Options, Progress, make_options
@@ -144,7 +144,7 @@ def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options)
     opt = corners["opt"]
     if opt is not None:
         settle_program(program, opt, weights)
-        return checks.Shapes(inputs, opt, corners["min"], corners["max"], options.profiles, loaded.model)
+        return checks.Shapes(inputs, opt, corners["min"], corners["max"])
     problems = []
     for guess in guessed_shapes(inputs, options.profiles):
         try:
@@ -152,9 +152,9 @@ def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options)
             if reference is not None:
                 reference.run(example_feeds(program, guess, weights, seed=0))
         except Exception as error:  # not a shape this model takes: the next guess may be
-            problems.append(f"{_shapes_text(guess)}: {(str(error).splitlines() or [''])[0][:120]}")
+            problems.append(f"{_shapes_text(guess)}: {first_line(error, 120)}")
             continue
-        return checks.Shapes(inputs, guess, None, None, options.profiles, loaded.model, is_guess=True)
+        return checks.Shapes(inputs, guess, None, None, is_guess=True)
     raise BuildError(
         "no shape could be guessed that this model takes",
         rows=problems,

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError, ModelError, OptionError
-from ridgeline.options import Options, Profile
+from ridgeline.errors import BuildError, ModelError, OptionError, first_line
+from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
@@ -40,8 +40,6 @@ class Shapes:
     opt: Mapping[str, TensorSpec]
     low: Mapping[str, TensorSpec] | None
     high: Mapping[str, TensorSpec] | None
-    profile: Profile
-    model: ir.Model
     is_guess: bool = False
 
     @property
@@ -79,14 +77,16 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             if i == 0:
                 raise BuildError(
                     "the original model does not run at the planned shapes",
-                    got=_line(error),
+                    got=first_line(error),
                     help=f"give others: --shapes {_text(feeds)}",
                 ) from error
             if name.endswith(".npz"):
                 raise OptionError(
-                    f"the original model does not take {name}", got=_line(error), help="look at its arrays"
+                    f"the original model does not take {name}",
+                    got=first_line(error),
+                    help="look at its arrays",
                 ) from error
-            notes.append(f"not checked at {name}: the original model refuses ({_line(error)})")
+            notes.append(f"not checked at {name}: the original model refuses ({first_line(error)})")
             continue
         if i == 0:
             _check_declared(engine.plan, want)
@@ -269,7 +269,3 @@ def _library_steps(engine: Engine) -> tuple[str, ...]:
 
 def _text(feeds: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}[{'x'.join(map(str, np.shape(array)))}]" for name, array in feeds.items())
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

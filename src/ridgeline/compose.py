@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError
+from ridgeline.errors import BuildError, failure
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.settle import Settled
@@ -290,8 +290,7 @@ def _compare(
         try:
             instances[name] = _instance(shop, plans[name], inputs, feeds)
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
-            text = (str(error).splitlines() or [""])[0][:200]
-            dropped.append(Measured(name, {}, refused=f"failed: {type(error).__name__}: {text}"))
+            dropped.append(Measured(name, {}, refused=failure(error)))
     if not instances:
         raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in dropped])
     calls: list[Callable[[], object]] = [instance.execute for instance in instances.values()]
@@ -315,8 +314,7 @@ def _first_that_runs(
         try:
             _instance(shop, plans[name], inputs, feeds)
         except Exception as error:
-            text = (str(error).splitlines() or [""])[0][:200]
-            refused.append(Measured(name, {}, refused=f"failed: {type(error).__name__}: {text}"))
+            refused.append(Measured(name, {}, refused=failure(error)))
         else:
             rest = [Measured(other, {}) for other in names[i + 1 :]]
             return Entry("whole plan", (Measured(name, {}), *rest, *refused))

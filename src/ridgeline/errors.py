@@ -75,6 +75,16 @@ class InternalError(Exception):
     """Our bug, not the user's."""
 
 
+def first_line(error: BaseException, limit: int = 200) -> str:
+    """What a library said, short enough for a row."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
+def failure(error: BaseException) -> str:
+    """A refusal that is somebody's exception."""
+    return f"failed: {type(error).__name__}: {first_line(error)}"
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """``; did you mean 'x'?`` or, with no near match, the names there are."""
     near = get_close_matches(name, known, n=1)

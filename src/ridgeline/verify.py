@@ -19,7 +19,7 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError, did_you_mean
+from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError, did_you_mean, first_line
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.plan.report import Check
 from ridgeline.spec import EPSILON
@@ -50,7 +50,7 @@ class Reference:
             except Exception as second:
                 raise BuildError(
                     f"nobody can run {loaded.name!r} as a reference to verify against",
-                    rows=[f"ONNX Runtime: {_line(error)}", f"onnx reference: {_line(second)}"],
+                    rows=[f"ONNX Runtime: {first_line(error)}", f"onnx reference: {first_line(second)}"],
                     help="ridge build MODEL --verify off builds it unverified",
                 ) from second
             self._run = lambda feeds: dict(zip(self.names, evaluator.run(None, dict(feeds)), strict=True))
@@ -303,7 +303,3 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
                 raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
         made.append((path.name, feeds))
     return made
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

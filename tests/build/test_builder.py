@@ -310,7 +310,7 @@ def test_special_values_and_integers_are_compared(text: str, output: str, harm: 
     assert not all(check.passed for check in compare("harmed", harmed, want, limits, ""))
 
 
-def test_integer_bias_columns_are_not_mistaken_for_channels() -> None:
+def test_a_bias_per_row_is_not_taken_for_channels() -> None:
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal(4).astype(np.float32) for n in "sbm"} | {"v": np.ones(4, np.float32)}
     arrays["w"] = rng.standard_normal((4, 4)).astype(np.float32)

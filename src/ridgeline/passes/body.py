@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ridgeline.passes.rule import SOURCES, node_name
 from ridgeline.spec import Body, Op
 
 DOMAIN = "ridgeline"
-SOURCES = "ridgeline.sources"
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,10 @@ def read_program(model: ir.Model) -> Program:
     )
 
 
-def node_label(node: ir.Node) -> str:
-    """What reports call a node: its name, else its first output's."""
-    return str(node.name or next((v.name for v in node.outputs if v.name), node.op_type))
-
-
 def node_sources(node: ir.Node) -> tuple[str, ...]:
     """The nodes of the original model that this one stands for."""
     kept = node.metadata_props.get(SOURCES, "")
-    return tuple(s for s in kept.split(";") if s) or (node_label(node),)
+    return tuple(s for s in kept.split(";") if s) or (node_name(node),)
 
 
 def op_of(node: ir.Node) -> Op:
@@ -168,7 +163,7 @@ def _region(node: ir.Node, bodies: Mapping[ir.OperatorIdentifier, Body]) -> Regi
         inputs = plain.free_names()  # the node's own inputs, then what its subgraphs capture
         body = Body(inputs=inputs, outputs=outputs, ops=(op,))
     return Region(
-        name=node_label(node),
+        name=node_name(node),
         function=node.op_type,
         body=body,
         inputs=inputs,

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ridgeline.passes.body import DOMAIN, SOURCES, node_label, node_sources, op_of
+from ridgeline.passes.body import DOMAIN, node_sources, op_of
+from ridgeline.passes.rule import SOURCES, node_name
 from ridgeline.spec import Body, Op
 
 # constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
@@ -16,7 +17,7 @@ INLINE_INT_NUMEL = 64
 
 def outline(model: ir.Model, groups: Sequence[Sequence[ir.Node]], *, order: Mapping[ir.Node, int]) -> None:
     """Replace each group of nodes by a call of a function in domain `ridgeline`. Equal bodies share one."""
-    taken: set[str] = {node_label(node) for node in model.graph}
+    taken: set[str] = {node_name(node) for node in model.graph}
     for group in groups:
         _outline_one(model, sorted(group, key=order.__getitem__), taken)
     if groups:
@@ -125,7 +126,7 @@ def _call(
     taken: set[str],
 ) -> None:
     call = ir.Node(
-        DOMAIN, name, list(inputs), num_outputs=len(outputs), name=_unique(node_label(nodes[0]), taken)
+        DOMAIN, name, list(inputs), num_outputs=len(outputs), name=_unique(node_name(nodes[0]), taken)
     )
     sources = dict.fromkeys(source for node in nodes for source in node_sources(node))
     call.metadata_props[SOURCES] = ";".join(sources)
@@ -143,7 +144,7 @@ def name_nodes(graph: ir.Graph) -> None:
     """A name of its own for every node: ONNX allows equal names and none at all, plans and reports do not."""
     taken: set[str] = set()
     for node in graph:
-        label = node_label(node)
+        label = node_name(node)
         if label in taken:
             node.metadata_props.setdefault(SOURCES, label)
         node.name = _unique(label, taken)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ridgeline.passes.body import node_label
 from ridgeline.passes.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
 from ridgeline.passes.outline import name_nodes, outline
-from ridgeline.passes.rule import Refusal
+from ridgeline.passes.rule import Refusal, node_name
 from ridgeline.passes.settle import Settled
 from ridgeline.spec import TensorSpec
 
@@ -111,7 +110,7 @@ class Partition:
         spec = self.spec(value)
         # what crosses memory because of it: written once, read once
         lost = 2 * spec.nbytes if spec is not None else None
-        self.refusals.append(Refusal(rule=rule, reason=reason, at=node_label(at), bytes_lost=lost))
+        self.refusals.append(Refusal(rule=rule, reason=reason, at=node_name(at), bytes_lost=lost))
 
 
 def read_values(node: ir.Node) -> Iterator[ir.Value]:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ridgeline.errors import InputError, RidgelineError, did_you_mean
+from ridgeline.errors import InputError, RidgelineError, did_you_mean, first_line
 from ridgeline.options import Profile
 from ridgeline.runtime.instance import Instance, as_numpy
 from ridgeline.spec import Port, TensorSpec
@@ -80,7 +80,7 @@ class Context:
         except Exception as error:  # a library refuses these values: the engine itself stays whole
             raise InputError(
                 "the engine cannot run with these values",
-                got=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}",
+                got=f"{type(error).__name__}: {first_line(error, 300)}",
                 help="look for indices outside their table, or sizes the model does not take",
             ) from error
         # outside: callers may write to tensors of their own, and to inference tensors nobody may

@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from ridgeline.errors import OptionError
+from ridgeline.errors import OptionError, first_line
 from ridgeline.spec import Config
 
 FORMAT = 1
@@ -70,7 +70,7 @@ class TimingCache:
                 return cache
             cache.entries = {key: _entry(value) for key, value in raw.get("site", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            cache.problems.append(f"{path.name} is damaged and was ignored: {_line(error)}")
+            cache.problems.append(f"{path.name} is damaged and was ignored: {first_line(error)}")
         return cache
 
     def find(self, key: str, context: str) -> Entry | None:
@@ -128,10 +128,6 @@ def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
 
 def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=True)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
-from ridgeline.errors import BuildError
+from ridgeline.errors import BuildError, first_line
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.passes.body import model_proto
 from ridgeline.passes.settle import ONNX_TYPES
@@ -106,7 +106,7 @@ class _OrtOp:
             except Exception as second:
                 raise BuildError(
                     f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}",
-                    rows=[f"ONNX Runtime: {_line(first)}", f"onnx reference: {_line(second)}"],
+                    rows=[f"ONNX Runtime: {first_line(first)}", f"onnx reference: {first_line(second)}"],
                 ) from second
             self.who = "the onnx reference evaluator, in Python"
             return lambda feeds: evaluator.run(None, dict(feeds))
@@ -117,10 +117,6 @@ def _type(dtype: str) -> onnx.TypeProto:
     kind = onnx.TypeProto()
     kind.tensor_type.elem_type = ONNX_TYPES[dtype]
     return kind
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160]
 
 
 def constant_tensors(body: Body) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError
+from ridgeline.errors import BuildError, failure
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Tactic
@@ -65,7 +65,7 @@ def _why_not(tactic: Tactic, site: Site) -> str | None:
     try:
         return tactic.why_not(site)
     except Exception as error:  # a site its author did not think of: refused with the message
-        return f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        return failure(error)
 
 
 def time_site(
@@ -94,9 +94,7 @@ def time_site(
         except (
             Exception
         ) as error:  # a candidate that breaks is a refusal with its message, not a failed build
-            text = (str(error).splitlines() or [""])[0][:200]
-            reason = f"failed: {type(error).__name__}: {text}"
-            dropped.append(Measured(candidate.tactic, candidate.config, refused=reason))
+            dropped.append(Measured(candidate.tactic, candidate.config, refused=failure(error)))
         else:
             runnable.append((candidate, call))
     if not runnable:
