@@ -1,4 +1,4 @@
-"""Well-known networks in plain torch with random weights, and their export to ONNX with batch 1.
+"""Well-known networks in plain torch with random weights, and their export to ONNX, with batch 1 or any.
 
 Weights are seeded and scaled so that activations stay finite and outputs do not saturate; trained models
 are in `bench/zoo.py`.
@@ -7,7 +7,7 @@ are in `bench/zoo.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -134,7 +134,7 @@ class BertAttention(nn.Module):
         self.heads = heads
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         b, s, e = x.shape
         q, k, v = (p(x).view(b, s, self.heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B, H, S, E/H]
@@ -210,6 +210,41 @@ class Gpt2(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
+class VitLayer(nn.Module):
+    """Pre-norm, three projections as every checkpoint has them, GELU by erf."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-12), nn.LayerNorm(width, eps=1e-12)
+        self.attention = BertAttention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), None)
+        y: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + y
+
+
+class Vit(nn.Module):
+    """Patches of 16 by 16 pixels behind a class token; logits of that token."""
+
+    def __init__(self, *, layers: int = 12, width: int = 768, heads: int = 12, pixels: int = 224) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.token = nn.Parameter(torch.randn(1, 1, width) * 0.05)
+        self.positions = nn.Parameter(torch.randn(1, 1 + (pixels // 16) ** 2, width) * 0.05)
+        self.layers = nn.ModuleList(VitLayer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width, eps=1e-12), nn.Linear(width, 1000)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2)  # [B, S, E]
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.norm(x)[:, 0])
+        return logits
+
+
 def mlp() -> nn.Module:
     sizes = (256, 512, 512, 256, 10)
     layers: list[nn.Module] = []
@@ -247,6 +282,7 @@ NETWORKS: dict[str, Network] = {
             opsets=(18, 23),
         ),
         Network("gpt2_s64", Gpt2, {"input_ids": Feed("int64", (1, 64), 0, 50256)}, "logits", opsets=(18, 23)),
+        Network("vit_b16", Vit, _IMAGE, "logits", opsets=(18, 23)),
         Network("mlp", mlp, {"x": Feed("float32", (1, 256))}, "logits"),
     )
 }
@@ -288,24 +324,49 @@ def _initialise(part: nn.Module) -> None:
         nn.init.normal_(part.bias, std=0.02)
 
 
-def export(name: str, folder: Path, *, opset: int = 18) -> Path:
-    """`folder/name_opset.onnx`, exported unless it is there already."""
-    path = folder / f"{name}_{opset}.onnx"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    network = NETWORKS[name]
+def export(name: str, folder: Path, *, opset: int = 18, half: bool = False, any_batch: bool = False) -> Path:
+    """`folder/name_opset.onnx`, exported unless it is there already; `half` in float16, with its own name."""
+    path = folder / f"{name}_{opset}{'_fp16' if half else ''}{'_batch' if any_batch else ''}.onnx"
+    if not path.exists():
+        network = NETWORKS[name]
+        inputs = [torch.from_numpy(array) for array in draw(network.feeds, seed=0).values()]
+        made = module(name)
+        export_module(
+            made, inputs, path, names=(list(network.feeds), network.output), opset=opset, half=half,
+            any_batch=any_batch,
+        )  # fmt: skip
+    return path
+
+
+def export_module(
+    made: nn.Module,
+    inputs: Sequence[Tensor],
+    path: Path,
+    *,
+    names: tuple[list[str], str],
+    opset: int,
+    half: bool,
+    any_batch: bool,
+) -> None:
+    """Write a module as ONNX; a file of that name is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if half:
+        made, inputs = made.half(), [x.half() if x.is_floating_point() else x for x in inputs]
+    if any_batch:
+        # a batch above one, or the exporter takes it for a constant
+        inputs = [torch.cat([x, x]) for x in inputs]
+    batch = {0: torch.export.Dim("batch")}
     half_done = path.with_suffix(".part")
     torch.onnx.export(
-        module(name),
-        tuple(torch.from_numpy(array) for array in draw(network.feeds, seed=0).values()),
+        made,
+        tuple(inputs),
         half_done,
-        input_names=list(network.feeds),
-        output_names=[network.output],
+        input_names=names[0],
+        output_names=[names[1]],
+        dynamic_shapes=tuple(batch for _ in inputs) if any_batch else None,
         opset_version=opset,
         dynamo=True,
         external_data=False,
         verbose=False,
     )
     half_done.rename(path)
-    return path

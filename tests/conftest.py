@@ -17,6 +17,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
+# kernels in Triton run in its interpreter here, which must be on before Triton is first imported; those that
+# are compiled are compiled in processes of their own
+os.environ["TRITON_INTERPRET"] = "1"
+
 SEED = 20
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core

@@ -19,31 +19,35 @@ from torch import Tensor
 
 from ridgeline import checks
 from ridgeline.compose import Selection, Workshop, select
+from ridgeline.compose_cross import select_elsewhere
+from ridgeline.compose_cuda import select_cuda
 from ridgeline.errors import BuildError, InputError, OptionError, PlanError, first_line
+from ridgeline.facts import Facts
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
+from ridgeline.kernels.triton.compiler import take_aboard
 from ridgeline.options import Options, Progress, make_options
-from ridgeline.passes.body import Program, read_program
+from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
 from ridgeline.passes.settle import Settled
-from ridgeline.passes.sites import merge
-from ridgeline.plan.make import candidates, reason, region_note, step_of
-from ridgeline.plan.memory import account
-from ridgeline.plan.plan import Memory, Plan
-from ridgeline.plan.plan import Refusal as PlanRefusal
 from ridgeline.plan.report import Report
+from ridgeline.planning import make_plan
+from ridgeline.reference import Reference
+from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.on_board import LEFT_OUT
+from ridgeline.runtime.stated import with_foreseen_memory, with_memory
+from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.settling import settle
 from ridgeline.spec import Target, TensorSpec
-from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cache import TimingCache
-from ridgeline.tactics.registry import cpu_tactics, leave_out
-from ridgeline.verify import Reference
+from ridgeline.tactics.registry import leave_out, tactics_for
 
 
 def build(
@@ -75,48 +79,78 @@ def build(
 def build_with(source: Source, options: Options) -> Engine:
     """The table of contents."""
     clock = Clock(options)
-    check_choices(options)
+    target = resolve_target(options)
+    runs_here = target.kind == "cpu" or is_here(target)
+    check_choices(options, target)
     with clock.stage("load"):
-        loaded = load(source)
-        reference = Reference(loaded, threads=options.cores) if options.verify != "off" else None
+        loaded, facts = load(source), Facts.beside(options.timing_cache)
+        reference = Reference(loaded, threads=options.cores, facts=facts) if options.verify != "off" else None
     with clock.stage("passes"):
-        refusals = canonicalise(loaded.model)
+        refusals = canonicalise(loaded.model, target=target)
         shapes = choose_shapes(loaded, reference, options)
-        refusals += fuse(loaded.model, shapes)
+        refusals += fuse(loaded.model, shapes, target)
     with clock.stage("select"):
-        shop = open_workshop(loaded.model, shapes, options)
-        selection = select(shop, shapes.opt, shapes.feeds(shop.program, shop.weights))
+        shop = open_workshop(loaded.model, shapes, options, target)
+        choose = select if target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
+        selection = choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights))
         write_timings(shop, selection)
     with clock.stage("plan"):
         plan = make_plan(loaded, shop, shapes, selection, refusals)
-        engine = Engine(plan, Report(), loaded.model, shop.weights, shop.tactics)
-        engine.plan = with_memory(engine, shapes)
+        engine = Engine(plan, Report(), loaded.model, shop.host_weights, shop.tactics)
+        state_memory = with_memory if runs_here else with_foreseen_memory
+        engine.plan = state_memory(engine, shapes.opt)
     with clock.stage("verify"):
-        report = checks.verify(engine, reference, shapes, options) if reference is not None else Report()
+        report = check_engine(engine, reference, shapes, options)
+        facts.write()
     engine.report = replace(
         report,
         stage_seconds=clock.seconds,
         sites_timed=selection.timed,
         sites_cached=selection.cached,
-        warnings=(*build_warnings(shapes, selection), *report.warnings, *shop.cache.problems),
+        warnings=(
+            *build_warnings(shapes, selection),
+            *report.warnings,
+            *dict.fromkeys(engine.notes),
+            *shop.cache.problems,
+            *facts.problems,
+        ),
         versions=versions(),
     )
     return engine
 
 
-def load_engine(path: str | Path) -> Engine:
-    """An engine from its file. Nothing in the file is executed; kernels are made again from the bodies."""
-    plan, report, model, weights = read_engine(Path(path))
-    tactics = cpu_tactics(dict(model.opset_imports))
+def load_engine(path: str | Path, *, trust: bool = False) -> Engine:
+    """An engine from its file. Compiled kernels in it are used if it was made here or is trusted explicitly.
+
+    Otherwise they are left alone, and kernels are made again from the bodies when the engine first runs.
+    """
+    stored = read_engine(Path(path))
+    plan, model = stored.plan, stored.model
+    tactics = tactics_for(plan.target, dict(model.opset_imports))
+    is_trusted = trust or stored.is_sealed
+    if is_trusted:
+        take_aboard(stored.kernels)
     try:
-        return Engine(plan, report, model, weights, tactics)
+        return Engine(
+            plan, stored.report, model, stored.weights, tactics,
+            brought=stored.kernels, left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
+            expected=stored.expected, settle=settle,
+        )  # fmt: skip
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
 
 
-def check_choices(options: Options) -> None:
+def resolve_target(options: Options) -> Target:
+    """The machine that is built for: this one's processor, this one's GPU, or a GPU by its architecture."""
+    if options.target == "cpu":
+        return Target("cpu", platform.machine(), options.cores)
+    kind, _, arch = options.target.partition(":")
+    return Target(kind, arch or current_device().arch, 1)
+
+
+def check_choices(options: Options, target: Target) -> None:
     """What can be refused at once is refused before any work."""
-    leave_out(cpu_tactics({}), options.without)
+    leave_out(tactics_for(target, {}), options.without)
     if options.data is not None and not options.data.exists():
         raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
 
@@ -146,6 +180,8 @@ def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options)
         settle_program(program, opt, weights)
         return checks.Shapes(inputs, opt, corners["min"], corners["max"])
     problems = []
+    if reference is not None:
+        reference.open()
     for guess in guessed_shapes(inputs, options.profiles):
         try:
             refuse_empty(settle_program(program, guess, weights), weights)
@@ -173,10 +209,10 @@ def _shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
     return " ".join(f"{name}={'x'.join(map(str, spec.shape))}" for name, spec in shapes.items())
 
 
-def fuse(model: ir.Model, shapes: checks.Shapes) -> list[Refusal]:
+def fuse(model: ir.Model, shapes: checks.Shapes, target: Target) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
     settled = settle_program(read_program(model), shapes.opt, read_weights(model))
-    refusals = partition(model, settled)
+    refusals = partition(model, settled, target=target)
     remove_unused(model)  # constants that now live inside functions
     return refusals
 
@@ -189,13 +225,16 @@ def read_weights(model: ir.Model) -> dict[str, Tensor]:
     }
 
 
-def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options) -> Workshop:
+def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options, target: Target) -> Workshop:
     program, weights = read_program(model), read_weights(model)
-    target = Target("cpu", platform.machine(), options.cores)
-    if torch.get_num_threads() != target.threads:
+    has_gpu = target.kind == "cuda" and is_here(target)
+    if target.kind == "cpu" and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
-    tactics: tuple[Tactic, ...] = cpu_tactics(
-        dict(model.opset_imports), fixed_shapes=shapes.are_fixed, deterministic=options.deterministic
+    tactics = tactics_for(
+        target,
+        dict(model.opset_imports),
+        fixed_shapes=shapes.are_fixed,
+        deterministic=options.deterministic,
     )
     tactics = leave_out(tactics, options.without)
     lock = None
@@ -207,13 +246,15 @@ def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options) -> W
     return Workshop(
         program=program,
         settled=settle_program(program, shapes.opt, weights),
-        weights=weights,
+        weights=DeviceWeights(weights) if has_gpu else weights,
+        host_weights=weights,
         target=target,
+        device_key=require_device(target).key if has_gpu else "",
         tactics=tactics,
         options=options,
         cache=cache,
         lock=lock,
-        elsewhere=[settle_program(program, s, weights) for s in (shapes.low, shapes.high) if s is not None],
+        elsewhere=[settle_program(program, corner, weights) for corner in shapes.other_corners],
     )
 
 
@@ -226,67 +267,24 @@ def write_timings(shop: Workshop, selection: Selection) -> None:
         shop.cache.write_lock(options.lock, selection.keys)
 
 
-def make_plan(
-    loaded: Loaded, shop: Workshop, shapes: checks.Shapes, selection: Selection, refusals: list[Refusal]
-) -> Plan:
-    program: Program = shop.program
-    settled: Settled = shop.settled
-    steps = tuple(
-        step_of(
-            merge(program, choice.regions),
-            choice.regions,
-            tactic=choice.tactic,
-            config=choice.config,
-            site=choice.site,
-            entry=choice.entry,
-        )
-        for choice in selection.steps
-    )
-    ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
-    hosts = [n for r in program.regions if settled.is_host(r) for n in r.outputs]
-    return Plan(
-        model=loaded.name,
-        target=shop.target,
-        precision=shop.options.precision,
-        inputs=shapes.inputs,
-        outputs=ports(loaded.model.graph.outputs, what="output"),
-        profile={name: tuple(ranges) for name, ranges in shop.options.profiles.items()},
-        planned_shapes=dict(shapes.opt),
-        steps=steps,
-        memory=Memory(0, 0, 0, 0, 0, 0),
-        regions=tuple(
-            region_note(r, selection.sites[r.name], selection.entries.get(r.name))
-            for r in program.regions
-            if r.name in selection.sites
-        ),
-        host_values=tuple(hosts),
-        refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
-        alternatives=ranked,
-        why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
-    )
-
-
-def with_memory(engine: Engine, shapes: checks.Shapes) -> Plan:
-    """The plan with what binding it at the planned shapes tells: memory, and ops that run slowly."""
-    instance = engine.instance(dict(shapes.opt))
-    memory = account(
-        instance.layout,
-        [step.io for step in instance.steps],
-        instance.settled.specs,
-        io_bytes=sum(t.nbytes for t in instance.inputs.values()),
-        weight_bytes=sum(t.nbytes for t in engine.weights.values()),
-        packed_bytes=engine.packed_bytes,
-    )
-    notes = {s.index: s.launch.note for s in instance.steps if s.launch is not None and s.launch.note}
-    steps = tuple(
-        replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(engine.plan.steps)
-    )
-    return replace(engine.plan, steps=steps, memory=memory, slow_ops=tuple(dict.fromkeys(notes.values())))
+def check_engine(
+    engine: Engine, reference: Reference | None, shapes: checks.Shapes, options: Options
+) -> Report:
+    """What can be verified here: the engine itself, or the graph of one that runs elsewhere."""
+    runs_here = engine.plan.target.kind == "cpu" or is_here(engine.plan.target)
+    if reference is None:
+        return Report(unverified="" if runs_here else checks.UNVERIFIED)
+    check = checks.verify if runs_here else checks.verify_graph
+    return check(engine, reference, shapes, options)
 
 
 def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]:
     if shapes.is_guess:
         yield f"shapes were guessed; say which ones matter: --shapes {_shapes_text(shapes.opt)}"
+    if selection.predicted:
+        yield f"{selection.predicted} choices were predicted: the first run on the GPU times and settles them"
+    for place in selection.measured_at:
+        yield f"choices were read from timings measured elsewhere: {place}"
     if selection.unsteady:
         yield (
             f"{selection.unsteady} of {selection.timed} timings were unsteady: the machine was busy; "

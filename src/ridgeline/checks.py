@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,20 +17,29 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
+from ridgeline.facts import FROM_CACHE
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
+from ridgeline.reference import Reference, Tolerance
+from ridgeline.runtime.context import Context
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.instance import as_numpy
 from ridgeline.spec import EPSILON, Body, Port, TensorSpec
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import to_torch
-from ridgeline.verify import Reference, Tolerance, check_finite, compare, load_data, require
+from ridgeline.verify import check_finite, compare, load_data, require
 
 BATCH = 3
 OVERHEAD_S = 0.15
 BOUND_AGAIN_BYTES = 64 << 20
+# what an engine for another machine takes along to check its first run with, and under which names
+EXPECTED_BYTES = 64 << 20
+GIVEN, WANTED = "given/", "wanted/"
+WRITTEN_AND_READ = "plan and graph written and read"
+UNVERIFIED = "built without its GPU: its kernels compile and none spills; its first run there verifies it"
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,11 @@ class Shapes:
         if all(isinstance(d, int) for port in self.inputs for d in (port.dims or ("?",))):
             return True
         return self.low is not None and self.low == self.high
+
+    @property
+    def other_corners(self) -> list[Mapping[str, TensorSpec]]:
+        """The profile's ends, where they are not the planned shapes."""
+        return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
 
     def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         arrays = example_feeds(program, self.opt, weights, seed=0)
@@ -69,17 +84,15 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     total = len(trials) + 2
     found: list[Check] = []
     notes: list[str] = []
+    context = engine.context()
+    got: Mapping[str, Any] = {}  # what the engine made of the first trial
     for i, (name, feeds) in enumerate(trials):
         options.tell("verify", i, total, name)
         try:
             want = reference.run(feeds)
         except Exception as error:
             if i == 0:
-                raise BuildError(
-                    "the original model does not run at the planned shapes",
-                    got=first_line(error),
-                    help=f"give others: --shapes {_text(feeds)}",
-                ) from error
+                raise _does_not_run(feeds, error) from error
             if name.endswith(".npz"):
                 raise OptionError(
                     f"the original model does not take {name}",
@@ -92,7 +105,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             _check_declared(engine.plan, want)
         notes += check_finite(engine.plan.model, want)
         limits = reference.tolerance(feeds, want)
-        rows = compare(name, engine.run(feeds), want, limits, _text(feeds))
+        outputs = context.run(feeds)
+        got = got or outputs
+        rows = compare(name, outputs, want, limits, _text(feeds))
         if i == 0 and options.verify == "full":
             rows += _fused_against_unfused(engine, reference, feeds, want, limits)
         if not all(row.passed for row in rows):
@@ -100,12 +115,11 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         found += rows
     options.tell("verify", len(trials), total, "same input, same bits")
     first = trials[0][1]
-    got = engine.run(first)
-    found += _same_bits("same input again", engine.run(first), got, first)
+    found += _same_bits("same input again", context.run(first), got, first)
     options.tell("verify", len(trials) + 1, total, "written and read again")
     found += _written_and_read(engine, first, got)
     require(found, where="")
-    overhead, whole = call_overhead(engine, first)
+    overhead, whole = call_overhead(context, first)
     options.tell("verify", total, total)
     return Report(
         reference=reference.who,
@@ -115,6 +129,58 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         library_allocations=_library_steps(engine),
         warnings=tuple(dict.fromkeys(notes)),
     )
+
+
+def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+    """Where its GPU is not: the fused graph against the original, as another runtime computes both.
+
+    The engine takes the expected outputs along, so that its first run can be checked.
+    """
+    options.tell("verify", 0, 1, "fused against unfused graph")
+    feeds = engine.example_inputs(0)
+    try:
+        want = reference.run(feeds)
+    except Exception as error:
+        raise _does_not_run(feeds, error) from error
+    _check_declared(engine.plan, want)
+    limits = reference.tolerance(feeds, want)
+    rows = _fused_against_unfused(engine, reference, feeds, want, limits)
+    rows += _read_back(engine, feeds)[0]
+    require(rows, where="the rules that fuse: no kernel has run yet")
+    if sum(array.nbytes for array in (*feeds.values(), *want.values())) <= EXPECTED_BYTES:
+        given = {f"{GIVEN}{name}": array for name, array in feeds.items()}
+        engine.expected = {
+            n: to_torch(np.asarray(a)) for n, a in (given | {WANTED + n: want[n] for n in want}).items()
+        }
+    options.tell("verify", 1, 1)
+    return Report(
+        reference=reference.who,
+        checks=tuple(rows),
+        library_allocations=_library_steps(engine),
+        warnings=tuple(check_finite(engine.plan.model, want)),
+        unverified=UNVERIFIED,
+        limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
+    )
+
+
+def _does_not_run(feeds: Mapping[str, Any], error: Exception) -> BuildError:
+    return BuildError(
+        "the original model does not run at the planned shapes",
+        got=first_line(error),
+        help=f"give others: --shapes {_text(feeds)}",
+    )
+
+
+def compare_expected(engine: Engine) -> list[Check]:
+    """The engine's first run on its GPU against what its build expected; raise where they differ."""
+    kept = {name: as_numpy(tensor) for name, tensor in engine.expected.items()}
+    feeds = {n.removeprefix(GIVEN): a for n, a in kept.items() if n.startswith(GIVEN)}
+    want = {n.removeprefix(WANTED): a for n, a in kept.items() if n.startswith(WANTED)}
+    limits = {name: Tolerance(*engine.report.limits[name]) for name in want}
+    rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, _text(feeds))
+    if not all(row.passed for row in rows):
+        require(rows, where=first_divergence(engine, feeds))
+    return rows
 
 
 def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
@@ -170,16 +236,21 @@ def _same_bits(
 
 def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, Any]) -> list[Check]:
     """The engine as its file gives it back: plan and graph through their written forms."""
-    name = "plan and graph written and read"
-    plan = Plan.from_json(engine.plan.to_json())
-    model = ir.from_proto(engine.fused_onnx(weights=False))
-    is_same = plan == engine.plan and _regions(read_program(model)) == _regions(engine.program)
-    rows = [Check(name, "plan.json, fused.onnx", _text(feeds), 0.0 if is_same else math.inf, 0.0, is_same)]
+    rows, plan, model = _read_back(engine, feeds)
     # binding a large engine once more takes longer than all else; the same plan and graph bind the same
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
         again = Engine(plan, engine.report, model, engine.weights, engine.tactics)
-        rows += _same_bits(name, again.run(feeds), got, feeds)
+        rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
     return rows
+
+
+def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan, ir.Model]:
+    plan = Plan.from_json(engine.plan.to_json())
+    model = ir.from_proto(engine.fused_onnx(weights=False))
+    is_same = plan == engine.plan and _regions(read_program(model)) == _regions(engine.program)
+    error = 0.0 if is_same else math.inf
+    row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", _text(feeds), error, 0.0, is_same)
+    return [row], plan, model
 
 
 def _regions(program: Program) -> list[tuple[Any, ...]]:
@@ -197,8 +268,17 @@ def _fused_against_unfused(
     proto = engine.fused_onnx(weights=False)
     outside = [t.name for t in proto.graph.initializer if t.external_data]
     arrays = {name: engine.weights[name].contiguous().numpy() for name in outside}
+    graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
+    known = reference.facts.find(key)
+    if known is not None:
+        # only a verdict that passed is kept, so all rows are there and all are good
+        return [Check(**{**row, "note": f"verdict {FROM_CACHE}"}) for row in known["rows"]]
     got = reference.run_other(proto, arrays, feeds)
-    return [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))
+    rows = [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))
+    if all(row.passed for row in rows):
+        reference.facts.keep(key, {"rows": [asdict(row) for row in rows]})
+    return rows
 
 
 def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
@@ -212,7 +292,7 @@ def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
     )
     run, _ = compile_body(whole, instance.settled.specs, program.opset_imports)
     with torch.inference_mode():
-        given = [t.clone() for t in instance.inputs.values()]
+        given = [t.cpu().clone() for t in instance.inputs.values()]
         want = dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
         worst = (0.0, "")
         for i, call in enumerate(instance.calls):
@@ -220,7 +300,7 @@ def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
             step = engine.plan.steps[instance.call_steps[i]]
             label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
             for name in step.outputs:
-                off = _off(instance.result(name)[0], want[name])
+                off = _off(instance.result(name)[0].cpu(), want[name])
                 if off > 1:
                     return f"first diverging region: {label}"
                 worst = max(worst, (off, label))
@@ -243,17 +323,22 @@ def _off(got: Tensor, want: Tensor) -> float:
     return float(distance.max() / (1024 * eps * scale + 1e-300))
 
 
-def call_overhead(engine: Engine, feeds: Mapping[str, Any]) -> tuple[float, float]:
-    """What `engine.run` does besides its steps (checks, copies in and out), and all of it, in µs.
+def call_overhead(context: Context, feeds: Mapping[str, Any]) -> tuple[float, float]:
+    """What a run does besides its steps (checks, copies in and out), and all of it, in µs.
 
     Timed on their own: the difference of two whole runs is mostly a difference of neighbours.
     """
-    context = engine.context()
-    context.run(feeds)
-    rounds = int(min(max(OVERHEAD_S / (_seconds(lambda: context.run(feeds)) + 1e-9), 3), 300))
-    whole = [_seconds(lambda: context.run(feeds)) for _ in range(rounds)]
-    around = [_seconds(lambda: context.run_nothing(feeds)) for _ in range(50)]
+    whole = _samples(lambda: context.run(feeds), at_least=3, at_most=300)
+    around = _samples(lambda: context.run_nothing(feeds), at_least=10, at_most=50)
     return round(median(around) * 1e6, 2), round(median(whole) * 1e6, 2)
+
+
+def _samples(call: Callable[[], object], *, at_least: int, at_most: int) -> list[float]:
+    """Seconds of as many calls as fit into the time."""
+    made = [_seconds(call)]
+    while len(made) < at_most and (len(made) < at_least or sum(made) < OVERHEAD_S):
+        made.append(_seconds(call))
+    return made
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -52,6 +52,8 @@ class Selection:
     timed: int = 0
     unsteady: int = 0  # of those timed
     cached: int = 0
+    predicted: int = 0  # sites chosen by a model, where nothing can be timed
+    measured_at: tuple[str, ...] = ()  # where others measured what this build only read
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,19 @@ class Workshop:
 
     program: Program
     settled: Settled
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]  # where the target reads them
+    host_weights: Mapping[str, Tensor]
     target: Target
     tactics: Sequence[Tactic]
     options: Options
     cache: TimingCache
     lock: TimingCache | None
+    device_key: str = ""  # the GPU that timings are taken on; "" for one that is not here
     elsewhere: Sequence[Settled] = ()  # the profile's other corners, where a tactic must be valid too
 
     @property
     def context(self) -> str:
-        return measuring_context(self.target.threads)
+        return measuring_context(self.target.threads, self.device_key)
 
     def site(self, region: Region) -> Site:
         return make_site(self.program, region, self.settled, self.target)
@@ -88,6 +92,8 @@ class Workshop:
     def find(self, key: str) -> Entry | None:
         if self.lock is not None:
             return self.lock.entries.get(site_of(key))
+        if self.target.kind == "cuda" and not self.device_key:
+            return self.cache.find_anywhere(key)
         return self.cache.find(key, self.context)
 
 
@@ -103,13 +109,13 @@ def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str,
     entry = shop.find(key)
     if entry is None:
         if shop.lock is not None:
-            raise _stale(shop.options, ["the whole plan"])
+            raise stale(shop.options, ["the whole plan"])
         entry = _compare(shop, plans, inputs, feeds)
         made.timed += bool(shop.options.level)
         made.unsteady += entry.is_unsteady
     else:
         made.cached += 1
-    _remember(shop, made, key, entry)
+    remember(shop, made, key, entry)
     made.alternatives = entry
     chosen = entry.candidates[entry.chosen].tactic
     if chosen not in plans:
@@ -131,7 +137,7 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> 
         if shop.find(shop.key(site)) is None:
             todo.setdefault(shop.key(site), (region, site))
     if todo and shop.lock is not None:
-        raise _stale(shop.options, [region.name for region, _ in todo.values()])
+        raise stale(shop.options, [region.name for region, _ in todo.values()])
     fresh = _time_sites(shop, list(todo.values()))
     for region in work:
         site = made.sites[region.name]
@@ -140,7 +146,7 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> 
         key = shop.key(site)
         entry = fresh.get(key) or shop.find(key)
         assert entry is not None, "every site was timed or found"
-        _remember(shop, made, key, entry)
+        remember(shop, made, key, entry)
         made.entries[region.name] = entry
     made.cached = len(set(made.keys)) - len(fresh)
     if shop.options.level:
@@ -200,7 +206,7 @@ def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str,
     """Whole plans worth comparing: region by region, one span for all, runs where the library is better."""
     plans: dict[str, list[StepChoice]] = {}
     span = next((t for t in shop.tactics if t.name == "ort"), None)
-    plans["regions"] = [_single(shop, region, made) for region in work]
+    plans["regions"] = [single(shop, region, made) for region in work]
     if span is None or not work:
         return plans
     whole = tuple(shop.program.regions)
@@ -218,7 +224,7 @@ def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str,
     return plans
 
 
-def _single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
+def single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
     site = made.sites[region.name]
     entry = made.entries.get(region.name) or Entry(region.name, (Measured("aten", {}),))
     best = entry.candidates[entry.chosen]
@@ -245,13 +251,13 @@ def _mixed(shop: Workshop, work: Sequence[Region], made: Selection, span: Tactic
             entry = Entry(joined.name, (Measured("ort", dict(config)),))
             steps.append(StepChoice(tuple(run), "ort", config, site, entry))
         else:
-            steps.extend(_single(shop, region, made) for region in run)
+            steps.extend(single(shop, region, made) for region in run)
         run.clear()
 
     for region in work:
         if region in ours:
             close()
-            steps.append(_single(shop, region, made))
+            steps.append(single(shop, region, made))
         else:
             run.append(region)
     close()
@@ -347,7 +353,7 @@ def _plan_key(shop: Workshop, made: Selection, names: Sequence[str]) -> str:
     return f"plan{sites[:28]}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 
 
-def _remember(shop: Workshop, made: Selection, key: str, entry: Entry) -> None:
+def remember(shop: Workshop, made: Selection, key: str, entry: Entry) -> None:
     made.keys.append(key)
     if shop.lock is None:
         shop.cache.entries[key] = replace(entry, context=shop.context)
@@ -361,7 +367,7 @@ def _left_out(options: Options, what: Sequence[str]) -> BuildError:
     )
 
 
-def _stale(options: Options, what: Sequence[str]) -> BuildError:
+def stale(options: Options, what: Sequence[str]) -> BuildError:
     return BuildError(
         f"the lock file does not cover {len(what)} of this model's choices",
         rows=what,

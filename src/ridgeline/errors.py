@@ -7,7 +7,8 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ VerifyError           the engine does not compute what the model computes (a BuildError)
 ├─ PlanError             damaged, stale, or made for another target
 ├─ InputError            tensors that do not fit the plan's signature
-└─ OptionError           an option that does not exist or does not fit
+├─ OptionError           an option that does not exist or does not fit
+└─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: traceback, exit 70
 """
 
@@ -69,6 +70,12 @@ class InputError(RidgelineError):
 
 class OptionError(RidgelineError):
     """An option that does not exist or does not fit."""
+
+
+class DeviceError(RidgelineError):
+    """This machine's GPU cannot run what was asked for."""
+
+    is_fatal = False  # nothing else this process asks of the GPU will succeed
 
 
 class InternalError(Exception):

@@ -15,6 +15,9 @@ Verify: TypeAlias = Literal["off", "fast", "full"]
 Progress: TypeAlias = Callable[[str, int, int, str], None]
 
 VERIFY_MODES = ("off", "fast", "full")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+# `cuda` alone is the GPU of this machine; with an architecture it need not be here
+TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHITECTURES))
 PRECISIONS = ("fp32",)
 MAX_LEVEL = 5
 MAX_THREADS = 1024
@@ -66,11 +69,11 @@ class Options:
     data: Path | None = None  # folder of .npz files to verify with, besides random inputs
 
     def __post_init__(self) -> None:
-        if self.target != "cpu":
+        if not isinstance(self.target, str) or self.target not in TARGETS:
             raise OptionError(
                 f"target {self.target!r} cannot be built for",
-                want="cpu",
-                help="ridge build MODEL --target cpu",
+                want=", ".join(TARGETS),
+                help=did_you_mean(str(self.target), TARGETS),
             )
         if self.precision not in PRECISIONS:
             raise OptionError(

@@ -119,6 +119,16 @@ def interleave(
     return [Timing(tuple(taken), inner) for taken, inner in zip(samples, inners, strict=True)]
 
 
+def wall_times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Median time of each of these calls in µs, run in order: what one leaves the next may need."""
+    samples: list[list[float]] = [[] for _ in calls]
+    with _gc_paused():
+        for _ in repeat(None, rounds):
+            for call, kept in zip(calls, samples, strict=True):
+                kept.append(_sample_ns(call, 1) / 1e3)
+    return [median(kept) for kept in samples]
+
+
 def _calibrate(call: Callable[[], object], min_sample_us: float, settle_s: float) -> tuple[int, int]:
     """Calls per sample, and what such a sample takes in ns."""
     if settle_s:

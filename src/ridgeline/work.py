@@ -30,8 +30,17 @@ def body_flops(body: Body, specs: Specs) -> int:
 
 def body_bytes(body: Body, specs: Specs) -> int:
     """Inputs read once and outputs written once; what stays inside the region is free."""
-    names = [n for n in (*body.inputs, *body.outputs) if n in specs]
-    return sum(specs[n].nbytes for n in names)
+    written = sum(specs[n].nbytes for n in body.outputs if n in specs)
+    return written + sum(_bytes_read(body, n, specs) for n in body.inputs if n in specs)
+
+
+def _bytes_read(body: Body, name: str, specs: Specs) -> int:
+    """All of an input; of a table that is only looked up, no more than what is found there."""
+    readers = body.consumers(name)
+    found = [op.outputs[0] for op in readers if op.op_type == "Gather" and op.inputs[0] == name]
+    is_table = bool(readers) and len(found) == len(readers) and all(n in specs for n in found)
+    whole = specs[name].nbytes
+    return min(whole, sum(specs[n].nbytes for n in found)) if is_table else whole
 
 
 def op_flops(op: Op, specs: Specs) -> int:

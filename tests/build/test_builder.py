@@ -15,10 +15,11 @@ import pytest
 import ridgeline
 from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
 from ridgeline.frontend.from_onnx import load
+from ridgeline.reference import Reference
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.cpp import CppGemv
-from ridgeline.verify import Reference, compare
+from ridgeline.verify import compare
 
 NORM = """<ir_version: 10, opset_import: ["": 20]>
 g (float[N,16] x) => (float[N,16] y) <float[16] s = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> {

@@ -126,12 +126,27 @@ def test_group_norm() -> None:
     assert ops(model) == ["GroupNormalization"]
 
 
+@pytest.mark.parametrize("last", ["y = Mul(u, w)", "y = Add(u, w)", "y = Identity(u)"])
+def test_group_norm_whose_ones_or_zeros_are_folded(last: str) -> None:
+    body = GROUP.replace("m = Mul(u, w)", last).replace("y = Add(m, w)", "")
+    model, _ = rewritten(body, RULES, {"B": 2})
+    assert [op for op in ops(model) if op != "Identity"] == ["GroupNormalization"]
+
+
+def test_group_norm_leaves_a_scale_that_is_not_per_channel() -> None:
+    body = GROUP.replace("float[8,1,1] {1., 2., 3., 4., 5., 6., 7., 8.}", "float[1,1,1] {3.}")
+    model, _ = rewritten(body, RULES, {"B": 2})
+    assert ops(model) == ["GroupNormalization", "Mul", "Add"]
+
+
 @pytest.mark.parametrize(("old", "new", "reason"), [
     ("{1., 1., 1., 1.}", "{1., 2., 1., 1.}", "groups are scaled"),
     ("{0., 0., 0., 0.}", "{0., 0., 1., 0.}", "groups are shifted"),
-    ("float[8,1,1] {1., 2., 3., 4., 5., 6., 7., 8.}", "float[1,1,1] {3.}", "want one entry per channel"),
+    ("back = Shape(x)", "back = Constant<value = int64[4] {-1, 8, 9, 1}>()", "return to the shape before"),
 ])  # fmt: skip
 def test_group_norm_refusals(old: str, new: str, reason: str) -> None:
-    model, (refusal,) = rewritten(GROUP.replace(old, new), RULES, {"B": 2})
-    assert reason in refusal.reason
+    body = GROUP.replace(old, new)
+    body = body.replace("float[B,8,3,3] y", "float[B,8,9,1] y") if "9, 1" in new else body
+    model, refusals = rewritten(body, RULES, {"B": 2})
+    assert reason in refusals[0].reason
     assert count(model, "GroupNormalization") == 0

@@ -103,3 +103,13 @@ def test_float_attributes_read_as_they_will_be_written() -> None:
     model.graph.node(0).attributes["alpha"] = ir.AttrFloat32("alpha", 0.12499999572143228)
     again = ir.from_proto(ir.to_proto(model))
     assert read_program(model).regions[0].body.digest == read_program(again).regions[0].body.digest
+
+
+def test_a_group_norm_is_made_like_its_input() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[N,8,H,W] x, float[8] w, float[8] b) => (float[N,8,H,W] y) {
+      n = GroupNormalization <num_groups = 2> (x, w, b)
+      y = Relu(n)
+    }"""
+    _, state = settled(text, x=(2, 8, 3, 5), w=(8,), b=(8,))
+    assert state.specs["n"] == state.specs["y"] == TensorSpec("float32", (2, 8, 3, 5))

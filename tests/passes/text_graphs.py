@@ -23,6 +23,19 @@ def parse(body: str, opset: int = 23) -> ir.Model:
     return model
 
 
+def with_weights(body: str, *names: str, opset: int = 23) -> ir.Model:
+    """As `parse`, with the inputs of these names turned into seeded initializers."""
+    model = parse(body, opset)
+    rng = np.random.default_rng(11)
+    for value in [v for v in model.graph.inputs if v.name in names]:
+        array = (rng.standard_normal(value.shape.numpy()) * 0.3).astype(value.dtype.numpy())
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(array, name=value.name)
+        model.graph.register_initializer(value)
+    infer_shapes(model)
+    return model
+
+
 def ops(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph if node.op_type != "Constant"]
 

@@ -92,7 +92,12 @@ def test_a_missing_member(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "text"),
-    [("format", 99, "another format version"), ("target", "cuda:sm_90", "another target")],
+    [
+        ("format", 99, "another format version"),
+        ("target", "cpu:vax", "another target"),
+        ("target", "cuda:sm_90", "a plan for another target"),
+        ("sha256", {"plan.json": ""}, "names other members"),
+    ],
 )
 def test_other_versions_and_targets(saved: Path, tmp_path: Path, key: str, value: object, text: str) -> None:
     def change(members: dict[str, bytes]) -> None:

@@ -21,6 +21,7 @@ if os.path.isdir("/proc/self/task"):
     assert "libcuda" not in open("/proc/self/maps").read(), "a CUDA library is mapped"
 """
 
+COMMANDS = ("build", "run", "bench", "show", "explain", "kernels", "settle", "demo")
 HELP = """
 import sys
 from ridgeline.cli.main import main
@@ -51,7 +52,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         pytest.param("import ridgeline; ridgeline.__version__; ridgeline.errors", id="version and errors"),
         pytest.param(
             HELP.format(
-                commands=[[], ["build"], ["run"], ["bench"], ["show"], ["explain"], ["demo"]],
+                commands=[[], *([name] for name in COMMANDS)],
             ),
             id="ridge --help",
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ridgeline.analyze.show import short_ops, total_us
@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"\[[\d, ]+\]")
 
 @dataclass(frozen=True)
 class Loser:
-    """A candidate that was timed and lost; `behind` 0.12 is 12 % slower than the winner."""
+    """A candidate that was timed (or predicted) and lost; `behind` 0.12 is 12 % slower than the winner."""
 
     tactic: str
     config: str
@@ -40,13 +40,14 @@ class Unwilling:
 
 @dataclass(frozen=True)
 class Contest:
-    """Who won, who was slower, who refused."""
+    """Who won, who was slower, who refused; by times, or by predictions where nobody could be timed."""
 
     tactic: str
     config: str
     median_us: float | None
     losers: tuple[Loser, ...]
     unwilling: tuple[Unwilling, ...]
+    is_predicted: bool = False
 
     @property
     def winner(self) -> str:
@@ -189,7 +190,7 @@ def config_text(config: Config) -> str:
 
 
 def _step_story(index: int, step: Step) -> StepStory:
-    chosen = Candidate(step.tactic, step.config, step.median_us)
+    chosen = Candidate(step.tactic, step.config, step.median_us, predicted_us=step.predicted_us)
     return StepStory(
         index=index,
         name=step.name,
@@ -244,6 +245,9 @@ def _kinds(notes: Iterable[RegionNote]) -> tuple[KindRow, ...]:
 def _contest(candidates: Sequence[Candidate]) -> Contest:
     """Of candidates with the chosen one first."""
     chosen, *rest = candidates
+    is_predicted = chosen.predicted_us is not None
+    if is_predicted:
+        chosen, *rest = (replace(c, median_us=None if c.refused else c.predicted_us) for c in candidates)
     timed = sorted((c for c in rest if c.median_us is not None), key=lambda c: c.median_us or 0.0)
     return Contest(
         tactic=chosen.tactic,
@@ -251,6 +255,7 @@ def _contest(candidates: Sequence[Candidate]) -> Contest:
         median_us=chosen.median_us,
         losers=tuple(_loser(candidate, chosen.median_us) for candidate in timed),
         unwilling=tuple(Unwilling(c.tactic, c.refused) for c in rest if c.refused is not None),
+        is_predicted=is_predicted,
     )
 
 

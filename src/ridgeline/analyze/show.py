@@ -38,6 +38,7 @@ class StepRow:
     flops: int
     bytes: int
     notes: tuple[str, ...] = ()
+    predicted_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Verdict:
     checks: int
     failed: int
     worst: Check | None
+    unverified: str = ""  # why the engine itself has not been run yet
 
     @property
     def worst_fraction(self) -> float:
@@ -182,6 +184,7 @@ def _step_row(index: int, step: Step, total: float | None) -> StepRow:
         flops=step.work.flops,
         bytes=step.work.bytes,
         notes=step.notes,
+        predicted_us=step.predicted_us,
     )
 
 
@@ -217,4 +220,5 @@ def _verdict(report: Report) -> Verdict:
         checks=len(report.checks),
         failed=sum(not check.passed for check in report.checks),
         worst=max(report.checks, key=fraction_of_tolerance, default=None),
+        unverified=report.unverified,
     )

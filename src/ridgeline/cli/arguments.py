@@ -24,6 +24,12 @@ EngineOrModel = Annotated[
     Path,
     typer.Argument(metavar="ENGINE|MODEL", help="engine file (.ridge) or ONNX file", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="use the compiled kernels in an engine file that was made on another machine"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable result on stdout, nothing else there")]
 Inputs = Annotated[
     list[str] | None,

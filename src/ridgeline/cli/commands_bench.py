@@ -17,6 +17,7 @@ from ridgeline.cli.arguments import (
     Seed,
     Shapes,
     Threads,
+    Trust,
     VerifyMode,
     Without,
     build_options,
@@ -44,6 +45,7 @@ def bench(
     ] = 200.0,
     input: Inputs = None,
     seed: Seed = 0,
+    trust: Trust = False,
     shapes: Shapes = None,
     threads: Threads = None,
     level: Level = None,
@@ -74,7 +76,7 @@ def bench(
     options = build_options(
         shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
     )
-    built = load_or_build(engine, options)
+    built = load_or_build(engine, options, trust=trust)
     feeds = complete_feeds(built, given, seed=seed)
     with tempfile.TemporaryDirectory(prefix="ridge-bench-") as folder:
         source, note = model or engine, ""

@@ -21,6 +21,7 @@ from ridgeline.cli.arguments import (
     Seed,
     Shapes,
     Threads,
+    Trust,
     VerifyMode,
     Without,
     build_options,
@@ -40,7 +41,10 @@ def build(
             "-o", "--output", metavar="FILE", help="engine file (default: MODEL's name with .ridge, here)"
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="machine to build for (default: cpu)")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="cpu (default), cuda (the GPU here), or a GPU elsewhere, such as cuda:sm_90"),
+    ] = None,
     shapes: Shapes = None,
     lock: Lock = None,
     cache: Cache = None,
@@ -63,6 +67,8 @@ def build(
       ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.toml
 
       ridge build model.onnx --lock ridge.lock     (the same choices every time)
+
+      ridge build model.onnx --target cuda:sm_90   (for another machine; no GPU is needed here)
     """
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_built
@@ -99,6 +105,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="folder for the outputs, one .npy file each")
     ] = None,
     seed: Seed = 0,
+    trust: Trust = False,
     shapes: Shapes = None,
     threads: Threads = None,
     level: Level = None,
@@ -124,7 +131,7 @@ def run(
     options = build_options(
         shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
     )
-    built = load_or_build(engine, options)
+    built = load_or_build(engine, options, trust=trust)
     outputs = built.run(complete_feeds(built, given, seed=seed))
     tell_notes(built)
     files: dict[str, str] = {}

@@ -55,8 +55,10 @@ def _alternatives(story: Explanation, console: Console) -> None:
 
 
 def _steps(story: Explanation, console: Console) -> None:
-    numbers = ("#", "nodes", "median", "behind")
-    columns = ("#", "ops", "nodes", "tactic", "median", "runner-up", "behind")
+    # a plan for a machine that is not here has no times yet
+    time = "predicted" if any(step.contest.is_predicted for step in story.steps) else "median"
+    numbers = ("#", "nodes", time, "behind")
+    columns = ("#", "ops", "nodes", "tactic", time, "runner-up", "behind")
     grid = table(*columns, numeric=numbers)
     for step in story.steps:
         contest = step.contest
@@ -151,7 +153,8 @@ def _region_page(region: RegionStory, console: Console) -> None:
 
 def _candidates(contest: Contest, console: Console, *, first: str) -> None:
     console.print()
-    grid = table("candidate", "median", "behind", "verdict", numeric=("median", "behind"), keep=("verdict",))
+    time = "predicted" if contest.is_predicted else "median"
+    grid = table("candidate", time, "behind", "verdict", numeric=(time, "behind"), keep=("verdict",))
     grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text(first, "bold"))
     for loser in contest.losers:
         name = f"{loser.tactic} {loser.config}".rstrip()

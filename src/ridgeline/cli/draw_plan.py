@@ -43,7 +43,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    if not verdict.checks:
+    if not verdict.checks and not verdict.unverified:
         return Text.assemble(("not verified", "yellow"), " (--verify off)")
     worst = verdict.worst
     where = (
@@ -53,6 +53,11 @@ def verdict_text(verdict: Verdict) -> Text:
         else ""
     )
     against = f" against {verdict.reference}" if verdict.reference else ""
+    if verdict.unverified:
+        graph = (
+            f"; the fused graph passed {plural(verdict.checks, 'check')}{against}" if verdict.checks else ""
+        )
+        return Text.assemble(("not yet ", "yellow"), f"({verdict.unverified}){graph}")
     if verdict.verified:
         return Text.assemble(("✓ ", "green"), f"{plural(verdict.checks, 'check')}{against}{where}")
     failed = f"✗ {verdict.failed} of {plural(verdict.checks, 'check')} failed"
@@ -78,10 +83,13 @@ def _steps(summary: Summary, console: Console) -> None:
     timed = summary.steps_us is not None
     title = f"{plural(len(summary.steps), 'step')} for {plural(summary.nodes, 'node')}"
     title += f", {duration(summary.steps_us)}" if timed else ""
-    columns = ["#", "step", "ops", "tactic", *(["median", "share", ""] if timed else [])]
-    grid = table(*columns, numeric=("#", "median", "share"), keep=("tactic",))
+    is_predicted = any(row.predicted_us is not None for row in summary.steps)
+    figures = ["median", "share", ""] if timed else ["predicted"] if is_predicted else []
+    columns = ["#", "step", "ops", "tactic", *figures]
+    grid = table(*columns, numeric=("#", "median", "share", "predicted"), keep=("tactic",))
     for row in summary.steps:
         times = [duration(row.median_us), percent(row.share), bar(row.share)] if timed else []
+        times = [duration(row.predicted_us)] if is_predicted and not timed else times
         grid.add_row(str(row.index), row.name, row.ops, row.tactic, *times)
     put(grid, console, title=title)
 

@@ -44,7 +44,7 @@ def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:
         return build(model, **options, progress=progress)
 
 
-def load_file(path: Path) -> Engine:
+def load_file(path: Path, *, trust: bool = False) -> Engine:
     """An engine file, and nothing else."""
     require_file(path)
     if not is_engine_file(path):
@@ -53,16 +53,16 @@ def load_file(path: Path) -> Engine:
             want="a .ridge file",
             help=f"ridge build {path}, then ridge show {path.stem}.ridge",
         )
-    return load_engine(path)
+    return load_engine(path, trust=trust)
 
 
-def load_or_build(path: Path, options: Mapping[str, Any]) -> Engine:
+def load_or_build(path: Path, options: Mapping[str, Any], *, trust: bool = False) -> Engine:
     """The engine of either kind of file. Build options beside an engine file are errors, not ignored."""
     require_file(path)
     given = dict(options)
     if not is_engine_file(path):
         return build_engine(path, given)
-    engine = load_engine(path)
+    engine = load_engine(path, trust=trust)
     threads = given.pop("threads", None)
     if given:
         flags = ", ".join(_FLAGS.get(name, f"--{name}") for name in given)

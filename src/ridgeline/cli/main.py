@@ -18,6 +18,7 @@ from ridgeline.cli.commands_bench import FAILED_GATE, bench
 from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
+from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.render import talk
 from ridgeline.errors import RidgelineError, VerifyError
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build, run, bench, show, explain, demo):
+for command in (build, run, bench, show, explain, kernels, settle, demo):
     app.command()(command)
 
 

@@ -21,6 +21,7 @@ from onnx.inliner import inline_local_functions
 
 from ridgeline.errors import ModelError, UnsupportedError
 from ridgeline.frontend.known_ops import known_to_runtimes
+from ridgeline.frontend.wire import read_light
 
 CANONICAL_OPSET = 23
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
@@ -31,7 +32,7 @@ class Loaded:
     """A model as it came, and the same in the canonical opset."""
 
     name: str
-    original: onnx.ModelProto  # external data is still outside
+    original: onnx.ModelProto  # external data, and a file's large weights, are still outside
     path: Path | None  # None: it came without a file
     model: ir.Model
 
@@ -74,7 +75,7 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
     if path.is_dir():
         raise ModelError(f"{str(path)!r} is a folder", want="an ONNX file")
     try:
-        content = path.read_bytes()
+        content = read_light(path) or path.read_bytes()
     except OSError as error:
         raise ModelError(f"{str(path)!r} cannot be read", got=str(error)) from error
     return path.stem, _parse(content, repr(str(path))), path
@@ -242,9 +243,26 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
             tensor = value.const_value
             if tensor.dtype != ir.DataType.STRING:
                 value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+    if path is not None:
+        _read_own_weights(model.graph, path)
     common_passes.RemoveInitializersFromInputsPass()(model)
     common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
     return model
+
+
+def _read_own_weights(graph: ir.Graph, path: Path) -> None:
+    """Weights left in the model's file, into memory that starts where vectors want it to."""
+    with path.open("rb", buffering=0) as file:
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor) or tensor.location != path.name:
+                continue
+            array = np.empty(tensor.shape.numpy(), tensor.dtype.numpy())
+            file.seek(tensor.offset or 0)
+            got = file.readinto(array.reshape(-1).view(np.uint8).data) or 0
+            if got != array.nbytes:
+                raise ValueError(f"{tensor.name} ends after {got} of {array.nbytes} bytes")
+            value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
 def _convert(model: ir.Model, name: str) -> ir.Model:

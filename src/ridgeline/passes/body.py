@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,11 +183,23 @@ def node_proto(op: Op) -> onnx.NodeProto:
     return proto
 
 
+_PLAIN_ATTRS: dict[type, Callable[[str, Any], ir.Attr]] = {
+    int: ir.AttrInt64,
+    float: ir.AttrFloat32,
+    str: ir.AttrString,
+}
+
+
 def _attr(name: str, value: Any) -> ir.Attr:
     if isinstance(value, np.ndarray):
         return ir.AttrTensor(name, ir.tensor(value))
     if isinstance(value, tuple) and not value:
         return ir.AttrInt64s(name, [])  # an empty list has no type of its own; ONNX's are lists of axes
+    # the common types by hand: `convert_attribute` tries protocols first, which takes most of settling
+    if type(value) in _PLAIN_ATTRS:
+        return _PLAIN_ATTRS[type(value)](name, value)
+    if isinstance(value, tuple) and all(type(item) is int for item in value):
+        return ir.AttrInt64s(name, value)
     return ir.convenience.convert_attribute(name, list(value) if isinstance(value, tuple) else value)
 
 

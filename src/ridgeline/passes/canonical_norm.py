@@ -115,13 +115,16 @@ class GroupNorm(Fusion):
     """reshape(InstanceNormalization(reshape(x, [N, G, -1])), shape of x) · w + b"""
 
     def pattern(self, op: Any, x: Any, groups: Any, ones: Any, zeros: Any, shape: Any, w: Any, b: Any) -> Any:
-        normal = op.InstanceNormalization(op.Reshape(x, groups), ones, zeros)
-        return op.Add(op.Mul(op.Reshape(normal, shape), w), b)
+        normal = op.Reshape(op.InstanceNormalization(op.Reshape(x, groups), ones, zeros), shape)
+        scaled = op.Mul(normal, op.known(w))
+        # a scale of ones or a shift of zeros is gone by now
+        return op.either(op.Add(scaled, op.known(b)), op.Add(normal, op.known(b)), scaled, normal)
 
     def check(self, m: Match) -> None:
         source = m.dims(m.x)
         grouped = m.target(m.node("InstanceNormalization").inputs[0].producer())
         m.require(len(source) > 2, "input has no spatial axes", m.x)
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
         groups, channels = m.array("ones").size, source[1]
         is_split = len(grouped) == 3 and grouped[:2] == (source[0], groups)
         m.require(is_split and isinstance(channels, int), "not groups of channels", m.groups)
@@ -130,6 +133,8 @@ class GroupNorm(Fusion):
         back = next(node for node in m.nodes if node.op_type == "Reshape")
         m.require(m.target(back) == source, "does not return to the shape before", m.shape)
         for name in ("w", "b"):
+            if getattr(m, name) is None:
+                continue
             per_channel = (channels, *[1] * (len(source) - 2))
             shape = m.array(name).shape
             is_per_channel = shape == per_channel or shape == (1, *per_channel)
@@ -138,7 +143,9 @@ class GroupNorm(Fusion):
             )
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        w, b = (op.const(m.array(name).reshape(-1)) for name in ("w", "b"))
+        neutral = np.ones(int(m.dims(m.x)[1]), m.x.dtype.numpy())
+        w = op.const(neutral if m.w is None else m.array("w").reshape(-1))
+        b = op.const(0 * neutral if m.b is None else m.array("b").reshape(-1))
         groups = int(m.array("ones").size)
         eps = m.attr("InstanceNormalization", "epsilon")
         return op.GroupNormalization(m.x, w, b, num_groups=groups, epsilon=eps)

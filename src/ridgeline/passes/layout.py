@@ -9,20 +9,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.passes.body import Program
-from ridgeline.passes.op_kinds import KEEPS_LAYOUT
+from ridgeline.passes.op_kinds import KEEPS_LAYOUT, POINTWISE
 from ridgeline.passes.settle import Settled
+from ridgeline.spec import TensorSpec
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+# what generated code computes, in any order of the elements
+COMPUTED = POINTWISE | {"GroupNormalization", "InstanceNormalization", "BatchNormalization"}
+# fewer channels than this are read as well in any order
+MANY_CHANNELS = 16
 
 
 def assign_layouts(program: Program, settled: Settled) -> None:
     """Mark specs channels_last in place."""
     last: set[str] = set()
+    convolved = _only_convolved(program)
     for region in program.regions:
         kinds = {op.op_type for op in region.body.ops}
         convolves = bool(kinds & CONVOLUTIONS)
         keeps = kinds <= KEEPS_LAYOUT and any(name in last for name in region.inputs)
-        if not convolves and not keeps:
+        turns = kinds <= COMPUTED and all(_is_wide(settled.specs.get(n)) for n in region.outputs)
+        if not convolves and not keeps and not (turns and convolved.issuperset(region.outputs)):
             continue
         ops, _ = program.flat_ops([region])
         for name in {n for op in ops for n in op.outputs} | set(region.outputs):
@@ -31,3 +38,19 @@ def assign_layouts(program: Program, settled: Settled) -> None:
                 last.add(name)
     for name in last:
         settled.specs[name] = replace(settled.specs[name], layout="channels_last")
+
+
+def _only_convolved(program: Program) -> set[str]:
+    """Values that convolutions alone read: whoever computes them may as well write them as those want."""
+    images: set[str] = set()
+    others: set[str] = set(program.outputs)
+    for region in program.regions:
+        first = {op.inputs[0] for op in region.body.ops if op.op_type in CONVOLUTIONS}
+        for inner, outer in zip(region.body.inputs, region.inputs, strict=True):
+            uses = [op for op in region.body.ops if inner in op.inputs]
+            (images if inner in first and len(uses) == 1 else others).add(outer)
+    return images - others
+
+
+def _is_wide(spec: TensorSpec | None) -> bool:
+    return spec is not None and len(spec.shape) == 4 and spec.shape[1] >= MANY_CHANNELS

@@ -11,17 +11,39 @@ import onnx_ir as ir
 from ridgeline.passes import (
     canonical_activation,
     canonical_attention,
+    canonical_half,
+    canonical_heads,
+    canonical_image,
+    canonical_index,
     canonical_linear,
+    canonical_mask,
     canonical_norm,
+    canonical_rows,
     fold_weights,
 )
+from ridgeline.passes.canonical_groups import group_heads
 from ridgeline.passes.clean import remove_duplicates, remove_noops, remove_unused
+from ridgeline.passes.divide_split import divide_splits
 from ridgeline.passes.fold import fold_constants
+from ridgeline.passes.fold_spread import fold_spread
+from ridgeline.passes.merge_linear import merge_linear
+from ridgeline.passes.narrow import drop_unread_rows
 from ridgeline.passes.rule import Fusion, Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes
+from ridgeline.passes.simplify_views import simplify_views
+from ridgeline.spec import Target
 
 # folding a shape can settle a branch, which can complete a pattern; no known model needs a third round
 MAX_ROUNDS = 3
+INFERRED = "ridgeline.inferred"
+# large or nested: the same object is the same value
+_NOT_COMPARED = (
+    ir.AttributeType.TENSOR,
+    ir.AttributeType.TENSORS,
+    ir.AttributeType.GRAPH,
+    ir.AttributeType.GRAPHS,
+)
+HOST = Target()
 
 
 @dataclass(frozen=True)
@@ -53,26 +75,48 @@ def _forget_invented_sizes(model: ir.Model) -> None:
                 out.shape = ir.Shape([None if _is_invented(dim) else dim for dim in out.shape])
 
 
+def _refresh_shapes(model: ir.Model) -> None:
+    """Infer anew where the graph changed since it was last done: inference reads and writes all of it."""
+    if model.meta.get(INFERRED) != _outline(model):
+        _forget_invented_sizes(model)
+        infer_shapes(model)
+        model.meta[INFERRED] = _outline(model)
+
+
 def _is_invented(dim: int | ir.SymbolicDim) -> bool:
     return not isinstance(dim, int) and (dim.value or "").startswith("unk__")
 
 
 PASSES: tuple[Stage, ...] = (
-    Stage("shapes", _edit(_forget_invented_sizes, infer_shapes)),
+    Stage("shapes", _edit(_refresh_shapes)),
     Stage("fold", _edit(fold_constants)),
     Stage("clean", _edit(remove_noops, remove_unused, remove_duplicates, remove_unused)),
     Stage("weights", partial(apply_rules, rules=fold_weights.RULES, order="inputs first")),
-    Stage("norms", _rules(canonical_norm.RULES)),
+    Stage("norms", _rules((*canonical_norm.RULES, *canonical_half.RULES))),
     Stage("activations", _rules(canonical_activation.RULES)),
-    Stage("linear", _rules(canonical_linear.RULES)),
-    Stage("inner shapes", _edit(_forget_invented_sizes, infer_shapes)),
+    Stage("linear", _rules((*canonical_linear.RULES, *canonical_heads.RULES, *canonical_index.RULES))),
+    Stage("inner shapes", _edit(_refresh_shapes)),
     Stage("attention", _rules(canonical_attention.RULES)),
+    Stage("rows", _rules(canonical_rows.RULES)),
+    Stage("grouped heads", group_heads),
+    Stage("views", _edit(simplify_views)),
     Stage("reciprocals", _rules(canonical_activation.LATE_RULES)),
     Stage("sweep", _edit(remove_unused)),
 )
 
+# on a GPU a launch costs as much as a small product: fewer and wider ones, no mask that a kernel can count
+CUDA_PASSES: tuple[Stage, ...] = (
+    Stage("spread constants", _edit(fold_spread)),
+    Stage("masks", _rules(canonical_mask.RULES)),
+    Stage("images", _rules(canonical_image.RULES)),
+    Stage("unread rows", _edit(drop_unread_rows, infer_shapes)),
+    Stage("merged products", merge_linear),
+    Stage("divided splits", _edit(divide_splits)),
+    Stage("last sweep", _edit(remove_unused, remove_duplicates, remove_unused)),
+)
 
-def canonicalise(model: ir.Model) -> list[Refusal]:
+
+def canonicalise(model: ir.Model, *, target: Target = HOST) -> list[Refusal]:
     """Run all passes until nothing changes. What the last round refused is what stays unfused."""
     refusals: list[Refusal] = []
     before = None
@@ -82,13 +126,26 @@ def canonicalise(model: ir.Model) -> list[Refusal]:
         if after == before:
             break
         before = after
-    infer_shapes(model)
+    if target.kind == "cuda":
+        infer_shapes(model)
+        refusals += [refusal for stage in CUDA_PASSES for refusal in stage.run(model)]
+    if model.meta.pop(INFERRED, None) != _outline(model):
+        infer_shapes(model)
     return list(dict.fromkeys(refusals))
 
 
-def _outline(model: ir.Model) -> tuple[tuple[str | None, ...], ...]:
-    return tuple(
-        (node.op_type, *(value.name if value is not None else None for value in node.inputs))
+def _outline(model: ir.Model) -> list[tuple[object, ...]]:
+    """What is computed from what, and how: equal as long as no pass changed the graph."""
+    return [
+        (
+            node.op_type,
+            *(value.name if value is not None else None for value in node.inputs),
+            *(value.name for value in node.outputs),
+            *(
+                (name, attr if attr.type in _NOT_COMPARED else attr.value)
+                for name, attr in node.attributes.items()
+            ),
+        )
         for graph in model.graphs()
         for node in graph
-    )
+    ]

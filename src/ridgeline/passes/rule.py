@@ -20,6 +20,7 @@ from ridgeline.passes.fold_shape import Size, reshape_target, sizes
 from ridgeline.passes.match import Found, Pattern, PatternOps, Var, attribute, constant, find, root_ops
 
 SOURCES = "ridgeline.sources"
+BAND = 64  # columns: a cache line of each row, whatever the type
 RULE = "ridgeline.rule"
 
 # a commutative pattern over variables fits in several ways; a node never needs more tries than this
@@ -299,8 +300,18 @@ def nbytes(value: ir.Value) -> int | None:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
+    tensor = ir.tensor(_contiguous(array).reshape(array.shape), name=name)
     kind = ir.TensorType(tensor.dtype)
     value = ir.Value(name=name, type=kind, shape=ir.Shape(array.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    """A large transposed matrix goes band by band: numpy's own way misses the cache at every element."""
+    if array.ndim != 2 or not array.flags.f_contiguous or array.nbytes < 1 << 20:
+        return np.ascontiguousarray(array)
+    made = np.empty(array.shape, array.dtype)
+    for begin in range(0, array.shape[1], BAND):
+        made[:, begin : begin + BAND] = array[:, begin : begin + BAND]
+    return made

@@ -24,6 +24,8 @@ from ridgeline.spec import ITEM_BITS, Body, Op, TensorSpec
 HOST_NUMEL = 1 << 26
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                     "Bernoulli", "Dropout"})  # fmt: skip
+# made like their first input, which ONNX's inference of single nodes does not say
+LIKE_FIRST = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 DTYPE_NAMES = {int(t): t.name for t in ir.DataType}
@@ -89,6 +91,8 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
         spec = spec_of(kind)
         if spec is not None:
             state.specs[name] = spec
+        elif op.key in LIKE_FIRST and op.inputs[0] in state.specs:
+            _note(state, name, state.specs[op.inputs[0]])
     values = _evaluate(op, state, opset_imports)
     for name, array in zip(op.outputs, values, strict=False):
         if name:

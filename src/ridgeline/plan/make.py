@@ -15,11 +15,18 @@ def candidates(entry: Entry) -> tuple[Candidate, ...]:
     """The chosen one first, then the rest as they stand."""
     order = [entry.chosen, *(i for i in range(len(entry.candidates)) if i != entry.chosen)]
     made = (entry.candidates[i] for i in order)
-    return tuple(Candidate(m.tactic, dict(m.config), m.median_us, m.refused) for m in made)
+    return tuple(Candidate(m.tactic, dict(m.config), m.median_us, m.refused, m.predicted_us) for m in made)
 
 
 def step_of(
-    region: Region, parts: Sequence[Region], *, tactic: str, config: Config, site: Site, entry: Entry
+    region: Region,
+    parts: Sequence[Region],
+    *,
+    tactic: str,
+    config: Config,
+    site: Site,
+    entry: Entry,
+    kernels: Sequence[str] = (),
 ) -> Step:
     ranked = candidates(entry)
     return Step(
@@ -34,8 +41,10 @@ def step_of(
         site=site.key,
         work=work_of(site),
         median_us=ranked[0].median_us,
+        predicted_us=ranked[0].predicted_us,
         losers=ranked[1:],
         why=reason(ranked),
+        kernels=tuple(kernels),
     )
 
 
@@ -58,6 +67,8 @@ def work_of(site: Site) -> Work:
 def reason(ranked: Sequence[Candidate]) -> str:
     """One sentence: what made this choice."""
     best, rest = ranked[0], [c for c in ranked[1:] if c.median_us is not None]
+    if best.predicted_us is not None:
+        return _prediction(best, [c for c in ranked[1:] if c.refused is None])
     if best.median_us is None:
         others = [c for c in ranked[1:] if c.refused is None]
         return "the first willing, not timed" if others else "the only one willing"
@@ -68,3 +79,13 @@ def reason(ranked: Sequence[Candidate]) -> str:
     if second.median_us < best.median_us:
         return f"as fast as {second.tactic} within the margin, and simpler"
     return f"{second.median_us / best.median_us:.2f}× faster than {second.tactic}, the runner-up"
+
+
+def _prediction(best: Candidate, rest: Sequence[Candidate]) -> str:
+    """A choice that nobody has measured says so."""
+    others = [c for c in rest if c.predicted_us is not None and c.tactic != best.tactic]
+    if not others or best.predicted_us is None:
+        return "predicted, not timed: the only tactic that is willing"
+    second = min(others, key=lambda c: c.predicted_us or 0.0)
+    lead = (second.predicted_us or 0.0) / best.predicted_us
+    return f"predicted {lead:.2f}× faster than {second.tactic}, not timed"

@@ -23,6 +23,7 @@ class Candidate:
     config: Config
     median_us: float | None = None
     refused: str | None = None
+    predicted_us: float | None = None  # chosen without its machine: by a model of it
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Step:
     losers: tuple[Candidate, ...] = ()
     why: str = ""  # one sentence: what made this choice
     notes: tuple[str, ...] = ()
+    predicted_us: float | None = None
+    kernels: tuple[str, ...] = ()  # digests of our own GPU kernels that it launches
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,11 @@ class Plan:
     format: int = FORMAT
     slow_ops: tuple[str, ...] = field(default=())
 
+    @property
+    def is_predicted(self) -> bool:
+        """Some choice was made without the machine, and may be settled there."""
+        return any(step.predicted_us is not None for step in self.steps)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
@@ -165,11 +173,11 @@ def _spec(raw: dict[str, Any]) -> TensorSpec:
 
 
 def _step(raw: dict[str, Any]) -> Step:
-    lists = ("regions", "op_types", "sources", "inputs", "outputs", "notes")
+    lists = ("regions", "op_types", "sources", "inputs", "outputs", "notes", "kernels")
     return Step(
         **{
             **raw,
-            **{k: tuple(raw[k]) for k in lists},
+            **{k: tuple(raw.get(k, ())) for k in lists},
             "work": Work(**raw["work"]),
             "losers": tuple(Candidate(**c) for c in raw["losers"]),
         }

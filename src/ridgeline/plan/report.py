@@ -34,10 +34,13 @@ class Report:
     library_allocations: tuple[str, ...] = ()  # steps whose outputs a library allocates at run time
     warnings: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    unverified: str = ""  # why the engine itself has not run yet, where only its graph could be checked
+    # by output: the distance and the share of other values that its first run is allowed
+    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def verified(self) -> bool:
-        return bool(self.checks) and all(check.passed for check in self.checks)
+        return not self.unverified and bool(self.checks) and all(check.passed for check in self.checks)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
@@ -45,5 +48,7 @@ class Report:
     @staticmethod
     def from_json(text: str) -> Report:
         raw: dict[str, Any] = json.loads(text)
-        tuples = {k: tuple(raw[k]) for k in ("library_allocations", "warnings")}
-        return Report(**{**raw, **tuples, "checks": tuple(Check(**c) for c in raw["checks"])})
+        tuples: dict[str, Any] = {k: tuple(raw[k]) for k in ("library_allocations", "warnings")}
+        tuples["checks"] = tuple(Check(**c) for c in raw["checks"])
+        tuples["limits"] = {name: (pair[0], pair[1]) for name, pair in raw.get("limits", {}).items()}
+        return Report(**{**raw, **tuples})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import ml_dtypes
@@ -12,37 +13,14 @@ import torch
 
 from ridgeline.errors import InputError, RidgelineError, did_you_mean, first_line
 from ridgeline.options import Profile
-from ridgeline.runtime.instance import Instance, as_numpy
+from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.io import AnyBorder
 from ridgeline.spec import Port, TensorSpec
 from ridgeline.tactics.fallback import TORCH_DTYPES
 
 KEPT_INSTANCES = 8
+_steps = methodcaller("execute")
 Feeds = Mapping[str, Any]
-
-
-class Plain:
-    """The quick way for an instance that never enters PyTorch, and arrays of the shapes it was made for."""
-
-    def __init__(self, instance: Instance, dtypes: Sequence[Any]) -> None:
-        shapes = [tuple(tensor.shape) for tensor in instance.inputs.values()]
-        self._inputs = list(zip(instance.inputs, shapes, dtypes, instance.input_arrays, strict=True))
-        self._names = instance.program.outputs
-        self._copied = instance.copied_output
-        self.execute = instance.execute
-
-    def takes(self, feeds: Feeds) -> bool:
-        """Copy the inputs in, if all of them fit; what does not is explained on the other way."""
-        if feeds.__class__ is not dict or len(feeds) != len(self._inputs):
-            return False
-        for name, shape, dtype, buffer in self._inputs:
-            array = feeds.get(name)
-            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
-                return False
-            np.copyto(buffer, array)
-        return True
-
-    def read(self) -> dict[str, Any]:
-        return {name: self._copied(name) for name in self._names}
 
 
 class Context:
@@ -52,29 +30,26 @@ class Context:
         self,
         inputs: Sequence[Port],
         profile: Profile,
-        make_instance: Callable[[dict[str, TensorSpec]], Instance],
+        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder],
     ) -> None:
         self._ports = {port.name: port for port in inputs}
         self._profile = profile
-        self._make_instance = make_instance
-        self._instances: OrderedDict[tuple[Any, ...], Instance] = OrderedDict()
+        self._make_border = make_border
+        self._borders: OrderedDict[tuple[Any, ...], AnyBorder] = OrderedDict()
         self._names = tuple(self._ports)
-        self._plain: Plain | None = None
+        self._latest: AnyBorder | None = None
         self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in inputs]
         self._numpy_dtypes = [_numpy_dtype(port.dtype) for port in inputs]
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
-        """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own."""
-        plain = self._plain
+        """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own.
+
+        Arrays are read where they lie, so nobody may write to them until `run` returns.
+        """
+        border = self._latest
         try:
-            if plain is not None and plain.takes(feeds):
-                plain.execute()
-                return plain.read()
-            with torch.inference_mode():
-                instance, is_torch = self._load(feeds)
-                instance.execute()
-                if not is_torch:
-                    return read_arrays(instance)
+            made = border.run(feeds, _steps) if border is not None else None
+            return made if made is not None else self._run(feeds, _steps)
         except RidgelineError:
             raise
         except Exception as error:  # a library refuses these values: the engine itself stays whole
@@ -83,23 +58,31 @@ class Context:
                 got=f"{type(error).__name__}: {first_line(error, 300)}",
                 help="look for indices outside their table, or sizes the model does not take",
             ) from error
-        # outside: callers may write to tensors of their own, and to inference tensors nobody may
-        return {name: instance.result(name)[0].clone() for name in instance.program.outputs}
 
     def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
         """All that `run` does besides the steps, so that it can be timed."""
-        plain = self._plain
-        if plain is not None and plain.takes(feeds):
-            return plain.read()
-        with torch.inference_mode():
-            return read_arrays(self._load(feeds)[0])
+        border = self._latest
+        made = border.run(feeds, _no_steps) if border is not None else None
+        return made if made is not None else self._run(feeds, _no_steps)
 
     def instance(self, feeds: Feeds) -> Instance:
         """The instance for these inputs, loaded with them."""
+        border, arrays, _ = self._find(feeds)
         with torch.inference_mode():
-            return self._load(feeds)[0]
+            border.load(arrays)
+        return border.instance
 
-    def _load(self, feeds: Feeds) -> tuple[Instance, bool]:
+    def _run(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
+        border, arrays, is_torch = self._find(feeds)
+        if not is_torch:
+            plain = dict(zip(self._names, map(np.asarray, arrays), strict=True))
+            made = border.run(plain, execute)
+            assert made is not None, "checked arrays fit the instance that was made for them"
+            return made
+        return border.run_tensors(arrays, execute)
+
+    def _find(self, feeds: Feeds) -> tuple[AnyBorder, list[Any], bool]:
+        """The border for these inputs, the inputs in order, and whether there are tensors among them."""
         try:
             arrays = [feeds[name] for name in self._names]
             key = tuple(array.shape for array in arrays)
@@ -108,36 +91,30 @@ class Context:
             key = tuple(array.shape for array in arrays)
         if len(feeds) != len(arrays):
             arrays = self._checked(feeds)
-        instance = self._instances.get(key)
-        if instance is None:
+        border = self._borders.get(key)
+        if border is None:
             arrays = self._checked(feeds)
-            instance = self._new_instance(key, arrays)
-        elif len(self._instances) > 1:
-            self._instances.move_to_end(key)
-        self._plain = None if instance.calls_torch else Plain(instance, self._numpy_dtypes)
+            border = self._new_border(key, arrays)
+        elif len(self._borders) > 1:
+            self._borders.move_to_end(key)
         is_torch = False
-        for i, (array, buffer) in enumerate(zip(arrays, instance.inputs.values(), strict=True)):
-            if isinstance(array, torch.Tensor):
-                if array.dtype != self._torch_dtypes[i]:
-                    self._checked(feeds)
-                buffer.copy_(array)
-                is_torch = True
-            else:
-                if array.dtype != self._numpy_dtypes[i]:
-                    self._checked(feeds)
-                np.copyto(instance.input_arrays[i], array)
-        return instance, is_torch
+        for i, array in enumerate(arrays):
+            is_tensor = isinstance(array, torch.Tensor)
+            if array.dtype != (self._torch_dtypes if is_tensor else self._numpy_dtypes)[i]:
+                self._checked(feeds)
+            is_torch |= is_tensor
+        self._latest = None if is_torch else border
+        return border, arrays, is_torch
 
-    def _new_instance(self, key: tuple[Any, ...], arrays: Sequence[Any]) -> Instance:
+    def _new_border(self, key: tuple[Any, ...], arrays: Sequence[Any]) -> AnyBorder:
         specs = {
             port.name: TensorSpec(port.dtype, tuple(array.shape))
             for port, array in zip(self._ports.values(), arrays, strict=True)
         }
-        instance = self._make_instance(specs)
-        self._instances[key] = instance
-        while len(self._instances) > KEPT_INSTANCES:
-            self._instances.popitem(last=False)
-        return instance
+        border = self._borders[key] = self._make_border(specs, self._numpy_dtypes)
+        while len(self._borders) > KEPT_INSTANCES:
+            self._borders.popitem(last=False)
+        return border
 
     def _checked(self, feeds: Feeds) -> list[Any]:
         """The inputs in order, or one error that says all that is wrong with them."""
@@ -212,10 +189,5 @@ def _numpy_dtype(name: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
 
 
-def read_arrays(instance: Instance) -> dict[str, np.ndarray]:
-    """Outputs in the caller's own memory."""
-    made = {}
-    for name in instance.program.outputs:
-        tensor, is_reused = instance.result(name)
-        made[name] = instance.copied_output(name) if is_reused else as_numpy(tensor.contiguous())
-    return made
+def _no_steps(_: Instance) -> None:
+    pass

@@ -1,5 +1,6 @@
-"""The engine file: a zip of plan, weights, fused graph and report, each with its hash. No code, no pickle.
+"""The engine file: a zip of plan, weights, fused graph, report and compiled kernels, each with its hash.
 
+No pickle, ever. Kernels are code: they are read here and used only where the file is trusted.
 Members are stored, not compressed, and weights start on 64 bytes, so loading maps them instead of reading.
 """
 
@@ -11,11 +12,13 @@ import math
 import mmap
 import os
 import platform
+import re
 import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,17 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError
+from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.passes.settle import ONNX_TYPES
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.runtime.seal import is_sealed_here, make_seal
 
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
+EXPECTED = "expected.safetensors"  # inputs and outputs to check the first run with
+KERNEL = re.compile(r"kernels/([0-9a-f]{40})\.kernel")
 # what zipfile, json, protobuf and our own readers raise on a damaged file
 DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, DecodeError, OSError, EOFError, KeyError, IndexError,
@@ -46,6 +53,19 @@ SAFETENSORS = {
     "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 FROM_SAFETENSORS = {short: getattr(torch, name) for name, short in SAFETENSORS.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What an engine file holds."""
+
+    plan: Plan
+    report: Report
+    model: ir.Model
+    weights: Mapping[str, Tensor]
+    kernels: Mapping[str, Compiled] = field(default_factory=dict)  # by digest
+    expected: Mapping[str, Tensor] = field(default_factory=dict)
+    is_sealed: bool = False  # its kernels were written by this user on this machine
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -118,15 +138,13 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
     return proto
 
 
-def write_engine(
-    path: Path, plan: Plan, report: Report, model: ir.Model, weights: Mapping[str, Tensor]
-) -> Path:
+def write_engine(path: Path, stored: Stored) -> Path:
     """Write beside the final place, then move there in one step."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                _write_members(file, plan, report, model, weights)
+                _write_members(file, stored)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
@@ -141,17 +159,22 @@ def write_engine(
     return path
 
 
-def _write_members(
-    file: Any, plan: Plan, report: Report, model: ir.Model, weights: Mapping[str, Tensor]
-) -> None:
+def _small_members(stored: Stored) -> dict[str, bytes]:
+    members = {
+        "plan.json": stored.plan.to_json().encode(),
+        "report.json": stored.report.to_json().encode(),
+        "fused.onnx": fused_proto(stored.model, stored.weights).SerializeToString(deterministic=True),
+    }
+    if stored.expected:
+        members[EXPECTED] = b"".join(_weight_chunks(stored.expected))
+    kernels = sorted(stored.kernels.items())
+    return members | {f"kernels/{digest}.kernel": made.to_bytes() for digest, made in kernels}
+
+
+def _write_members(file: Any, stored: Stored) -> None:
     hashes = {}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        texts = {
-            "plan.json": plan.to_json().encode(),
-            "report.json": report.to_json().encode(),
-            "fused.onnx": fused_proto(model, weights).SerializeToString(deterministic=True),
-        }
-        for name, content in texts.items():
+        for name, content in _small_members(stored).items():
             hashes[name] = hashlib.sha256(content).hexdigest()
             archive.writestr(_member(name), content)
         digest = hashlib.sha256()
@@ -160,15 +183,16 @@ def _write_members(
         start = archive.fp.tell() + 30 + len(WEIGHTS) + 20  # type: ignore[union-attr]
         info.extra = struct.pack("<HH", 0xFFFF, pad := -(start + 4) % ALIGNMENT) + b"\0" * pad
         with archive.open(info, "w", force_zip64=True) as member:
-            for chunk in _weight_chunks(weights):
+            for chunk in _weight_chunks(stored.weights):
                 digest.update(chunk)
                 member.write(chunk)
         hashes[WEIGHTS] = digest.hexdigest()
         manifest = {
             "format": FORMAT,
-            "target": str(plan.target),
+            "target": str(stored.plan.target),
             "sha256": hashes,
-            "versions": report.versions,
+            "versions": stored.report.versions,
+            "seal": make_seal(_code(hashes)) if stored.kernels else "",
         }
         archive.writestr(_member("manifest.json"), json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
@@ -177,7 +201,12 @@ def _member(name: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))  # a fixed date: equal engines, equal files
 
 
-def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
+def _code(hashes: Mapping[str, str]) -> dict[str, str]:
+    """The hashes of those members that are machine code."""
+    return {name: digest for name, digest in hashes.items() if KERNEL.fullmatch(name)}
+
+
+def read_engine(path: Path) -> Stored:
     """Read and check an engine file. Nothing in it is executed."""
     if not path.exists():
         raise PlanError(f"there is no engine file {str(path)!r}", help="ridge build MODEL.onnx makes one")
@@ -185,7 +214,7 @@ def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             _check_manifest(manifest, path)
-            content = {name: archive.read(name) for name in MEMBERS if name != WEIGHTS}
+            content = {name: archive.read(name) for name in manifest["sha256"] if name != WEIGHTS}
             start, size = _member_place(archive, path)
     except PlanError:
         raise
@@ -211,10 +240,21 @@ def read_engine(path: Path) -> tuple[Plan, Report, ir.Model, dict[str, Tensor]]:
         proto = onnx.ModelProto.FromString(content["fused.onnx"])
         model = ir.from_proto(proto)
         weights = _read_weights(view)
+        expected = (
+            _read_weights(memoryview(bytearray(content.get(EXPECTED, b"")))) if EXPECTED in content else {}
+        )
+        kernels = {
+            m[1]: Compiled.from_bytes(data) for n, data in content.items() if (m := KERNEL.fullmatch(n))
+        }
     except DAMAGE as error:
         raise PlanError(f"{str(path)!r} does not read as an engine", got=str(error)) from error
     _check_weights(model, weights, path)
-    return plan, report, model, weights
+    if str(plan.target) != manifest["target"]:
+        raise PlanError(
+            f"{str(path)!r} holds a plan for another target", got=str(plan.target), want=manifest["target"]
+        )
+    is_sealed = is_sealed_here(manifest.get("seal"), _code(manifest["sha256"]))
+    return Stored(plan, report, model, weights, kernels, expected, is_sealed)
 
 
 def _check_weights(model: ir.Model, weights: Mapping[str, Tensor], path: Path) -> None:
@@ -238,11 +278,16 @@ def _check_manifest(manifest: Any, path: Path) -> None:
             want=str(FORMAT),
             help="build it again with this version of ridgeline: ridge build MODEL.onnx",
         )
-    if not isinstance(manifest.get("sha256"), dict) or set(manifest["sha256"]) != set(MEMBERS):
+    hashes = manifest.get("sha256")
+    named = (
+        {n for n in hashes if n != EXPECTED and not KERNEL.fullmatch(n)} if isinstance(hashes, dict) else ()
+    )
+    if named != set(MEMBERS):
         raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
     target = str(manifest.get("target"))
     here = f"cpu:{platform.machine()}"
-    if target != here:
+    # an engine for a GPU may be looked at anywhere; whether it fits the one here is asked when it runs
+    if target != here and not target.startswith("cuda:"):
         raise PlanError(
             f"{str(path)!r} was made for another target",
             got=target,

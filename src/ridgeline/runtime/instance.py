@@ -5,7 +5,6 @@ Everything that can be decided before work starts is decided in here; `execute` 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,11 @@ from ridgeline.passes.sites import make_site
 from ridgeline.passes.views import joins_of, views_of
 from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.spec import Site, Target, TensorSpec
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Footprint, Launch, Movable, Move
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 
 # torch types that numpy knows only through ml_dtypes
 BITS_ONLY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
-POOLED_BYTES, POOLED_ARRAYS = 1 << 20, 3
-HELD_BY_POOL = 3  # the pool, the loop's name for it, and the argument of getrefcount
 Bind = Callable[[int, Site], Launch]
 
 
@@ -46,7 +43,7 @@ class BoundStep:
 def settle_program(
     program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, Tensor]
 ) -> Settled:
-    """Every shape and layout of the program at these inputs."""
+    """Every shape and layout of the program at these inputs. `weights` are read on the host."""
     specs = {n: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in weights.items()}
     known = {n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and t.dtype != torch.bfloat16}
     settled = settle(program, inputs, specs, known)
@@ -57,6 +54,8 @@ def settle_program(
 class Instance:
     """Bound steps over one arena."""
 
+    device = "cpu"
+
     def __init__(
         self,
         program: Program,
@@ -66,9 +65,12 @@ class Instance:
         target: Target,
         bind: Bind,
         prepare: Callable[[Sequence[tuple[int, Site]]], None] | None = None,  # before the first bind
+        *,
+        settled: Settled | None = None,  # at these inputs, if known already
+        given: Mapping[str, Tensor] | None = None,  # memory of the inputs, if the caller has it
     ) -> None:
         self.program = program
-        self.settled = settle_program(program, inputs, weights)
+        self.settled = settled if settled is not None else settle_program(program, inputs, weights)
         sites = [
             (index, region, make_site(program, region, self.settled, target))
             for index, region in enumerate(regions)
@@ -77,40 +79,28 @@ class Instance:
         if prepare is not None:
             prepare([(index, site) for index, _, site in sites])
         self.steps = self._bind_steps(sites, bind)
-        borders = {*program.inputs, *program.weights, *self.settled.values}
-        ios = [step.io for step in self.steps]
-        self.layout: Layout = lay_out(ios, self.settled.specs, borders=borders, outputs=program.outputs)
-        with torch.inference_mode(False):  # memory that may be written to in any mode
-            self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8)
-            self.inputs = {name: empty(spec) for name, spec in inputs.items()}
-        self.tensors: dict[str, Tensor] = {**weights, **self.inputs}
-        for name, array in self.settled.values.items():
-            if name not in self.tensors and array.dtype.kind not in "OUS":
-                self.tensors[name] = to_torch(array)
+        self.layout: Layout = lay_out_steps(program, [step.io for step in self.steps], self.settled)
+        self._allocate({} if given else inputs)
+        self.inputs: Mapping[str, Tensor] = given or self._own_inputs
+        self.tensors: dict[str, Tensor] = dict(self.inputs)
+        self._outside = Outside(weights, self.settled.values, self.device)
+        self.tensors.update((n, self._outside.get(n)) for n in program.outputs if n in self._outside)
         self._make_tensors()
         self.calls = self._make_calls()
-        self._given: dict[str, list[np.ndarray]] = {}
         self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps) or bool(
             self.moving_names
         )
-        self.input_arrays = [as_numpy(tensor) for tensor in self.inputs.values()]
-        self.output_arrays = {n: as_numpy(self.tensors[n]) for n in program.outputs if n in self.tensors}
+
+    def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
+        with torch.inference_mode(False):  # memory that may be written to in any mode
+            self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8, device=self.device)
+            self._own_inputs = {name: empty(spec, self.device) for name, spec in inputs.items()}
 
     def _bind_steps(self, sites: Sequence[tuple[int, Region, Site]], bind: Bind) -> list[BoundStep]:
         steps = []
         for index, region, site in sites:
-            views = tuple((region.outer(v), region.outer(s), first) for v, s, first in views_of(site))
-            launch = None if views else bind(index, site)
-            loose = any(name not in self.settled.specs for name in region.outputs)
-            io = StepIO(
-                inputs=region.inputs,
-                outputs=region.outputs,
-                writes_out=launch is not None and launch.writes_out and not loose,
-                in_place=launch is not None and launch.in_place,
-                views=views,
-                joins=tuple((region.outer(name), first) for name, first in joins_of(site)),
-            )
-            steps.append(BoundStep(index, region, site, launch, io))
+            launch = None if views_of(site) else bind(index, site)
+            steps.append(BoundStep(index, region, site, launch, step_io(region, site, self.settled, launch)))
         return steps
 
     def _make_tensors(self) -> None:
@@ -120,8 +110,25 @@ class Instance:
             self.tensors[name] = place(self.arena, offset, specs[name])
         for name in self.layout.aliases:
             root, first = self.layout.root(name)
-            if root in self.tensors and name in specs:
-                self.tensors[name] = look(self.tensors[root], first, specs[name])
+            if self._is_fixed(root) and name in specs:
+                owner = self.tensors[root] if root in self.tensors else self._outside.get(root)
+                self.tensors[name] = look(owner, first, specs[name])
+
+    def _is_fixed(self, name: str) -> bool:
+        return not name or name in self.tensors or name in self._outside
+
+    def _fixed_inputs(self, launch: Launch, names: Sequence[str]) -> list[Tensor | None]:
+        """A launch's inputs that stay where they are; None for those it never looks at, and for others."""
+        made: list[Tensor | None] = []
+        for slot, name in enumerate(names):
+            is_read = launch.reads is None or slot in launch.reads
+            if name in self.tensors:
+                made.append(self.tensors[name])
+            elif name in self._outside and is_read:
+                made.append(self._outside.get(name, on_host=launch.wants_host_values))
+            else:
+                made.append(None)
+        return made
 
     def _make_calls(self) -> list[Callable[[], object]]:
         """The steps as calls without arguments. Values that libraries allocate move: those go by a table."""
@@ -131,6 +138,8 @@ class Instance:
         last_use = {n: i for i, step in enumerate(self.steps) for n in step.io.inputs}
         calls: list[Callable[[], object]] = []
         self.call_steps: list[int] = []  # for each call, its step in the plan
+        # every value that a call reads or writes where it lies; with a way to point the call elsewhere
+        self.uses: list[tuple[str, Move | None]] = []
         for i, step in enumerate(self.steps):
             io = step.io
             dead = [n for n in dict.fromkeys(io.inputs) if last_use[n] == i and n in movers - kept]
@@ -139,12 +148,13 @@ class Instance:
                 made = [self._moving_views(moving, movers_here, dead)] if movers_here else []
             elif io.outputs[0] in self.layout.joined:
                 continue
-            elif io.writes_out and all(not n or n in self.tensors for n in io.inputs):
-                ins = [self.tensors[n] if n else None for n in io.inputs]
+            elif io.writes_out and all(map(self._is_fixed, io.inputs)):
+                ins = self._fixed_inputs(step.launch, io.inputs)
                 made = [step.launch.frozen(ins, [self.tensors[n] for n in io.outputs])]
             else:
                 made = [self._moving_call(moving, step.launch, io, dead)]
             calls += made
+            self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)
         self.moving = moving
         self.moving_names = movers
@@ -153,12 +163,16 @@ class Instance:
     def _moving_call(
         self, moving: dict[str, Any], launch: Launch, io: StepIO, dead: Sequence[str]
     ) -> Callable[[], object]:
-        tensors, call, names = self.tensors, launch.call, io.outputs
-        outs = [tensors[n] for n in names] if io.writes_out else []
-        reads = [(n, tensors.get(n)) for n in io.inputs]
+        call, names = launch.own_call(), io.outputs
+        outs = [self.tensors[n] for n in names] if io.writes_out else []
+        fixed = self._fixed_inputs(launch, io.inputs)
+        moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
 
         def step() -> None:
-            made = call([fixed if fixed is not None or not n else moving[n] for n, fixed in reads], outs)
+            ins = list(fixed)
+            for i, n in moved:
+                ins[i] = moving[n]
+            made = call(ins, outs)
             if made is not None:
                 moving.update(zip(names, made, strict=True))
             for name in dead:
@@ -171,10 +185,12 @@ class Instance:
     ) -> Callable[[], object]:
         specs = [self.settled.specs[value] for value, _, _ in views]
         looks = [(v, s, n, n + spec.numel, spec.shape) for (v, s, n), spec in zip(views, specs, strict=True)]
+        last = {s for _, s, _ in views if self.settled.specs[s].layout == "channels_last"}
 
         def step() -> None:
             for value, source, begin, end, shape in looks:
-                moving[value] = moving[source].reshape(-1)[begin:end].view(shape)
+                seen = moving[source].permute(0, 2, 3, 1) if source in last else moving[source]
+                moving[value] = seen.reshape(-1)[begin:end].view(shape)
             for name in dead:
                 moving[name] = None
 
@@ -184,26 +200,52 @@ class Instance:
         for call in self.calls:
             call()
 
-    def copied_output(self, name: str) -> np.ndarray:
-        """An output in memory of its own. Large memory that callers let go of is used again: fresh pages cost
-        more than the copy."""
-        source = self.output_arrays[name]
-        if source.nbytes < POOLED_BYTES:
-            return source.copy()
-        pool = self._given.setdefault(name, [])
-        for array in pool:
-            if sys.getrefcount(array) == HELD_BY_POOL:
-                np.copyto(array, source)
-                return array
-        array = source.copy()
-        if len(pool) < POOLED_ARRAYS:
-            pool.append(array)
-        return array
-
     def result(self, name: str) -> tuple[Tensor, bool]:
         """An output, and whether its memory will be written again by the next run."""
         fixed = self.tensors.get(name)
         return (fixed, True) if fixed is not None else (self.moving[name], False)
+
+
+def step_io(region: Region, site: Site, settled: Settled, launch: Launch | Footprint | None) -> StepIO:
+    """What a step is to memory, from its launch or from what is foretold of it; None: it is only a view."""
+    loose = any(name not in settled.specs for name in region.outputs)
+    return StepIO(
+        inputs=region.inputs,
+        outputs=region.outputs,
+        writes_out=launch is not None and launch.writes_out and not loose,
+        in_place=launch is not None and launch.in_place,
+        views=tuple((region.outer(v), region.outer(s), first) for v, s, first in views_of(site)),
+        joins=tuple((region.outer(name), first) for name, first in joins_of(site)),
+    )
+
+
+def lay_out_steps(program: Program, ios: Sequence[StepIO], settled: Settled) -> Layout:
+    """Where everything lies that these steps make."""
+    borders = {*program.inputs, *program.weights, *settled.values}
+    return lay_out(ios, settled.specs, borders=borders, outputs=program.outputs)
+
+
+class Outside:
+    """What no step makes: weights, and values known on the host, on either side where a GPU is used."""
+
+    def __init__(self, weights: Mapping[str, Tensor], values: Mapping[str, np.ndarray], device: str) -> None:
+        self._weights, self._values, self._device = weights, values, device
+        self._made: dict[tuple[str, bool], Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights or (name in self._values and self._values[name].dtype.kind not in "OUS")
+
+    def get(self, name: str, *, on_host: bool = False) -> Tensor:
+        if name in self._weights and not (on_host and name in self._values):
+            return self._weights[name]
+        if (name, on_host) not in self._made:
+            self._made[name, on_host] = to_torch(self._values[name]).to("cpu" if on_host else self._device)
+        return self._made[name, on_host]
+
+
+def uses_of(call: Callable[[], object], io: StepIO) -> list[tuple[str, Move | None]]:
+    mover = call.mover if isinstance(call, Movable) else lambda _: None
+    return [(name, mover(i)) for i, name in enumerate((*io.inputs, *io.outputs)) if name]
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
@@ -214,8 +256,8 @@ def as_numpy(tensor: Tensor) -> np.ndarray:
     return bits.view(np.dtype(getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."))))
 
 
-def empty(spec: TensorSpec) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
+def empty(spec: TensorSpec, device: str) -> Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=device)
 
 
 def place(arena: Tensor, offset: int, spec: TensorSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""The floor: any region, op by op, through PyTorch. Also the home of control flow.
+"""The floor: any region, op by op, through PyTorch, on the CPU or a GPU. Also the home of control flow.
 
 Nothing a floor op exists for is unsupported; every other tactic is measured against this one.
 """
@@ -6,20 +6,36 @@ Nothing a floor op exists for is unsupported; every other tactic is measured aga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
-from ridgeline.spec import Body, Config, Op, Site, TensorSpec
-from ridgeline.tactics.base import Launch
+from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.fallback import constant_tensors, runner, why_slow
+from ridgeline.tactics.fallback import constant_tensors, runner, to_torch, why_slow
 
 # ops that never hand back their input's memory
 MAKES_NEW = (POINTWISE | PRODUCTS | ROWS) - {"Cast", "Identity", "Sum", "Mean", "Max", "Min", "Clip"}
+# inputs that are read as numbers before any work is queued; on a GPU that would wait for it
+HOST_INPUTS: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Expand": (1,), "Tile": (1,), "Split": (1,),
+    "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,), "TopK": (1,),
+    "OneHot": (1,), "Range": (0, 1, 2), "ConstantOfShape": (0,), "Trilu": (1,), "CumSum": (1,),
+    "CumProd": (1,), "Dropout": (1, 2), "MaxUnpool": (2,), "DFT": (1, 2), "STFT": (1, 3),
+    "HannWindow": (0,), "HammingWindow": (0,), "BlackmanWindow": (0,), "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "AffineGrid": (1,), "CenterCropPad": (1,), "Col2Im": (1, 2), "NonMaxSuppression": (2, 3, 4),
+    "Pow": (1,), "Clip": (1, 2), "If": (0,), "Loop": (0, 1),
+    **{f"Reduce{kind}": (1,) for kind in (
+        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp",
+    )},
+}  # fmt: skip
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -37,11 +53,17 @@ class Aten:
     def configs(self, site: Site) -> Iterable[Config]:
         return ({},)
 
+    def footprint(self, site: Site, config: Config) -> Footprint:
+        # which memory is written is the same on every device, and the host is always there to ask
+        out = self._single_out(replace(site, target=Target()))
+        return Footprint(out is not None, in_place=out is not None and out.in_place)
+
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         out = self._single_out(site)
         if out is not None:
             return out
-        run, notes = compile_body(site.body, site.specs, self.opset_imports)
+        device = site.target.kind
+        run, notes = compile_body(site.body, site.specs, self.opset_imports, device, site.values)
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
         may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
 
@@ -52,7 +74,7 @@ class Aten:
             ]
             return _own_memory(made, inputs) if may_alias else made
 
-        return Launch(call, note="; ".join(notes))
+        return Launch(call, note="; ".join(notes), wants_host_values=True)
 
     def _single_out(self, site: Site) -> Launch | None:
         """A single op with an `out=` form writes straight into planned memory."""
@@ -62,13 +84,14 @@ class Aten:
         entry = FLOOR.get(op.key)
         if entry is None or entry.out is None or why_slow(op, site.specs) or len(op.outputs) != 1:
             return None
-        pick = _picker(op, site.body)
+        pick = _picker(op, site)
         fill, attrs = entry.out, dict(op.attrs)
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             fill(*pick(inputs), out=outputs, **attrs)
 
-        return Launch(call, writes_out=True, in_place=op.op_type in POINTWISE)
+        in_place = op.op_type in POINTWISE
+        return Launch(call, writes_out=True, in_place=in_place, wants_host_values=True)
 
 
 def _own_memory(made: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
@@ -94,9 +117,13 @@ def _format(spec: TensorSpec | None) -> torch.memory_format | None:
     return MEMORY_FORMATS[spec.layout]
 
 
-def _picker(op: Op, body: Body) -> Callable[[Sequence[Any]], list[Any]]:
-    constants = constant_tensors(body)
-    places = [body.inputs.index(n) if n in body.inputs else constants.get(n) for n in op.inputs]
+def _picker(op: Op, site: Site) -> Callable[[Sequence[Any]], list[Any]]:
+    body = site.body
+    constants = placed_constants(body, site.target.kind, site.values)
+    places: list[Any] = []
+    for i, name in enumerate(op.inputs):
+        fixed = constants.get((name, is_read_on_host(op, i)))
+        places.append(body.inputs.index(name) if fixed is None and name in body.inputs else fixed)
 
     def pick(inputs: Sequence[Any]) -> list[Any]:
         return [inputs[p] if isinstance(p, int) else p for p in places]
@@ -104,28 +131,54 @@ def _picker(op: Op, body: Body) -> Callable[[Sequence[Any]], list[Any]]:
     return pick
 
 
+def placed_constants(
+    body: Body, device: str, values: Mapping[str, np.ndarray]
+) -> dict[tuple[str, bool], Tensor]:
+    """What is known before the run, by name and by whether it is wanted on the host."""
+    known = constant_tensors(body)
+    if device != "cpu":
+        known |= {n: to_torch(a) for n, a in values.items() if n in body.inputs and a.dtype.kind not in "OUS"}
+    placed = {(name, True): tensor for name, tensor in known.items()}
+    return placed | {(name, False): tensor.to(device) for name, tensor in known.items()}
+
+
+def is_read_on_host(op: Op, place: int) -> bool:
+    """Inputs that an op reads as numbers: axes, sizes, bounds."""
+    return place in HOST_INPUTS.get(op.op_type, ())
+
+
 def compile_body(
-    body: Body, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int]
+    body: Body,
+    specs: Mapping[str, TensorSpec],
+    opset_imports: Mapping[str, int],
+    device: str = "cpu",
+    values: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
     """A body as a function from its inputs to its outputs, with notes on what runs slowly.
 
     Values live in a list of slots; a slot is emptied after its last reader, so that memory goes back early.
+    On a GPU what is known beforehand has a slot on either side, since some ops read numbers on the host.
     """
     slots = {name: i for i, name in enumerate(dict.fromkeys(body.inputs))}
-    constants = constant_tensors(body)
     fixed: list[Any] = [None] * len(slots)
-    for name, tensor in constants.items():
-        slots[name] = len(fixed)
+    constants: dict[tuple[str, bool], int] = {}
+    for key, tensor in placed_constants(body, device, values or {}).items():
+        constants[key] = len(fixed)
         fixed.append(tensor)
+    slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
+    compile_here = partial(compile_body, device=device)
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
-        reads = [slots[n] if n else -1 for n in _reads(op)]
+        reads = [
+            constants.get((n, is_read_on_host(op, i)), slots[n]) if n else -1
+            for i, n in enumerate(_reads(op))
+        ]
         run: Callable[[list[Any]], Sequence[Any]]
         if op.key in CONTROL_OPS:
-            run, more = CONTROL_OPS[op.key](op, _reads(op), specs, opset_imports, compile_body)
+            run, more = CONTROL_OPS[op.key](op, _reads(op), specs, opset_imports, compile_here)
         else:
-            run, note = runner(op, specs, opset_imports)
+            run, note = runner(op, specs, opset_imports, device)
             more = [note] if note else []
         notes += more
         writes: list[int | None] = []
@@ -135,8 +188,8 @@ def compile_body(
                 fixed.append(None)
             writes.append(slots[name] if name else None)
         steps.append((run, reads, writes, []))
-    results = [slots[name] for name in body.outputs]
-    _free_after_last_use(steps, keep={*results, *(slots[n] for n in constants)})
+    results = [constants.get((name, False), slots[name]) for name in body.outputs]
+    _free_after_last_use(steps, keep={*results, *constants.values()})
     n_inputs = len(body.inputs)
 
     def run_body(inputs: Sequence[Any]) -> list[Any]:
@@ -150,7 +203,15 @@ def compile_body(
                 values[place] = None
         return [values[r] for r in results]
 
-    return run_body, notes
+    if device == "cpu":
+        return run_body, notes
+
+    def run_there(inputs: Sequence[Any]) -> list[Any]:
+        # ops that make tensors from nothing make them there; float32 convolutions stay float32
+        with torch.device(device), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return run_body(inputs)
+
+    return run_there, notes
 
 
 def _reads(op: Op) -> tuple[str, ...]:

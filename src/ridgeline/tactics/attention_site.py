@@ -1,13 +1,18 @@
-"""How a region around an Attention op is read: heads, scale, mask, and the views on both sides of it."""
+"""How a region around an Attention op is read: heads, scale, mask, and the views on both sides of it.
+
+Splits, slices, reshapes and transposes between the region's inputs and the op become views; where no view
+needs a copy, an operand has a place in its input's memory that a kernel can read directly.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,27 +21,97 @@ from ridgeline.tactics.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width
 
-View: TypeAlias = Callable[[Tensor], Tensor]
-VIEW_OPS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """The same elements in the same order; a copy where they do not lie so."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.reshape(self.after)
+
+    def in_place(self, x: Tensor) -> Tensor:
+        """Raises where elements would move."""
+        return x.view(self.after)
+
+    def inverse(self) -> Reshape:
+        return Reshape(self.after, self.before)
+
+
+@dataclass(frozen=True)
+class Permute:
+    """The same elements, axes in another order."""
+
+    order: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.permute(self.order)
+
+    in_place = __call__
+
+    def inverse(self) -> Permute:
+        return Permute(tuple(self.order.index(axis) for axis in range(len(self.order))))
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Some of the elements along one axis: a Split's output, a Slice."""
+
+    axis: int
+    start: int
+    length: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.narrow(self.axis, self.start, self.length)
+
+    in_place = __call__
+
+
+Around: TypeAlias = Reshape | Permute  # what may follow the op
+View: TypeAlias = Around | Narrow
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the elements of a four-axis view lie in their tensor, counted in elements."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+    def of(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The view itself, of a tensor that lies as its spec says."""
+        return tensor.as_strided(shape, self.strides, tensor.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One of q, k, v: which input of the region, and the views that make it [B, H, S, D]."""
+    """One of q, k, v, mask: which input of the region, and the views that give it four axes."""
 
     slot: int
     views: tuple[View, ...]
+    shape: tuple[int, ...]  # the mask's is that of the scores: strides are 0 where it is broadcast
+    place: Place | None  # None: a view needs a copy
+
+    def see(self, inputs: Sequence[Any]) -> Tensor:
+        x: Tensor = inputs[self.slot]
+        for view in self.views:
+            x = view(x)
+        return x
 
 
 @dataclass(frozen=True)
 class AttentionSite:
     """softmax(scale * q @ kᵀ + mask) @ v with q of [B, H, S, D] and k, v of [B, H / groups, T, D]."""
 
-    operands: tuple[Operand, ...]
-    mask_slot: int | None
+    operands: tuple[Operand, Operand, Operand]
+    mask: Operand | None
     mask_dtype: str  # "" without a mask
-    mask_shape: tuple[int, ...]
-    result: tuple[View, ...]  # from [B, H, S, D] to the output of the region
+    result: tuple[Around, ...]  # from [B, H, S, D] to the output of the region
+    result_place: Place | None  # of [B, H, S, D] in the output; None: a view needs a copy
     dtype: str
     scores: tuple[int, int, int, int]  # B, H, S, T
     width: int
@@ -45,17 +120,20 @@ class AttentionSite:
     scale: float
     is_causal: bool
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return (*self.scores[:3], self.value_width)
+
     def bind_views(self) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
         """From the region's inputs to q, k, v and the mask as they enter the product."""
-        (q, k, v), mask_slot, mask_shape = self.operands, self.mask_slot, self.mask_shape
+        (q, k, v), mask = self.operands, self.mask
 
         def view(inputs: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-            mask = None if mask_slot is None else inputs[mask_slot].view(mask_shape)
-            return _see(q, inputs), _see(k, inputs), _see(v, inputs), mask
+            return q.see(inputs), k.see(inputs), v.see(inputs), None if mask is None else mask.see(inputs)
 
         return view
 
-    def bind_result(self, site: Site) -> View:
+    def bind_result(self, site: Site) -> Callable[[Tensor], Tensor]:
         views, lay = self.result, to_layout(site.outputs[0])
         return lambda y: lay(reduce(_apply, views, y))
 
@@ -65,24 +143,27 @@ class AttentionSite:
         full = torch.full((queries, keys), -math.inf, dtype=getattr(torch, self.dtype))
         return torch.triu(full, diagonal=1)
 
-    def bind_causal_mask(self) -> Callable[[Tensor | None], Tensor]:
+    def bind_causal_mask(self) -> Callable[[Tensor], Tensor]:
         """The mask with everything after the query masked out as well."""
         bias = self.causal_bias()
-        if self.mask_dtype != "bool":
-            return lambda mask: bias if mask is None else mask + bias
-        allowed = bias == 0
-        return lambda mask: allowed if mask is None else mask & allowed
+        triangle = bias == 0 if self.mask_dtype == "bool" else bias
+
+        # once per device, not once per run
+        @cache
+        def on(device: torch.device) -> Tensor:
+            return triangle.to(device)
+
+        if self.mask_dtype == "bool":
+            return lambda mask: mask & on(mask.device)
+        return lambda mask: mask + on(mask.device)
 
 
-def _see(operand: Operand, inputs: Sequence[Any]) -> Tensor:
-    x: Tensor = inputs[operand.slot]
-    for view in operand.views:
-        x = view(x)
-    return x
-
-
-def _apply(x: Tensor, view: View) -> Tensor:
+def _apply(x: Tensor, view: Around) -> Tensor:
     return view(x)
+
+
+class _RefusedError(Exception):
+    """Raised while reading, with the reason; it leaves this file as text."""
 
 
 def require_attention(site: Site) -> AttentionSite:
@@ -93,76 +174,58 @@ def require_attention(site: Site) -> AttentionSite:
 
 
 def read_attention(site: Site) -> AttentionSite | str:
-    """The attention of the region, or why it is not one that torch's operators take."""
+    """The attention of the region, or why it is not one that fused kernels take."""
     op = find_anchor(site.body, ("Attention",))
     if isinstance(op, str):
         return op
-    refusal = _why_not(site, op)
-    if refusal:
-        return refusal
+    try:
+        _require_plain(site, op)
+        return _read(site, op)
+    except _RefusedError as refused:
+        return str(refused)
+
+
+def _read(site: Site, op: Op) -> AttentionSite:
     q, k, v = (site.specs[name] for name in op.inputs[:3])
     heads, kv_heads = _heads(op, q, "q_num_heads"), _heads(op, k, "kv_num_heads")
-    queries, keys = q.shape[-2], k.shape[-2]
-    width, value_width = _width(q, heads), _width(v, kv_heads)
-    operands = []
-    for name, spec, count in zip(op.inputs[:3], (q, k, v), (heads, kv_heads, kv_heads), strict=True):
-        found = _views_before(site, name)
-        if isinstance(found, str):
-            return found
-        slot, views = found
-        operands.append(Operand(slot, (*views, *_split_heads(spec, count))))
-    result = _views_after(site, op)
-    if isinstance(result, str):
-        return result
+    scores = (q.shape[0], heads, q.shape[-2], k.shape[-2])
+    counts = (heads, kv_heads, kv_heads)
+    operands = [_operand(site, name, n) for name, n in zip(op.inputs[:3], counts, strict=True)]
     mask = op.inputs[3] if len(op.inputs) > 3 else ""
-    mask_shape = site.specs[mask].shape if mask else ()
+    result = (*_join_heads(site.specs[op.outputs[0]], heads), *_views_after(site, op))
     return AttentionSite(
-        operands=tuple(operands),
-        mask_slot=site.body.inputs.index(mask) if mask else None,
+        operands=(operands[0], operands[1], operands[2]),
+        mask=_mask(site, mask, scores, q.dtype) if mask else None,
         mask_dtype=site.specs[mask].dtype if mask else "",
-        # the fused operators want two or four axes
-        mask_shape=(1, *mask_shape) if len(mask_shape) == 3 else mask_shape,
-        result=(*_join_heads(site.specs[op.outputs[0]]), *result),
+        result=result,
+        result_place=_place(site.outputs[0], [view.inverse() for view in reversed(result)]),
         dtype=q.dtype,
-        scores=(q.shape[0], heads, queries, keys),
-        width=width,
-        value_width=value_width,
+        scores=scores,
+        width=_width(q, heads),
+        value_width=_width(v, kv_heads),
         groups=heads // kv_heads,
-        scale=float(op.attrs.get("scale", 1.0 / math.sqrt(width))),
+        scale=float(op.attrs.get("scale", 1.0 / math.sqrt(_width(q, heads)))),
         is_causal=bool(op.attrs.get("is_causal", 0)),
     )
 
 
-def _why_not(site: Site, op: Op) -> str | None:
-    if site.target.kind != "cpu":
-        return f"target is {site.target}, these operators are for cpu"
+def _require_plain(site: Site, op: Op) -> None:
+    """Refuse what only the floor computes."""
     if any(op.inputs[4:]):
-        return "past keys and values, or padded lengths, come in"
+        raise _RefusedError("past keys and values, or padded lengths, come in")
     if any(op.outputs[1:]):
-        return "present keys and values, or the scores, go out"
+        raise _RefusedError("present keys and values, or the scores, go out")
     if op.attrs.get("softcap", 0.0):
-        return f"softcap is {op.attrs['softcap']}"
+        raise _RefusedError(f"softcap is {op.attrs['softcap']}")
+    if any(op.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
+        raise _RefusedError("a query sees a window of keys only")
     specs = [site.specs[name] for name in op.inputs[:3]]
     if not specs[0].is_float or len({spec.dtype for spec in specs}) != 1:
-        return "dtypes are " + ", ".join(spec.dtype for spec in specs) + ", want one float type"
-    precision = op.attrs.get("softmax_precision", 1)
-    if precision == 11 and specs[0].dtype != "float64":
-        return "softmax is asked for in float64"
+        raise _RefusedError("dtypes are " + ", ".join(s.dtype for s in specs) + ", want one float type")
+    if op.attrs.get("softmax_precision", 1) == 11 and specs[0].dtype != "float64":
+        raise _RefusedError("softmax is asked for in float64")
     if any(not spec.numel for spec in specs):
-        return "a tensor is empty"
-    mask = op.inputs[3] if len(op.inputs) > 3 else ""
-    if not mask:
-        return None
-    if mask not in site.body.inputs:
-        return f"mask {mask!r} is made inside the region"
-    spec = site.specs[mask]
-    if spec.dtype not in ("bool", specs[0].dtype):
-        return f"mask is {spec.dtype}, want bool or {specs[0].dtype}"
-    if not 2 <= len(spec.shape) <= 4:
-        return f"mask has {len(spec.shape)} axes, want 2 to 4"
-    if spec.shape[-1] not in (1, specs[1].shape[-2]):
-        return f"mask covers {spec.shape[-1]} of {specs[1].shape[-2]} keys"
-    return None
+        raise _RefusedError("a tensor is empty")
 
 
 def _heads(op: Op, spec: TensorSpec, attr: str) -> int:
@@ -173,48 +236,123 @@ def _width(spec: TensorSpec, heads: int) -> int:
     return spec.shape[-1] if len(spec.shape) == 4 else spec.shape[-1] // heads
 
 
-def _split_heads(spec: TensorSpec, heads: int) -> tuple[View, ...]:
+def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) -> Operand:
+    """The mask spread over the scores, in strides alone."""
+    if name not in site.body.inputs:
+        raise _RefusedError(f"mask {name!r} is made inside the region")
+    spec = site.specs[name]
+    if spec.dtype not in ("bool", dtype):
+        raise _RefusedError(f"mask is {spec.dtype}, want bool or {dtype}")
+    if not 2 <= len(spec.shape) <= 4:
+        raise _RefusedError(f"mask has {len(spec.shape)} axes, want 2 to 4")
+    # newer opsets pad a shorter mask, older ones broadcast it: the floor knows which
+    if spec.shape[-1] != scores[3]:
+        raise _RefusedError(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
+    whole = (1,) * (4 - len(spec.shape)) + spec.shape
+    if any(size not in (1, full) for size, full in zip(whole, scores, strict=True)):
+        raise _RefusedError(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
+    # the fused operators want two or four axes
+    views = (Reshape(spec.shape, whole),) if len(spec.shape) == 3 else ()
+    lying = torch.empty_strided(spec.shape, spec.strides, device="meta").view(whole).expand(scores)
+    return Operand(site.body.inputs.index(name), views, scores, Place(0, lying.stride()))
+
+
+def _operand(site: Site, name: str, heads: int) -> Operand:
+    slot, views = _views_before(site, name)
+    shape = site.specs[name].shape
+    if len(shape) == 3:
+        split = (*shape[:2], heads, shape[2] // heads)
+        views = (*views, Reshape(shape, split), Permute((0, 2, 1, 3)))
+        shape = (split[0], heads, split[1], split[3])
+    source = site.inputs[slot]
+    assert source is not None, "a settled site knows the specs of what it reads"
+    return Operand(slot, views, shape, _place(source, views))
+
+
+def _place(spec: TensorSpec, views: Sequence[View]) -> Place | None:
+    """Where the views of a tensor lie in it, found on a tensor without memory."""
+    x = torch.empty_strided(spec.shape, spec.strides, device="meta")
+    try:
+        for view in views:
+            x = view.in_place(x)
+    except RuntimeError:  # torch's word for a view that would have to move elements
+        return None
+    return Place(int(x.storage_offset()), x.stride())
+
+
+def _join_heads(spec: TensorSpec, heads: int) -> tuple[Around, ...]:
     if len(spec.shape) == 4:
         return ()
-    shape = (*spec.shape[:2], heads, spec.shape[2] // heads)
-    return (lambda x: x.view(shape).transpose(1, 2),)
+    split = (*spec.shape[:2], heads, spec.shape[2] // heads)
+    return (Permute((0, 2, 1, 3)), Reshape(split, spec.shape))
 
 
-def _join_heads(spec: TensorSpec) -> tuple[View, ...]:
-    if len(spec.shape) == 4:
-        return ()
-    shape = spec.shape
-    return (lambda y: y.transpose(1, 2).reshape(shape),)
-
-
-def _view(site: Site, op: Op) -> View:
-    shape = site.specs[op.outputs[0]].shape
-    if op.op_type == "Transpose":
-        order = tuple(op.attrs.get("perm") or reversed(range(len(shape))))
-        return lambda x: x.permute(order)
-    return lambda x: x.reshape(shape)
-
-
-def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]] | str:
+def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]]:
     views: list[View] = []
     while name not in site.body.inputs:
         op = site.body.producer(name)
-        if op is None or op.op_type not in VIEW_OPS:
-            return f"{op.op_type if op else 'a constant'} feeds the Attention inside the region"
-        views.append(_view(site, op))
+        view = _view(site, op, name) if op is not None else None
+        if op is None or view is None:
+            raise _RefusedError(f"{op.op_type if op else 'a constant'} feeds the Attention inside the region")
+        views.append(view)
         name = op.inputs[0]
     return site.body.inputs.index(name), tuple(reversed(views))
 
 
-def _views_after(site: Site, anchor: Op) -> tuple[View, ...] | str:
-    views: list[View] = []
+def _views_after(site: Site, anchor: Op) -> tuple[Around, ...]:
+    views: list[Around] = []
     name = anchor.outputs[0]
     while site.body.outputs != (name,):
         users = site.body.consumers(name)
-        if len(users) != 1 or users[0].op_type not in VIEW_OPS:
-            return (
-                f"{users[0].op_type if users else 'another output'} follows the Attention inside the region"
-            )
-        views.append(_view(site, users[0]))
+        view = _view(site, users[0], users[0].outputs[0]) if len(users) == 1 else None
+        if view is None or isinstance(view, Narrow):
+            followed_by = users[0].op_type if users else "another output"
+            raise _RefusedError(f"{followed_by} follows the Attention inside the region")
+        views.append(view)
         name = users[0].outputs[0]
     return tuple(views)
+
+
+def _view(site: Site, op: Op, made: str) -> View | None:
+    """The op as a view of its first input; None when it is not one."""
+    before, after = site.specs[op.inputs[0]].shape, site.specs[made].shape
+    if op.domain:
+        return None
+    if op.op_type in RESHAPES:
+        return Reshape(before, after)
+    if op.op_type == "Transpose":
+        return Permute(tuple(op.attrs.get("perm") or reversed(range(len(after)))))
+    if op.op_type == "Split":
+        return _part(site, op, made)
+    return _slice(site, op) if op.op_type == "Slice" else None
+
+
+def _known(site: Site, name: str) -> list[int] | None:
+    array = site.body.constants.get(name, site.values.get(name)) if name else None
+    return None if array is None else [int(n) for n in np.asarray(array).reshape(-1)]
+
+
+def _part(site: Site, op: Op, made: str) -> Narrow | None:
+    before = site.specs[op.inputs[0]].shape
+    axis = int(op.attrs.get("axis", 0)) % len(before)
+    sizes = _known(site, op.inputs[1]) if len(op.inputs) > 1 else None
+    if sizes is None:
+        if any(name not in site.specs for name in op.outputs):
+            return None
+        sizes = [site.specs[name].shape[axis] for name in op.outputs]
+    position = op.outputs.index(made)
+    return Narrow(axis, sum(sizes[:position]), sizes[position])
+
+
+def _slice(site: Site, op: Op) -> Narrow | None:
+    """A slice of one axis without steps, by bounds that never change."""
+    bounds = [_known(site, name) for name in [*op.inputs[1:], "", ""][:4]]
+    starts, ends, axes, steps = bounds
+    if starts is None or ends is None or len(starts) != 1 or steps not in (None, [1]):
+        return None
+    if len(op.inputs) > 3 and op.inputs[3] and axes is None:
+        return None
+    before = site.specs[op.inputs[0]].shape
+    axis = (axes or [0])[0] % len(before)
+    start, end, _ = slice(starts[0], ends[0]).indices(before[axis])
+    return Narrow(axis, start, max(end - start, 0))

@@ -8,11 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import Config, Site
+
+Call: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
+# points one argument of a frozen call at the memory that begins at an address
+Move: TypeAlias = Callable[[int], object]
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A frozen call whose arguments can be pointed at other memory, so that nothing is copied there or back.
+
+    The memory has the argument's dtype, shape and contiguous layout. Whoever points a call at it keeps it
+    alive for as long, and points the call back.
+    """
+
+    def __call__(self) -> object: ...
+
+    def mover(self, argument: int) -> Move | None:
+        """For the inputs, then the outputs, as `freeze` was given them; None: this one stays where it is."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +44,24 @@ class Launch:
     passed too, so a launch that prepacked a weight simply ignores its slot.
     """
 
-    call: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
+    call: Call
     writes_out: bool = False
     shape_free: bool = False  # serves every shape, so instances share it
     calls_torch: bool = True  # False: a frozen call never enters PyTorch
     in_place: bool = False  # an output may lie exactly on an input of the same spec
     packed_bytes: int = 0  # weight copies this launch keeps
-    # a faster form for inputs and outputs that never move; None: `call` with its arguments fixed
+    # a faster form for fixed inputs and outputs, perhaps `Movable`; None: `call` with its arguments fixed
     freeze: Callable[[Sequence[Any], Sequence[Tensor]], Callable[[], object]] | None = None
+    # a `call` with scratch of its own, for one instance; None: `call` needs none
+    with_scratch: Callable[[], Call] | None = None
+    wants_host_values: bool = False  # inputs known on the host stay there, also on a GPU
+    reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
+    scratch_bytes: int = 0  # memory that each frozen call makes for itself
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
+
+    def own_call(self) -> Call:
+        """`call` for one instance, whose scratch nobody else uses."""
+        return self.call if self.with_scratch is None else self.with_scratch()
 
     def frozen(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         if self.freeze is not None:
@@ -64,3 +92,32 @@ class Compiles(Protocol):
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> object:
         """Failures show again when the site is bound."""
+
+
+@runtime_checkable
+class HasKernels(Protocol):
+    """A tactic whose launches are kernels of our own, alone or after a library's."""
+
+    name: str
+
+    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
+        """All that `bind` will launch, in order; none where a library does everything."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a launch will be to memory, told before anything is bound; as `Launch` says it afterwards."""
+
+    writes_out: bool
+    in_place: bool = False
+    packed_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+@runtime_checkable
+class Foretells(Protocol):
+    """A tactic that can be planned for where it cannot be bound: on a machine without its GPU."""
+
+    name: str
+
+    def footprint(self, site: Site, config: Config) -> Footprint: ...

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
+from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
 from ridgeline.tactics.mkl_linear import bind_mkl, bind_product, order_weight
 from ridgeline.tactics.onednn_linear import Run, bind_onednn
@@ -27,7 +27,7 @@ class ConvAsGemm:
         self._run_op = run_op
 
     def why_not(self, site: Site) -> str | None:
-        conv = read_conv(site, "Conv")
+        conv = read_cpu_conv(site, "Conv")
         if isinstance(conv, str):
             return conv
         if not conv.is_pointwise:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many, cpu_lanes, find_compiler
+from ridgeline.kernels.cpp.dialect import lower
 from ridgeline.kernels.cpp.linear import (
     GEMV_ROWS,
     PARALLEL_MACS,
@@ -27,12 +29,13 @@ from ridgeline.kernels.cpp.linear import (
     rank_tiles,
 )
 from ridgeline.kernels.cpp.loops import PARALLEL_ITEMS
-from ridgeline.kernels.cpp.ops import REDUCTIONS, lower
 from ridgeline.kernels.cpp.pointwise import pointwise_source
-from ridgeline.kernels.cpp.program import Program, Refusal
 from ridgeline.kernels.cpp.reduce import reduce_source
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Program
+from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.spec import Config, Site, TensorSpec
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Move
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 # tiles of one or two vectors wait for their broadcast loads (measured on AVX-512)
@@ -202,6 +205,17 @@ def constant(site: Site, name: str, weights: Mapping[str, Tensor]) -> Tensor:
     return found if found is not None else torch.from_numpy(np.array(site.body.constants[name]))
 
 
+class _Pointed(partial[None]):
+    """A loaded kernel with its array of pointers: as quick to call as the kernel itself."""
+
+    held: tuple[Any, ...]  # alive as long as the pointers
+    slots: dict[int, int]  # argument of the launch -> pointer in the array
+
+    def mover(self, argument: int) -> Move | None:
+        slot = self.slots.get(argument)
+        return None if slot is None else partial(setitem, self.args[0], slot)
+
+
 class _Bound:
     """A loaded kernel and the layouts it was generated for."""
 
@@ -234,8 +248,10 @@ class _Bound:
         placed = zip([*reads, *outputs], [*self.input_formats, *self.output_formats], strict=True)
         if not all(t.is_contiguous(memory_format=form) for t, form in placed):
             return partial(self.call, inputs, outputs)
-        call = partial(self.run, self._pointers(reads, outputs))
-        call.held = (*self.held, *reads, *outputs)  # type: ignore[attr-defined]  # alive as long as the pointers
+        call = _Pointed(self.run, self._pointers(reads, outputs))
+        call.held = (*self.held, *reads, *outputs)
+        written = range(len(inputs), len(inputs) + len(outputs))
+        call.slots = {argument: slot for slot, argument in enumerate((*self.inputs, *written))}
         return call
 
     def _pointers(self, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -20,10 +20,11 @@ from ridgeline.kernels.cpp.conv import (
     window_weight,
 )
 from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Lines, pack
-from ridgeline.kernels.cpp.program import Program, Refusal
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Program
 from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.conv_site import ConvSite, read_conv
+from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv
 from ridgeline.tactics.cpp import CppProduct, CppTactic, constant, gemm_configs, gemv_configs, thread_counts
 
 SMALL_CHANNELS = 8
@@ -134,7 +135,7 @@ class CppConvSmall(CppTactic):
 
 
 def _read(site: Site) -> ConvSite:
-    conv = read_conv(site, "Conv")
+    conv = read_cpu_conv(site, "Conv")
     if isinstance(conv, str):
         raise Refusal(conv)
     return conv

@@ -46,7 +46,7 @@ def to_torch(array: np.ndarray) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.contiguous().numpy()
+    return tensor.cpu().contiguous().numpy()
 
 
 def why_slow(op: Op, specs: Mapping[str, TensorSpec]) -> str | None:
@@ -59,15 +59,40 @@ def why_slow(op: Op, specs: Mapping[str, TensorSpec]) -> str | None:
     return entry.why_not(op, specs) if entry.why_not is not None else None
 
 
-def runner(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int]) -> tuple[RunOp, str]:
+def runner(
+    op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], device: str = "cpu"
+) -> tuple[RunOp, str]:
     """How to run `op`, and a note when it is a slow way."""
     if op.op_type == "If" and not op.domain:
         raise AssertionError("control flow is run by the body that holds it")
     reason = why_slow(op, specs)
     if reason is None:
-        return lambda values: call_floor(op, values), ""
+        return (_DeviceOp(op, device) if device != "cpu" else lambda values: call_floor(op, values)), ""
     session = _OrtOp(op, opset_imports)
-    return session, f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
+    run: RunOp = session
+    if device != "cpu":
+        run = lambda values: [v if v is None else v.to(device) for v in session(values)]  # noqa: E731
+    return run, f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
+
+
+class _DeviceOp:
+    """A floor op on a GPU; on the host from the first time on that PyTorch has no kernel for its types."""
+
+    def __init__(self, op: Op, device: str) -> None:
+        self.op, self.device = op, device
+        self.is_missing = False
+
+    def __call__(self, values: Values) -> Sequence[Any]:
+        if not self.is_missing:
+            try:
+                return call_floor(self.op, values)
+            except RuntimeError as error:  # NotImplementedError is one
+                if not isinstance(error, NotImplementedError) and "not implemented for" not in str(error):
+                    raise
+                self.is_missing = True
+        with torch.device("cpu"):
+            made = call_floor(self.op, [v if v is None else v.cpu() for v in values])
+        return [v if v is None else v.to(self.device) for v in made]
 
 
 class _OrtOp:

@@ -61,12 +61,10 @@ class LinearSite:
 
 
 def read_linear(site: Site) -> LinearSite | str:
-    """The matrix product of the region, or why it is not one the library tactics take."""
+    """The matrix product of the region, or why it is none with a constant weight."""
     anchor = find_anchor(site.body, ("MatMul", "Gemm"))
     if isinstance(anchor, str):
         return anchor
-    if site.target.kind != "cpu":
-        return f"target is {site.target}, this library runs on cpu"
     data, weight, bias = (*anchor.inputs, "")[:3]
     if data not in site.body.inputs:
         producer = site.body.producer(data)
@@ -99,6 +97,11 @@ def read_linear(site: Site) -> LinearSite | str:
         is_x_transposed=is_x_transposed, is_weight_transposed=bool(gemm.get("transB", 0)),
         alpha=float(gemm.get("alpha", 1.0)), beta=beta, epilogue=epilogue,
     )  # fmt: skip
+
+
+def read_cpu_linear(site: Site) -> LinearSite | str:
+    """As `read_linear`, for what runs on the CPU alone."""
+    return read_linear(site) if site.target.kind == "cpu" else f"target is {site.target}, want cpu"
 
 
 def require_linear(site: Site) -> LinearSite:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
-from ridgeline.tactics.linear_site import LinearSite, read_linear, require_linear
+from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
 from ridgeline.tactics.onednn_linear import Run, bind_allocating, why_not_packed
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
@@ -32,7 +32,7 @@ class MklLinear:
     def why_not(self, site: Site) -> str | None:
         if not torch._C.has_mkl:
             return "this torch was built without MKL"
-        linear = read_linear(site)
+        linear = read_cpu_linear(site)
         return linear if isinstance(linear, str) else why_not_packed(linear)
 
     def configs(self, site: Site) -> Iterable[Config]:
@@ -55,7 +55,7 @@ class AtenLinear:
         self._run_op = run_op
 
     def why_not(self, site: Site) -> str | None:
-        linear = read_linear(site)
+        linear = read_cpu_linear(site)
         if isinstance(linear, str):
             return linear
         return None if linear.x.is_float else f"activations are {linear.x.dtype}, want a float type"

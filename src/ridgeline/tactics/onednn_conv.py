@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
+from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import (
     Binary,
     RunOp,
@@ -37,7 +37,7 @@ class OneDnnConv:
         self._run_op = run_op
 
     def why_not(self, site: Site) -> str | None:
-        conv = read_conv(site, "Conv")
+        conv = read_cpu_conv(site, "Conv")
         return conv if isinstance(conv, str) else None
 
     def configs(self, site: Site) -> Iterable[Config]:
@@ -77,7 +77,7 @@ class OneDnnConvTranspose:
         self._run_op = run_op
 
     def why_not(self, site: Site) -> str | None:
-        conv = read_conv(site, "ConvTranspose")
+        conv = read_cpu_conv(site, "ConvTranspose")
         if isinstance(conv, str):
             return conv
         if not conv.is_symmetric:

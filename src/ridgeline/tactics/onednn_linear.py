@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.epilogue import Binary, RunOp, Step, Unary, bind_rest, bind_steps, constant_tensors
-from ridgeline.tactics.linear_site import LinearSite, read_linear, require_linear
+from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
 
 # from the activation and the region's inputs to a fresh result
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
@@ -26,7 +26,7 @@ class OneDnnLinear:
         self._run_op = run_op
 
     def why_not(self, site: Site) -> str | None:
-        linear = read_linear(site)
+        linear = read_cpu_linear(site)
         return linear if isinstance(linear, str) else why_not_packed(linear)
 
     def configs(self, site: Site) -> Iterable[Config]:

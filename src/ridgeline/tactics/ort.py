@@ -5,7 +5,9 @@ It is the fastest CPU library for many nets, so it competes; it runs our canonic
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,13 @@ from ridgeline.passes.body import model_proto
 from ridgeline.passes.settle import ONNX_TYPES, type_proto
 from ridgeline.spec import Body, Config, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Move
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_numpy, to_torch
 
 PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model
 LENT_BYTES = 4096
+KEPT_ADDRESSES = 8
 
 
 class Ort:
@@ -143,9 +146,12 @@ def _launch(
         return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
 
     def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
-        return _bound(
-            session, [(name, inputs[place]) for place, name in live], list(zip(names, outs, strict=True))
-        )
+        bound = _Bound(session)
+        for argument, name in live:
+            bound.read(argument, name, inputs[argument])
+        for argument, (name, out) in enumerate(zip(names, outs, strict=True), len(inputs)):
+            bound.write(argument, name, out)
+        return bound
 
     def fill(inputs: Sequence[Any], outs: Sequence[Tensor]) -> None:
         freeze(inputs, outs)()
@@ -161,34 +167,59 @@ def _launch(
     )
 
 
-def _bound(
-    session: ort.InferenceSession, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
-) -> Callable[[], object]:
+class _Bound:
     """The session bound to tensors that stay where they are; those in another layout go through a copy."""
-    binding = session.io_binding()
-    before: list[tuple[Tensor, Tensor]] = []
-    after: list[tuple[Tensor, Tensor]] = []
-    for name, tensor in inputs:
-        plain = tensor
-        if not tensor.is_contiguous():
-            plain = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            before.append((plain, tensor))
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(plain.numpy()))
-    for name, tensor in outputs:
-        plain = tensor
-        if not tensor.is_contiguous():
-            plain = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            after.append((tensor, plain))
-        binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(plain.numpy()))
-    run_bound = session.run_with_iobinding
-    if not before and not after:
-        return lambda: run_bound(binding)
 
-    def call() -> None:
-        for plain, tensor in before:
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._binding = session.io_binding()
+        self._run = partial(session.run_with_iobinding, self._binding)
+        self._before: list[tuple[Tensor, Tensor]] = []  # to, from
+        self._after: list[tuple[Tensor, Tensor]] = []
+        self._moves: dict[int, Move] = {}
+
+    def read(self, argument: int, name: str, tensor: Tensor) -> None:
+        plain = self._bind(argument, tensor, partial(self._binding.bind_ortvalue_input, name))
+        if plain is not tensor:
+            self._before.append((plain, tensor))
+
+    def write(self, argument: int, name: str, tensor: Tensor) -> None:
+        plain = self._bind(argument, tensor, partial(self._binding.bind_ortvalue_output, name))
+        if plain is not tensor:
+            self._after.append((tensor, plain))
+
+    def _bind(self, argument: int, tensor: Tensor, bind: Callable[[ort.OrtValue], object]) -> Tensor:
+        """Bind a tensor or, where ONNX Runtime cannot take it as it lies, a plain one that is returned."""
+        if not tensor.is_contiguous():
+            plain = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            bind(ort.OrtValue.ortvalue_from_numpy(plain.numpy()))
+            return plain
+        value_at = _values_like(tensor.numpy())
+        bind(value_at(tensor.data_ptr()))
+        self._moves[argument] = lambda address: bind(value_at(address))
+        return tensor
+
+    def mover(self, argument: int) -> Move | None:
+        return self._moves.get(argument)
+
+    def __call__(self) -> None:
+        for plain, tensor in self._before:
             plain.copy_(tensor)
-        run_bound(binding)
-        for tensor, plain in after:
+        self._run()
+        for tensor, plain in self._after:
             tensor.copy_(plain)
 
-    return call
+
+def _values_like(home: np.ndarray) -> Callable[[int], ort.OrtValue]:
+    """Makes values at other addresses than an array's. Callers' arrays lie at few addresses, and to make a
+    value takes longer than to bind it: the latest are kept. They hold an address, and no memory."""
+    home_address, home_value = home.ctypes.data, ort.OrtValue.ortvalue_from_numpy(home)
+    kind, shape = ctypes.c_uint8 * home.nbytes, home.shape
+
+    @lru_cache(maxsize=KEPT_ADDRESSES)
+    def value_at(address: int) -> ort.OrtValue:
+        if address == home_address:
+            return home_value
+        array = np.frombuffer(memoryview(kind.from_address(address)), home.dtype).reshape(shape)
+        return ort.OrtValue.ortvalue_from_numpy(array)
+
+    return value_at

@@ -6,16 +6,24 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.floor import call_floor
+from ridgeline.spec import Target
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
 from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
+from ridgeline.tactics.cublas import Cublas
+from ridgeline.tactics.cudnn_conv import CudnnConv
 from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
 from ridgeline.tactics.onednn_linear import OneDnnLinear
 from ridgeline.tactics.ort import Ort
 from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
+from ridgeline.tactics.sdpa_cuda import CudaSdpa
+from ridgeline.tactics.triton_attention import TritonAttention
+from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
+from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
+from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
 
 
 def cpu_tactics(
@@ -38,6 +46,34 @@ def cpu_tactics(
         Aten(opset_imports),
         Ort(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic),
     )
+
+
+def cuda_tactics(opset_imports: Mapping[str, int]) -> tuple[Tactic, ...]:
+    return (
+        TritonGemv(),
+        TritonGemm(),
+        *(TritonConv1x1(), TritonConv(), TritonDepthwise()),
+        Cublas(),
+        CudnnConv(),
+        TritonAttention(),
+        CudaSdpa(),
+        TritonPointwise(),
+        TritonRows(),
+        Aten(opset_imports),
+    )
+
+
+def tactics_for(
+    target: Target,
+    opset_imports: Mapping[str, int],
+    *,
+    fixed_shapes: bool = False,
+    deterministic: bool = False,
+) -> tuple[Tactic, ...]:
+    """Everything that may run a region on this target."""
+    if target.kind == "cuda":
+        return cuda_tactics(opset_imports)
+    return cpu_tactics(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic)
 
 
 def leave_out(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:

@@ -18,6 +18,7 @@ from ridgeline.tactics.base import Launch
 
 # B batch, H heads, S queries, T keys, D head width
 
+OTHER_TARGET = "target is {}, these operators are for cpu"
 # attend(q, k, v, mask) -> [B, H, S, D]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Any]
 
@@ -28,6 +29,8 @@ class Sdpa:
     name = "aten.sdpa"
 
     def why_not(self, site: Site) -> str | None:
+        if site.target.kind != "cpu":
+            return OTHER_TARGET.format(site.target)
         attention = read_attention(site)
         return attention if isinstance(attention, str) else None
 
@@ -58,7 +61,7 @@ def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
         # SDPA takes one or the other, so the triangle joins the mask
         inner = _bind_kernel(kernel, scale=scale, is_causal=False, is_grouped=attention.groups > 1)
         join = attention.bind_causal_mask()
-        return lambda q, k, v, mask: inner(q, k, v, join(mask))
+        return lambda q, k, v, mask: inner(q, k, v, None if mask is None else join(mask))
     return _bind_kernel(kernel, scale=scale, is_causal=is_causal, is_grouped=attention.groups > 1)
 
 
@@ -81,6 +84,8 @@ class AttentionBmm:
     name = "aten.attention"
 
     def why_not(self, site: Site) -> str | None:
+        if site.target.kind != "cpu":
+            return OTHER_TARGET.format(site.target)
         attention = read_attention(site)
         if isinstance(attention, str):
             return attention

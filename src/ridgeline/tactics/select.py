@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter, sleep
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ MARGIN = 0.03
 PAUSE_S = 0.002
 # a candidate this many times slower than the best at first sight stays behind
 HOPELESS = 2.5
+# from here on one run tells the time of a call, so that less of a lead is believed
+SLOW_US = 1000.0
+SLOW_HOPELESS = 1.75
+# of calls this long six samples are enough for a site; whole plans get their full time
+LONG_US, LONG_ROUNDS = 5000.0, 2
 # (p90 - p10) / median above which samples say more about the neighbours than about the call
 UNSTEADY = 0.5
 
@@ -33,6 +39,7 @@ class Effort:
     site_s: float  # per candidate of a site
     plan_s: float  # on each whole plan
     all_configs: bool
+    long_rounds: int | None = LONG_ROUNDS  # on a site's long calls; None: as many as the time allows
 
 
 EFFORTS = (
@@ -40,8 +47,8 @@ EFFORTS = (
     Effort(0.004, 0.2, False),
     Effort(0.008, 0.4, False),
     Effort(0.015, 0.8, True),
-    Effort(0.05, 2.0, True),
-    Effort(0.2, 5.0, True),
+    Effort(0.05, 2.0, True, None),
+    Effort(0.2, 5.0, True, None),
 )
 
 
@@ -107,7 +114,9 @@ def time_site(
         timed = [Measured(c.tactic, c.config) for c, _ in runnable]
         return Entry(site.name, (*timed, *dropped), 0)
     pause_s = PAUSE_S if any(c.tactic == "ort" for c, _ in runnable) else 0.0
-    times, is_unsteady = race([call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s)
+    times, is_unsteady = race(
+        [call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s, long_rounds=effort.long_rounds
+    )
     timed = [Measured(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
     return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=is_unsteady)
 
@@ -118,15 +127,43 @@ def check_workspace(needed: int, allowed: int | None) -> None:
         raise BuildError(f"keeps {needed:,} bytes of packed weights, workspace_bytes allows {allowed:,}")
 
 
-def race(calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float) -> tuple[list[float], bool]:
+def race(
+    calls: Sequence[Callable[[], object]], *, each_s: float, pause_s: float, long_rounds: int | None = None
+) -> tuple[list[float], bool]:
     """Medians in µs, and whether the best was unsteady. Those far behind at first sight are left there."""
-    first = [t.min_us for t in interleave(calls, rounds=1, min_sample_us=50, settle_s=pause_s)]
-    limit = HOPELESS * min(first)
+    first = _first_sight(calls, pause_s=pause_s)
+    best_us = min(first)
+    limit = best_us * (HOPELESS if best_us < SLOW_US else SLOW_HOPELESS)
     rivals = [i for i, us in enumerate(first) if us <= limit]
-    timings = interleave([calls[i] for i in rivals], budget_s=each_s * len(rivals), settle_s=pause_s)
+    rounds = long_rounds if best_us > LONG_US and pause_s else None
+    timings = interleave(
+        [calls[i] for i in rivals], budget_s=each_s * len(rivals), rounds=rounds, settle_s=pause_s
+    )
     found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
     best = min(timings, key=lambda t: t.median_us)
     return [round(found.get(i, us), 3) for i, us in enumerate(first)], best.spread > UNSTEADY
+
+
+def _first_sight(calls: Sequence[Callable[[], object]], *, pause_s: float) -> list[float]:
+    """A rough time of each, in µs. Slow calls speak for themselves; quick ones need a sample of many."""
+    rough = [_glance_us(call, pause_s) for call in calls]
+    quick = [i for i, us in enumerate(rough) if us < SLOW_US]
+    timings = interleave([calls[i] for i in quick], rounds=1, min_sample_us=50, settle_s=pause_s)
+    for i, timing in zip(quick, timings, strict=True):
+        rough[i] = timing.min_us
+    return rough
+
+
+def _glance_us(call: Callable[[], object], pause_s: float) -> float:
+    """The better of two runs, since the first may pay for waking threads and for another's cache."""
+    if pause_s:
+        sleep(pause_s)
+    times = []
+    for _ in range(2):
+        start = perf_counter()
+        call()
+        times.append((perf_counter() - start) * 1e6)
+    return min(times)
 
 
 def ranked(timed: Sequence[Measured]) -> list[Measured]:

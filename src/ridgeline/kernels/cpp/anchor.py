@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.kernels.cpp.dialect import CPP
 from ridgeline.kernels.cpp.loops import Loop, assign, load, store
-from ridgeline.kernels.cpp.ops import POINTWISE, per_channel
-from ridgeline.kernels.cpp.program import ONE, Lowering, Program, Refusal, Val
+from ridgeline.kernels.scalar import anchor as scalar
+from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.ops import POINTWISE
+from ridgeline.kernels.scalar.program import Program
 from ridgeline.spec import Op, Site
 
 # vectors as wide as the machine's; unaligned, since rows start anywhere
@@ -27,37 +30,10 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 
 def lower_around(site: Site, anchor: Op, x: int) -> tuple[Program, tuple[int, ...]]:
     """The body behind its anchor, and the axes of `acc`; `x` is the anchor's slot among the inputs."""
-    low = Lowering(site, POINTWISE)
-    low.value(site.body.inputs[x])
-    axes: tuple[int, ...] = ()
-    for op in site.body.ops:
-        if op is anchor:
-            acc = low.declare("acc", site.specs[op.outputs[0]])
-            axes = acc.axes
-            low.values[op.outputs[0]] = _own_terms(low, op, acc)
-            continue
-        if anchor.outputs[0] not in low.values and any(name in anchor.inputs for name in op.outputs):
-            raise Refusal(f"{op.op_type} comes before the {anchor.op_type}")
-        low.run(op)
-    program = low.finish()
-    return program, tuple(axis if axis == ONE else low.root(axis) for axis in axes)
-
-
-def _own_terms(low: Lowering, op: Op, acc: Val) -> Val:
-    """What the anchor itself adds to and makes of its sum."""
-    if op.op_type == "Conv":
-        if len(op.inputs) > 2 and op.inputs[2]:
-            acc = low.map("{0} + {1}", acc, per_channel(low.value(op.inputs[2]), len(acc.shape)))
-        return acc
-    alpha, beta = float(op.attrs.get("alpha", 1.0)), float(op.attrs.get("beta", 1.0))
-    if alpha != 1.0:
-        acc = low.map("{0} * {1}", acc, low.constant(alpha, "float32"))
-    if len(op.inputs) > 2 and op.inputs[2]:
-        bias = low.value(op.inputs[2])
-        if beta != 1.0:
-            bias = low.map("{0} * {1}", bias, low.constant(beta, "float32"))
-        acc = low.map("{0} + {1}", acc, bias)
-    return acc
+    program, dims = scalar.lower_around(site, anchor, POINTWISE, CPP, first=site.body.inputs[x])
+    if any(len(axes) > 1 for axes in dims):
+        raise Refusal("an axis of the product is split")
+    return program, tuple(axes[0] if axes else ONE for axes in dims)
 
 
 def require_columns(program: Program, axes: Sequence[int], column: int) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
-from ridgeline.kernels.cpp.program import ONE, Program, Refusal
+from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.program import Program
 from ridgeline.spec import Op, Site
 
 LINE_BYTES = 32 * 1024  # of a thread's output line: it stays in L1 until the epilogue has read it

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
 from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
-from ridgeline.kernels.cpp.program import ONE, Program, Refusal
+from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.program import Program
 from ridgeline.spec import Op, Site
 
 GEMV_ROWS = 8

@@ -1,13 +1,15 @@
-"""Loop nests over a program's axes: their order, which of them merge, and the text of loads and stores."""
+"""Loops of a generated kernel, and the text of loads, steps and stores in them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ridgeline.kernels.cpp.dialect import C_TYPES, c_type, pointers_text, step_text, tables_text, term
 from ridgeline.kernels.cpp.prelude import PRELUDE
-from ridgeline.kernels.cpp.program import C_TYPES, Memory, Program, Step
+from ridgeline.kernels.scalar.nest import merged
+from ridgeline.kernels.scalar.program import Memory, Program, Step
 
 # below this many elements waking the other threads costs more than they save, the more so on a busy machine
 PARALLEL_ITEMS = 64 * 1024
@@ -26,25 +28,11 @@ class Loop:
         return f"for (i64 {self.var} = {start}; {self.var} < {stop or self.size}; ++{self.var})"
 
 
-def memory_order(sizes: Mapping[int, int], lead: Memory) -> list[int]:
-    """Axes from outermost to innermost as `lead` lies in memory; those it lacks come first."""
-    return sorted(sizes, key=lambda axis: (axis in lead.strides, -lead.strides.get(axis, 0)))
-
-
 def merge(order: Sequence[int], program: Program, *, prefix: str) -> list[Loop]:
     """Loops for the axes in this order, neighbours joined wherever all operands allow it."""
-    groups: list[list[int]] = []
-    for axis in order:
-        if groups and all(
-            m.strides.get(groups[-1][-1], 0) == m.strides.get(axis, 0) * program.sizes[axis]
-            for m in program.memories
-        ):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
     return [
         Loop(f"{prefix}{i}", group[-1], math.prod(program.sizes[a] for a in group), frozenset(group))
-        for i, group in enumerate(groups)
+        for i, group in enumerate(merged(order, program))
     ]
 
 
@@ -69,12 +57,14 @@ def load(memory: Memory, loops: Iterable[Loop]) -> str:
 
 
 def store(memory: Memory, loops: Iterable[Loop]) -> str:
-    value = f"rl_to_bf16({memory.value})" if memory.dtype == "bfloat16" else memory.value
+    value = term(memory.value)
+    if memory.dtype == "bfloat16":
+        value = f"rl_to_bf16({value})"
     return f"{memory.pointer}[{index(memory, loops)}] = ({C_TYPES[memory.dtype]}){value};"
 
 
 def assign(step: Step) -> str:
-    return f"const {step.c_type} {step.name} = {step.text};"
+    return f"const {c_type(step)} {step.name} = {step_text(step)};"
 
 
 def parallel(loops: int, threads: int) -> str:
@@ -82,13 +72,18 @@ def parallel(loops: int, threads: int) -> str:
     return f"#pragma omp parallel for{nest} schedule(static) num_threads({threads})"
 
 
+def nothing() -> str:
+    """The source file of a kernel whose outputs have no elements."""
+    return "\n".join([PRELUDE.strip(), 'extern "C" void run(void** p) {', "(void)p;", "}", ""])
+
+
 def whole(program: Program, lines: Sequence[str], *, helpers: str = "") -> str:
     """The source file: one entry point that takes an array of pointers."""
     head = [
         PRELUDE.strip(),
         *filter(None, [helpers.strip()]),
-        *program.tables,
+        *tables_text(program),
         'extern "C" void run(void** p) {',
-        *program.pointers,
+        *pointers_text(program),
     ]
     return "\n".join([*head, *lines, "}", ""])

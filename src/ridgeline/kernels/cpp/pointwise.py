@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ridgeline.kernels.cpp.loops import (
     PARALLEL_ITEMS,
     Loop,
     assign,
     load,
-    memory_order,
     merge,
+    nothing,
     parallel,
     store,
     whole,
 )
-from ridgeline.kernels.cpp.program import Program, Refusal
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.nest import memory_order
+from ridgeline.kernels.scalar.program import Program
 
 
 def pointwise_source(program: Program, *, threads: int) -> str:
@@ -26,7 +27,7 @@ def pointwise_source(program: Program, *, threads: int) -> str:
     if any(set(store.strides) != set(program.sizes) for store in program.stores):
         raise Refusal("an output is smaller than the region's loops")
     if 0 in program.sizes.values():
-        return whole(replace(program, pointers=(), tables=()), ["(void)p;"])
+        return nothing()
     lead = program.stores[0]
     loops = merge(memory_order(program.sizes, lead), program, prefix="i") or [Loop("i0", -1, 1, frozenset())]
     *outer, inner = loops

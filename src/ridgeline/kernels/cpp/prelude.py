@@ -138,6 +138,11 @@ FN float rl_tanh(float x) {
   return t >= 0.55f ? far : near;
 }
 FN double rl_tanh(double x) { return __builtin_tanh(x); }
+FN float rl_gelu_half(float x) { return 0.5f * x * (1.0f + rl_erf(x * 0.70710678f)); }
+FN float rl_gelu_tanh_half(float x) {
+  return 0.5f * x * (1.0f + rl_tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+FN float rl_sigmoid_half(float x) { return 1.0f / (1.0f + rl_exp(-x)); }
 FN float rl_sqrt(float x) { return __builtin_sqrtf(x); }
 FN double rl_sqrt(double x) { return __builtin_sqrt(x); }
 FN float rl_sin(float x) { return __builtin_sinf(x); }
@@ -152,6 +157,8 @@ FN float rl_round(float x) { return __builtin_rintf(x); }
 FN double rl_round(double x) { return __builtin_rint(x); }
 FN float rl_pow(float x, float y) { return __builtin_powf(x, y); }
 FN double rl_pow(double x, double y) { return __builtin_pow(x, y); }
+template <class A, class B> FN auto rl_where(bool test, A a, B b) { return test ? a : b; }
+FN bool rl_not(bool x) { return !x; }
 // a NaN on either side stays
 template <class T> FN T rl_max(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> FN T rl_min(T a, T b) { return a < b || a != a ? a : b; }
@@ -164,5 +171,12 @@ FN double rl_div(double x, double y) { return x / y; }
 // the processor traps on these two
 template <class T> FN T rl_div(T x, T y) {
   return y == 0 ? (T)0 : (T)-1 < (T)0 && y == (T)-1 ? (T)(0 - x) : (T)(x / y);
+}
+FN float rl_fmod(float x, float y) { return __builtin_fmodf(x, y); }
+FN double rl_fmod(double x, double y) { return __builtin_fmod(x, y); }
+template <class T> FN T rl_fmod(T x, T y) { return y == 0 || y == (T)-1 ? (T)0 : (T)(x % y); }
+template <class T> FN T rl_mod(T x, T y) {
+  T r = rl_fmod(x, y);
+  return r != 0 && (r < 0) != (y < 0) ? (T)(r + y) : r;
 }
 """

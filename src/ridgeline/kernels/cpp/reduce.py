@@ -9,49 +9,52 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
+from ridgeline.kernels.cpp.dialect import c_type, step_text
 from ridgeline.kernels.cpp.loops import (
     PARALLEL_ITEMS,
     Loop,
     assign,
     load,
-    memory_order,
     merge,
+    nothing,
     parallel,
     store,
     whole,
 )
-from ridgeline.kernels.cpp.program import Memory, Program, Refusal, Step
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.nest import memory_order
+from ridgeline.kernels.scalar.program import Memory, Program, Step, Term
 
 STACK_BYTES = 256 * 1024
 PIECE = 2048  # columns that vector lanes add up before a wider sum takes over
 TILE = 64  # kept columns at a time, where the reduced axis is not the innermost
-_CHEAP = re.compile(r"\w+ [-+*] \w+")
+_CHEAP = re.compile(r"\{\d\} [-+*] \{\d\}")
+_CHAINS = {"sum": "+", "prod": "*"}
 
 
 def reduce_source(program: Program, *, threads: int) -> str:
     """The kernel's text. Raises `Refusal` with the reason where the schedule does not fit."""
-    if any(0 in (program.sizes[axis] for axis in m.strides) for m in program.stores):
-        return whole(replace(program, pointers=(), tables=()), ["(void)p;"])
+    if program.is_empty:
+        return nothing()
     return _Rows(program, threads).source()
 
 
 class _Rows:
     def __init__(self, program: Program, threads: int) -> None:
         self.program, self.threads = program, threads
-        self.steps = {step.name: step for step in program.steps}
+        self.steps: dict[Term, Step] = {step.name: step for step in program.steps}
         self.loads = {memory.value: memory for memory in program.loads}
         folds = [step for step in program.steps if step.fold]
         self.over = folds[0].over
         if any(step.over != self.over for step in folds):
             raise Refusal("two reductions run over different axes")
-        if any(step.c_type not in ("float", "double", "int", "i64") for step in folds):
+        if any(c_type(step) not in ("float", "double", "int", "i64") for step in folds):
             raise Refusal("a reduction of a type other than float32, float64, int32, int64")
-        if any(step.fold != "sum" and step.dtype == "int64" for step in folds):
+        if any(step.fold in ("max", "min") and step.dtype == "int64" for step in folds):
             raise Refusal("max or min of int64")
         self._nest()
-        self.phase: dict[str, int] = dict.fromkeys(self.loads, 0)
+        self.phase: dict[Term, int] = dict.fromkeys(self.loads, 0)
         for step in program.steps:
             self.phase[step.name] = max(map(self._ready, step.reads), default=0)
         self.buffers: dict[str, str] = {}  # value -> C type, for values that a later pass reads
@@ -59,7 +62,7 @@ class _Rows:
             [self._ready(memory.value) for memory in program.stores] + [self.phase[f.name] for f in folds]
         )
 
-    def _ready(self, value: str) -> int:
+    def _ready(self, value: Term) -> int:
         """The first phase that may read this value."""
         step = self.steps.get(value)
         return self.phase.get(value, 0) + (1 if step is not None and step.fold else 0)
@@ -85,13 +88,13 @@ class _Rows:
     def loops(self) -> list[Loop]:
         return [*self.kept, *self.reduced, *([self.tail] if self.tail else [])]
 
-    def _is_full(self, value: str) -> bool:
+    def _is_full(self, value: Term) -> bool:
         if value in self.loads:
             return any(self.loads[value].strides.get(axis, 0) for axis in self.over)
         step = self.steps.get(value)
         return step is not None and not step.fold and bool(step.axes & self.over)
 
-    def _is_array(self, value: str) -> bool:
+    def _is_array(self, value: Term) -> bool:
         """A value of the row that differs along the tail."""
         if self.tail is None or value in self.loads or value not in self.steps:
             return False
@@ -117,10 +120,10 @@ class _Rows:
             lines.append(f"const i64 stop = first + {TILE} < {size} ? first + {TILE} : {size};")
         used = 0
         span = math.prod(loop.size for loop in self.reduced)
-        for value, c_type in self.buffers.items():
+        for value, kind in self.buffers.items():
             items = (span if self._is_full(value) else 1) * (TILE if self.tail is not None else 1)
-            used += items * (8 if c_type in ("double", "i64") else 4)
-            lines.append(f"alignas(64) {c_type} b_{value}[{items}];")
+            used += items * (8 if kind in ("double", "i64") else 4)
+            lines.append(f"alignas(64) {kind} b_{value}[{items}];")
         if used > STACK_BYTES:
             raise Refusal(f"a row needs {used} bytes of buffers, the stack gives {STACK_BYTES}")
         return whole(self.program, [*lines, *body, "}"])
@@ -149,14 +152,14 @@ class _Rows:
             return lines + [store(m, self.loops) for m in stores]
         if not arrays and not stores:
             return lines
-        known: set[str] = set()
+        known: set[Term] = set()
         inside: list[str] = []
         for step in arrays:
             inside += self._fetch(step.reads, phase, known)
             inside.append(assign(step))
             known.add(step.name)
             if self._leaves_row(step.name, phase):
-                self.buffers[step.name] = step.c_type
+                self.buffers[step.name] = c_type(step)
                 inside.append(f"b_{step.name}[{self._column()}] = {step.name};")
         for memory in stores:
             inside += [*self._fetch((memory.value,), phase, known), store(memory, self.loops)]
@@ -186,19 +189,19 @@ class _Rows:
             wanted = {s.name for s in steps if self._read_later(s.name, phase)}
             if not wanted:
                 return []
-        known: set[str] = set()
+        known: set[Term] = set()
         inside: list[str] = []
         for step in steps:
             inside += [*self._fetch(step.reads, phase, known), assign(step)]
             known.add(step.name)
             if self._read_later(step.name, phase) and not self._again(step):
-                self.buffers[step.name] = step.c_type
+                self.buffers[step.name] = c_type(step)
                 inside.append(f"b_{step.name}[{self._place()}] = {step.name};")
         for memory in stores:
             inside += [*self._fetch((memory.value,), phase, known), store(memory, self.loops)]
         for step in folds:
             inside += self._fetch(step.reads, phase, known)
-            inside.append(self._fold(step, step.text))
+            inside.append(self._fold(step, step_text(step)))
         return self._along(inside, folds) if self.tail is not None else self._across(inside, folds)
 
     def _along(self, inside: list[str], folds: list[Step]) -> list[str]:
@@ -215,9 +218,9 @@ class _Rows:
         *outer, inner = self.reduced
         groups: dict[str, list[str]] = {}
         for f in folds:
-            groups.setdefault("+" if f.fold == "sum" else f.fold, []).append(f.name)
+            groups.setdefault(_CHAINS.get(f.fold, f.fold), []).append(f.name)
         clause = "".join(f" reduction({kind}: {', '.join(names)})" for kind, names in groups.items())
-        simd, opened = f"#pragma omp simd{clause}", [f"{f.c_type} {f.name} = {_start(f)};" for f in folds]
+        simd, opened = f"#pragma omp simd{clause}", [f"{c_type(f)} {f.name} = {_start(f)};" for f in folds]
         heads = [loop.header() for loop in outer]
         if not folds or (not outer and inner.size <= PIECE):
             return [*opened, *heads, simd, f"{inner.header()} {{", *inside, "}"]
@@ -229,7 +232,7 @@ class _Rows:
             *opened, simd, f"{inner.header('piece', 'end')} {{", *inside, "}",
             *(_combine(f"w_{f.name}", f.fold, f.name) for f in folds),
             "}",
-            *(f"const {f.c_type} {f.name} = w_{f.name};" for f in folds),
+            *(f"const {c_type(f)} {f.name} = w_{f.name};" for f in folds),
         ]  # fmt: skip
 
     def _fold(self, step: Step, text: str) -> str:
@@ -241,7 +244,7 @@ class _Rows:
 
     def _again(self, step: Step) -> bool:
         """Cheaper to compute again than to keep: one sum or product, with a value kept anyway."""
-        if not _CHEAP.fullmatch(step.text):
+        if not _CHEAP.fullmatch(step.template) or len(step.reads) < len(set(step.args)):
             return False
         full = [r for r in step.reads if self._is_full(r)]
         return len(full) == 1 and (full[0] in self.loads or self.phase[full[0]] < self.phase[step.name])
@@ -256,7 +259,7 @@ class _Rows:
         assert self.tail is not None, "only a nest with a tail has columns"
         return f"{self.tail.var} - first"
 
-    def _fetch(self, values: Iterable[str], phase: int, known: set[str]) -> list[str]:
+    def _fetch(self, values: Iterable[Term], phase: int, known: set[Term]) -> list[str]:
         """Bring values into scope inside a loop: loads, buffers, or the cheap step again."""
         lines: list[str] = []
         for value in values:
@@ -273,32 +276,33 @@ class _Rows:
                 continue
             if not self._is_full(value):
                 if self._is_array(value):
-                    lines.append(f"const {step.c_type} {value} = b_{value}[{self._column()}];")
+                    lines.append(f"const {c_type(step)} {value} = b_{value}[{self._column()}];")
                     known.add(value)
                 continue
             known.add(value)
             if self._again(step):
                 lines += [*self._fetch(step.reads, phase, known), assign(step)]
             else:
-                lines.append(f"const {step.c_type} {value} = b_{value}[{self._place()}];")
+                lines.append(f"const {c_type(step)} {value} = b_{value}[{self._place()}];")
         return lines
 
 
 def _start(step: Step) -> str:
     """What folding begins with."""
-    if step.fold == "sum":
-        return "0"
+    if step.fold in _CHAINS:
+        return "0" if step.fold == "sum" else "1"
     if step.dtype == "int32":
         return "(-2147483647 - 1)" if step.fold == "max" else "2147483647"
     return "-__builtin_inf()" if step.fold == "max" else "__builtin_inf()"
 
 
 def _wide(step: Step) -> str:
-    return "double" if step.c_type == "float" and step.fold == "sum" else step.c_type
+    kind = c_type(step)
+    return "double" if kind == "float" and step.fold in _CHAINS else kind
 
 
 def _combine(into: str, fold: str, text: str) -> str:
-    if fold == "sum":
-        return f"{into} += {text};"
+    if fold in _CHAINS:
+        return f"{into} {_CHAINS[fold]}= {text};"
     sign = ">" if fold == "max" else "<"
     return f"{into} = {into} {sign} {text} ? {into} : {text};"

@@ -1,0 +1,129 @@
+"""Every GPU kernel of our own in an engine, as rows: what it takes of a processor, and what its code shows.
+
+Needs no GPU. Facts come from the compiler; evidence from the disassembly, where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.errors import OptionError, PlanError
+from ridgeline.kernels.triton.compiler import Compiled
+from ridgeline.kernels.triton.ranking import REGISTERS, device_of
+from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.on_board import collect
+
+REGISTER_UNIT = 8  # registers are given out in such lots
+RESERVED_SHARED = 1024  # bytes of each block that the system takes
+MAX_BLOCKS = 32
+# warps that one processor holds, where it is not 64
+MAX_WARPS = {"sm_86": 48, "sm_89": 48, "sm_120": 48}
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel; `steps` counts from 1. Evidence is None without a disassembler."""
+
+    name: str
+    digest: str
+    tactic: str
+    steps: tuple[int, ...]
+    ops: str
+    arch: str
+    registers: int
+    spilled_bytes: int  # of local memory, per thread
+    shared_bytes: int
+    warps: int
+    blocks_per_sm: int
+    occupancy: float  # share of the warps that a processor can hold
+    limited_by: str
+    cubin_bytes: int
+    triton: str
+    evidence: Evidence | None
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """All rows, in the order of the steps."""
+
+    model: str
+    target: str
+    kernels: tuple[KernelRow, ...]
+    library_steps: int  # steps without a kernel of ours
+    note: str
+
+
+def report_kernels(engine: Engine) -> KernelReport:
+    """What `ridge kernels` shows."""
+    plan = engine.plan
+    if plan.target.kind != "cuda":
+        raise OptionError(
+            f"{plan.model or 'this engine'} is for {plan.target} and has no GPU kernels",
+            help="ridge build MODEL.onnx --target cuda:sm_90 makes one that has, on any machine",
+        )
+    steps: dict[str, list[int]] = {}
+    for number, step in enumerate(plan.steps, start=1):
+        for digest in step.kernels:
+            steps.setdefault(digest, []).append(number)
+    compiled = {digest: made for digest, made in engine.brought.items() if digest in steps}
+    if len(compiled) < len(steps):  # an engine just built, or a file without them
+        compiled = collect(engine.planned_sites(), {t.name: t for t in engine.tactics}) | compiled
+    missing = [digest for digest in steps if digest not in compiled]
+    if missing:
+        raise PlanError(
+            f"{len(missing)} of {len(steps)} kernels are neither in the file nor made by this version",
+            rows=missing,
+            help="build the engine again: ridge build MODEL.onnx",
+        )
+    rows = tuple(
+        _row(digest, numbers, plan.steps[numbers[0] - 1].tactic, engine, compiled[digest])
+        for digest, numbers in steps.items()
+    )
+    has_evidence = all(row.evidence is not None for row in rows)
+    return KernelReport(
+        model=plan.model,
+        target=str(plan.target),
+        kernels=rows,
+        library_steps=sum(not step.kernels for step in plan.steps),
+        note="" if has_evidence else "no disassembler: it comes with Triton (pip install 'ridgeline[gpu]')",
+    )
+
+
+def _row(digest: str, numbers: list[int], tactic: str, engine: Engine, made: Compiled) -> KernelRow:
+    sass = disassemble(made.cubin)
+    blocks, limit = blocks_per_sm(made)
+    most_warps = MAX_WARPS.get(made.arch, 64)
+    return KernelRow(
+        name=made.name,
+        digest=digest,
+        tactic=tactic,
+        steps=tuple(numbers),
+        ops=" ".join(engine.plan.steps[numbers[0] - 1].op_types),
+        arch=made.arch,
+        registers=made.registers,
+        spilled_bytes=made.spills,
+        shared_bytes=made.shared,
+        warps=made.num_warps,
+        blocks_per_sm=blocks,
+        occupancy=min(1.0, blocks * made.num_warps / most_warps),
+        limited_by=limit,
+        cubin_bytes=len(made.cubin),
+        triton=made.triton,
+        evidence=read_evidence(sass) if sass is not None else None,
+    )
+
+
+def blocks_per_sm(made: Compiled) -> tuple[int, str]:
+    """How many blocks one processor holds at a time, and what there is no more of."""
+    registers = -(-max(made.registers, 1) // REGISTER_UNIT) * REGISTER_UNIT
+    # a block may have all shared memory of a processor but what is reserved for it
+    shared = device_of(made.arch).shared_bytes + RESERVED_SHARED
+    limits = {
+        "registers": REGISTERS // (registers * 32 * made.num_warps),
+        "shared memory": shared // (made.shared + RESERVED_SHARED),
+        "warps": MAX_WARPS.get(made.arch, 64) // made.num_warps,
+        "blocks": MAX_BLOCKS,
+    }
+    least = min(limits, key=lambda name: limits[name])
+    return limits[least], least

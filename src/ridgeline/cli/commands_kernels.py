@@ -1,0 +1,58 @@
+"""`ridge kernels` and `ridge settle`: what an engine for a GPU brings along, and what it becomes there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.arguments import AsJson, EngineFile, Trust
+from ridgeline.cli.files import require_writable
+from ridgeline.cli.render import emit, talk
+
+
+def kernels(engine: EngineFile, json: AsJson = False) -> None:
+    """List the engine's own GPU kernels: registers, spills, occupancy, and what their code shows.
+
+    Needs no GPU, also for an engine that was built for another machine.
+
+    Example:
+
+      ridge kernels model.ridge
+    """
+    from ridgeline.analyze.kernel_report import report_kernels
+    from ridgeline.cli.draw_kernels import draw_kernels
+    from ridgeline.cli.engines import load_file
+
+    emit(report_kernels(load_file(engine)), draw_kernels, as_json=json)
+
+
+def settle(
+    engine: EngineFile,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="settled engine (default: ENGINE)")
+    ] = None,
+    trust: Trust = False,
+    json: AsJson = False,
+) -> None:
+    """Time the candidates of an engine that was built without this GPU, check it, and save it again.
+
+    The first run of such an engine does the same; this keeps the result.
+
+    Example:
+
+      ridge settle model.ridge --trust
+    """
+    from ridgeline.analyze.show import summarise
+    from ridgeline.cli.draw_plan import draw_built
+    from ridgeline.cli.engines import load_file
+
+    path = output or engine
+    require_writable(path, option="-o")
+    loaded = load_file(engine, trust=trust)
+    if not loaded.plan.is_predicted:
+        talk.print(f"{engine} is settled already: all its choices were measured", style="dim")
+    loaded.context()  # an engine is settled before its first run
+    loaded.save(path)
+    emit(summarise(loaded.plan, loaded.report), draw_built, as_json=json)

@@ -1,0 +1,117 @@
+"""CUDA graphs: recorded one at a time, and tried first in a way that costs nothing when it fails.
+
+A capture that fails leaves PyTorch (before 2.12) in a state where no later one succeeds, so the driver alone
+records every call on trial before PyTorch does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import torch
+
+from ridgeline.errors import first_line
+
+WARM_CALLS = 2
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: only what touches the captured stream itself is refused
+_recording = threading.RLock()
+_free_streams: list[torch.cuda.Stream] = []
+
+
+class CaptureError(RuntimeError):
+    """A call that no graph can hold, in the words of whoever refused."""
+
+
+def own_stream(owner: object) -> torch.cuda.Stream:
+    """A stream that nobody else captures on while its owner lives.
+
+    Libraries keep scratch memory per stream, and a graph goes on using that of the stream it was captured
+    on: graphs that may run side by side must not share one.
+    """
+    stream = _free_streams.pop() if _free_streams else torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    weakref.finalize(owner, _free_streams.append, stream).atexit = False
+    return stream
+
+
+def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
+    """Run a few times, so that libraries load and make their choices, and wait for the end."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_CALLS):
+            call()
+    stream.synchronize()
+
+
+def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int = 1) -> torch.cuda.CUDAGraph:
+    """A graph of `repeats` calls in a row, or `CaptureError`. The call has been warmed on that stream."""
+    # a device-wide wait in one thread breaks a capture in another, so there is one at a time
+    with _recording, torch.cuda.stream(stream), _no_garbage():
+        reason = why_not(call, stream)
+        if reason is not None:
+            raise CaptureError(reason)
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        # other threads may allocate meanwhile
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        failed: Exception | None = None
+        try:
+            for _ in range(repeats):
+                call()
+        except Exception as error:  # the capture must be ended whatever broke it
+            failed = error
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            failed = failed or error
+            with suppress(RuntimeError):  # PyTorch 2.12 has done so itself
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        if failed is not None:
+            raise CaptureError(first_line(failed)) from failed
+        return graph
+
+
+def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None:
+    """Why no graph can hold this call: recorded on trial past PyTorch's allocator, and thrown away."""
+    driver, handle, graph = _driver(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    code = driver.cuStreamBeginCapture_v2(handle, RELAXED)
+    if code:
+        return f"the driver begins no capture: CUDA error {code}"
+    reason = None
+    try:
+        call()
+    except Exception as error:  # whoever waits for the stream or copies to the host is told here
+        reason = first_line(error)
+    code = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+    if graph.value:
+        driver.cuGraphDestroy(graph)
+    return reason or (f"the driver ends the capture with CUDA error {code}" if code else None)
+
+
+def pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
+    """Device memory that a graph keeps for what is allocated inside it, as reserved from the driver."""
+    pool = tuple(graph.pool())
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return sum(int(s["total_size"]) for s in segments if tuple(s["segment_pool_id"]) == pool)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """What the collector frees may be another graph, and the driver refuses that during a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

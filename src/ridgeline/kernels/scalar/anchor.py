@@ -1,0 +1,56 @@
+"""The body around one product or convolution: everything behind its sum, as a program that reads `acc`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.lowering import Lowering, Val
+from ridgeline.kernels.scalar.ops import Handler, per_channel
+from ridgeline.kernels.scalar.program import Program, Traits
+from ridgeline.spec import Op, Site
+
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+def lower_around(
+    site: Site, anchor: Op, handlers: Mapping[str, Handler], traits: Traits, *, first: str = ""
+) -> tuple[Program, tuple[tuple[int, ...], ...]]:
+    """The program behind the anchor's sum, and for each dim of `acc` the axes it lies on.
+
+    `first` is an input that gets the first pointer, whether the epilogue reads it or not.
+    """
+    low = Lowering(site, handlers, traits)
+    if first:
+        low.value(first)
+    dims: tuple[int, ...] = ()
+    for op in site.body.ops:
+        if op is anchor:
+            acc = low.declare("acc", site.specs[op.outputs[0]])
+            dims = acc.axes
+            low.values[op.outputs[0]] = _own_terms(low, op, acc)
+            continue
+        if anchor.outputs[0] not in low.values and any(name in anchor.inputs for name in op.outputs):
+            raise Refusal(f"{op.op_type} comes before the {anchor.op_type}")
+        low.run(op)
+    program = low.finish()
+    return program, tuple(() if axis == ONE else low.axes.leaves(axis) for axis in dims)
+
+
+def _own_terms(low: Lowering, op: Op, acc: Val) -> Val:
+    """What the anchor itself adds to and makes of its sum."""
+    if op.op_type in CONVOLUTIONS:
+        if len(op.inputs) > 2 and op.inputs[2]:
+            acc = low.map("{0} + {1}", acc, per_channel(low.value(op.inputs[2]), len(acc.shape)))
+        return acc
+    if op.op_type not in ("Gemm", "MatMul"):
+        return acc
+    alpha, beta = float(op.attrs.get("alpha", 1.0)), float(op.attrs.get("beta", 1.0))
+    if alpha != 1.0:
+        acc = low.map("{0} * {1}", acc, low.constant(alpha, "float32"))
+    if len(op.inputs) > 2 and op.inputs[2]:
+        bias = low.value(op.inputs[2])
+        if beta != 1.0:
+            bias = low.map("{0} * {1}", bias, low.constant(beta, "float32"))
+        acc = low.map("{0} + {1}", acc, bias)
+    return acc

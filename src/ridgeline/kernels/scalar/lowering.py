@@ -1,0 +1,321 @@
+"""From the ops of a region to a program: values with their axes, steps, and values at other places.
+
+Every dim of a value larger than one lies on an axis; an elementwise op makes the axes of its operands one.
+Which ops there are is in `ops.py`, `reductions.py` and `moves.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.kernels.scalar.axes import ONE, Axes, Refusal
+from ridgeline.kernels.scalar.program import (
+    Guard,
+    Memory,
+    Number,
+    Program,
+    Step,
+    Term,
+    Traits,
+    compute_dtype,
+)
+from ridgeline.spec import Op, Site, TensorSpec
+
+
+@dataclass(frozen=True)
+class Val:
+    """A value while lowering: its name or number, compute dtype, shape, and one axis per dim."""
+
+    term: Term
+    dtype: str
+    shape: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Load:
+    val: Val
+    pointer: str
+    dtype: str
+    strides: Mapping[int, int]
+    offset: int = 0
+    guards: tuple[tuple[int, int, int], ...] = ()  # axis, low, high
+    gathers: tuple[tuple[Term, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Move:
+    """How one axis of a value is replaced: by `start + step * by[0]`, or by the index `value` over `by`.
+
+    With nothing in `by` the value is taken at `start`.
+    """
+
+    axis: int
+    by: tuple[int, ...]
+    start: int = 0
+    step: int = 1
+    value: Term | None = None
+
+
+class Lowering:
+    """Turns the ops of one site into a `Program`. `handlers` gives each op's meaning."""
+
+    def __init__(
+        self, site: Site, handlers: Mapping[str, Callable[..., Sequence[Val]]], traits: Traits
+    ) -> None:
+        self.site, self.handlers, self.traits = site, handlers, traits
+        self.axes = Axes()
+        self.values: dict[str, Val] = {}
+        self.arrays: dict[str, np.ndarray] = {**site.body.constants, **site.values}
+        self._steps: dict[str, tuple[Step, Val]] = {}
+        self._loads: dict[str, _Load] = {}
+        self._seen: dict[object, Val] = {}
+        self._tables: list[tuple[Number, ...]] = []
+        self._extras: list[np.ndarray] = []
+        self._inputs: list[int] = []
+
+    # values
+
+    def value(self, name: str) -> Val:
+        """The value of that ONNX name, loading an input or constant at its first use."""
+        if name not in self.values:
+            self.values[name] = self._leaf(name)
+        return self.values[name]
+
+    def array(self, name: str, what: str) -> np.ndarray:
+        """An input whose numbers must be known now, such as axes."""
+        if name not in self.arrays:
+            raise Refusal(f"{what} is not known before the run")
+        return self.arrays[name]
+
+    def scalar(self, val: Val) -> float | None:
+        """The number behind a literal, None for anything else."""
+        return float(val.term.value) if isinstance(val.term, Number) else None
+
+    def constant(self, number: float | int | bool, dtype: str) -> Val:
+        dtype = compute_dtype(dtype)
+        return Val(Number(number, dtype), dtype)
+
+    def declare(self, term: Term, spec: TensorSpec) -> Val:
+        """A value on fresh axes."""
+        axes = tuple(ONE if size == 1 else self.axes.fresh(size) for size in spec.shape)
+        return Val(term, compute_dtype(spec.dtype), spec.shape, axes)
+
+    def _leaf(self, name: str) -> Val:
+        array = self.arrays.get(name)
+        spec = self.site.specs.get(name)
+        if spec is None:
+            if array is None:
+                raise Refusal(f"value {name} has no spec")
+            spec = TensorSpec(str(array.dtype), array.shape)
+        if array is not None and array.size == 1:
+            return replace(self.constant(array.reshape(-1)[0].item(), spec.dtype), shape=spec.shape,
+                           axes=(ONE,) * len(spec.shape))  # fmt: skip
+        val = self.declare(f"v{len(self._loads)}", spec)
+        strides = spec.strides
+        if array is not None and array.size <= self.traits.baked_items:
+            pointer, dtype = f"t{len(self._tables)}", val.dtype
+            self._tables.append(tuple(Number(item, dtype) for item in array.reshape(-1).tolist()))
+            strides = TensorSpec(spec.dtype, spec.shape).strides
+        elif name in self.site.body.inputs:
+            pointer, dtype = f"p{len(self._inputs)}", spec.dtype
+            self._inputs.append(self.site.body.inputs.index(name))
+        else:
+            pointer, dtype = f"x{len(self._extras)}", spec.dtype
+            assert array is not None, f"{name} is neither an input nor a constant"
+            self._extras.append(np.ascontiguousarray(array))
+            strides = TensorSpec(spec.dtype, spec.shape).strides
+        by_axis = {axis: step for axis, step in zip(val.axes, strides, strict=True) if axis != ONE}
+        return self._load(_Load(val, pointer, dtype, by_axis))
+
+    def _load(self, load: _Load) -> Val:
+        name = f"v{len(self._loads)}"
+        self._loads[name] = replace(load, val=replace(load.val, term=name))
+        return self._loads[name].val
+
+    # steps
+
+    def map(self, template: str, *args: Val, dtype: str = "") -> Val:
+        """An elementwise step with broadcasting; `{0}` in the template is the first operand."""
+        shape, axes = self.broadcast(args)
+        made = compute_dtype(dtype) if dtype else args[0].dtype
+        return self._step(Step("", made, template, tuple(a.term for a in args)), shape, axes)
+
+    def cast(self, val: Val, dtype: str) -> Val:
+        """Converted to a dtype, and rounded to it where values are computed in a wider one."""
+        made = compute_dtype(dtype)
+        if made == dtype == val.dtype:
+            return val
+        if made != dtype and val.dtype not in ("float32", "float64"):
+            val = self.cast(val, made)
+        return self._step(Step("", made, "{0}", (val.term,), cast=dtype), val.shape, val.axes)
+
+    def coordinate(self, axis: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> Val:
+        """The place along an axis, as an int32 value of that shape."""
+        return self._step(Step("", "int32", "", (), coordinate=((axis, 1),)), shape, axes)
+
+    def fold(self, kind: str, val: Val, dims: Iterable[int], *, keepdims: bool) -> Val:
+        """A reduction over dims, by `kind`."""
+        gone = {d % len(val.shape) for d in dims} if val.shape else set()
+        kept = [d for d in range(len(val.shape)) if keepdims or d not in gone]
+        shape = tuple(1 if d in gone else val.shape[d] for d in kept)
+        axes = tuple(ONE if d in gone else val.axes[d] for d in kept)
+        over = frozenset(val.axes[d] for d in gone if val.axes[d] != ONE)
+        if not over:
+            return replace(val, shape=shape, axes=axes)
+        return self._step(Step("", val.dtype, "{0}", (val.term,), fold=kind, over=over), shape, axes)
+
+    def broadcast(self, args: Sequence[Val]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The common shape; axes that meet become one."""
+        rank = max((len(a.shape) for a in args), default=0)
+        shape, axes = [1] * rank, [ONE] * rank
+        for arg in args:
+            for back in range(1, len(arg.shape) + 1):
+                if arg.axes[-back] == ONE:
+                    continue
+                if axes[-back] != ONE:
+                    self.axes.unite(axes[-back], arg.axes[-back])
+                axes[-back], shape[-back] = arg.axes[-back], arg.shape[-back]
+        return tuple(shape), tuple(axes)
+
+    def _step(self, step: Step, shape: tuple[int, ...], axes: tuple[int, ...]) -> Val:
+        # repr, since a NaN does not equal itself
+        key = repr(replace(step, over=frozenset())), tuple(sorted(step.over))
+        if key in self._seen:
+            return replace(self._seen[key], shape=shape, axes=axes)
+        val = Val(f"s{len(self._steps)}", step.dtype, shape, axes)
+        self._steps[str(val.term)] = replace(step, name=str(val.term)), val
+        self._seen[key] = val
+        return val
+
+    # the same value at other places
+
+    def moved(self, val: Val, move: Move) -> Val:
+        """The value with one axis replaced: what it is made of is loaded and computed at the new places."""
+        return replace(val, term=self._moved(val.term, move, {}))
+
+    def _moved(self, term: Term, move: Move, done: dict[Term, Term]) -> Term:
+        if isinstance(term, Number) or term in done:
+            return done.get(term, term)
+        if term in self._loads:
+            done[term] = self._moved_load(term, move)
+            return done[term]
+        if term not in self._steps:
+            raise Refusal("items of a product are moved")
+        step, val = self._steps[term]
+        roots = [axis if axis == ONE else self.axes.root(axis) for axis in val.axes]
+        if self.axes.root(move.axis) in map(self.axes.root, step.over):
+            done[term] = term
+            return term
+        args = tuple(self._moved(arg, move, done) for arg in step.args)
+        place = self.axes.root(move.axis)
+        if args == step.args and place not in roots:
+            done[term] = term
+            return term
+        if step.coordinate:
+            raise Refusal("an index is moved again")
+        axes = tuple(a for axis in val.axes for a in (move.by if self._is(axis, place) else (axis,)))
+        made = self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes)
+        done[term] = made.term
+        return made.term
+
+    def _is(self, axis: int, root: int) -> bool:
+        return axis != ONE and self.axes.root(axis) == root
+
+    def _moved_load(self, term: str, move: Move) -> str:
+        load = self._loads[term]
+        strides = self.axes.spread(load.strides)
+        (leaf, *more) = self.axes.leaves(move.axis)
+        if leaf not in strides and not any(axis in strides for axis in more):
+            return term
+        if more:
+            raise Refusal("an axis is cut after it was split")
+        stride = strides.pop(leaf)
+        guards, gathers = list(load.guards), load.gathers
+        if any(self.axes.root(axis) == leaf for axis, _, _ in guards):
+            raise Refusal("an axis is cut twice")
+        offset = load.offset + move.start * stride
+        if move.value is not None:
+            gathers = (*gathers, (move.value, stride))
+        elif move.by:
+            strides[move.by[0]] = stride * move.step
+            size, room = self.axes.size(leaf), self.axes.size(move.by[0])
+            if move.step == 1 and (move.start < 0 or move.start + room > size):
+                guards.append((move.by[0], -move.start, size - move.start))
+        axes = tuple(a for axis in load.val.axes for a in (move.by if self._is(axis, leaf) else (axis,)))
+        val = replace(load.val, shape=self.axes.sizes_of(axes), axes=axes)
+        key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
+        if key not in self._seen:
+            self._seen[key] = self._load(
+                _Load(val, load.pointer, load.dtype, strides, offset, tuple(guards), gathers)
+            )
+        return str(self._seen[key].term)
+
+    # the whole body
+
+    def run(self, op: Op) -> None:
+        handler = self.handlers.get(op.key)
+        if handler is None:
+            raise Refusal(f"op {op.key} is neither pointwise nor a reduction known here")
+        made = handler(self, op)
+        for name, val in zip(op.outputs, made, strict=False):
+            if name:
+                self.values[name] = val
+
+    def finish(self) -> Program:
+        """Resolve axes, drop steps nobody reads, lay out the pointers."""
+        body = self.site.body
+        outputs = [self.value(name) for name in body.outputs]
+        alive: set[Term] = set()
+        for val in outputs:
+            self._mark(val.term, alive)
+        kept = [self._resolve(step, val) for name, (step, val) in self._steps.items() if name in alive]
+        loads = [self._memory(load) for name, load in self._loads.items() if name in alive]
+        stores = []
+        for place, (name, val) in enumerate(zip(body.outputs, outputs, strict=True)):
+            spec = self.site.specs[name]
+            self._require_distinct(val)
+            strides = {a: s for a, s in zip(val.axes, spec.strides, strict=True) if a != ONE}
+            stores.append(Memory(val.term, f"q{place}", spec.dtype, self.axes.spread(strides)))
+        used = {axis for m in (*loads, *stores) for axis in m.strides}
+        return Program(
+            sizes={axis: self.axes.size(axis) for axis in sorted(used)},
+            loads=tuple(loads), steps=tuple(kept), stores=tuple(stores),
+            inputs=tuple(self._inputs), tables=tuple(self._tables), extras=tuple(self._extras),
+        )  # fmt: skip
+
+    def _mark(self, term: Term, alive: set[Term]) -> None:
+        """Everything that a value is made of."""
+        waiting = [term]
+        while waiting:
+            term = waiting.pop()
+            if isinstance(term, Number) or term in alive:
+                continue
+            alive.add(term)
+            if term in self._loads:
+                waiting += [t for t, _ in self._loads[term].gathers]
+            elif term in self._steps:
+                waiting += self._steps[term][0].args
+
+    def _resolve(self, step: Step, val: Val) -> Step:
+        self._require_distinct(val)
+        return replace(
+            step,
+            axes=self.axes.all_leaves(val.axes),
+            over=self.axes.all_leaves(step.over),
+            coordinate=self.axes.coordinate(step.coordinate),
+        )
+
+    def _memory(self, load: _Load) -> Memory:
+        self._require_distinct(load.val)
+        guards = tuple(Guard(self.axes.coordinate(((a, 1),)), low, high) for a, low, high in load.guards)
+        strides = self.axes.spread(load.strides)
+        return Memory(load.val.term, load.pointer, load.dtype, strides, load.offset, guards, load.gathers)
+
+    def _require_distinct(self, val: Val) -> None:
+        leaves = [leaf for axis in val.axes if axis != ONE for leaf in self.axes.leaves(axis)]
+        if len(set(leaves)) != len(leaves):
+            raise Refusal("a value meets its own transpose")

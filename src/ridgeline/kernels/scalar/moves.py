@@ -1,0 +1,188 @@
+"""Ops that only move items, as values at other places: no step is added but for joining and padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
+from ridgeline.kernels.scalar.ops import Handler, args_of, number, reshaped
+from ridgeline.spec import Op
+
+
+def _cut(low: Lowering, x: Val, dim: int, size: int, start: int, step: int = 1) -> Val:
+    """`size` items of a dim from `start` on; where that runs over its ends, the value is arbitrary."""
+    if x.shape[dim] == size and start == 0 and step == 1:
+        return x
+    axis = ONE if size == 1 else low.axes.fresh(size)
+    if x.axes[dim] != ONE:
+        x = low.moved(x, Move(x.axes[dim], () if axis == ONE else (axis,), start, step))
+    return _with_dim(x, dim, size, axis)
+
+
+def _with_dim(x: Val, dim: int, size: int, axis: int) -> Val:
+    shape, axes = list(x.shape), list(x.axes)
+    shape[dim], axes[dim] = size, axis
+    return replace(x, shape=tuple(shape), axes=tuple(axes))
+
+
+def _slice(low: Lowering, op: Op) -> Sequence[Val]:
+    x = low.value(op.inputs[0])
+    lists = [
+        [int(i) for i in low.array(name, "a bound of the slice").reshape(-1)] if name else None
+        for name in op.inputs[1:]
+    ]
+    starts, ends, dims, steps = [*lists, None, None, None, None][:4]
+    if starts is None or ends is None:
+        raise Refusal("Slice without bounds")
+    for start, end, dim, step in zip(
+        starts, ends, dims or range(len(starts)), steps or [1] * len(starts), strict=True
+    ):
+        taken = range(x.shape[dim])[start:end:step]
+        x = _cut(low, x, dim % len(x.shape), len(taken), taken.start, step)
+    return [x]
+
+
+def _split(low: Lowering, op: Op) -> Sequence[Val]:
+    x = low.value(op.inputs[0])
+    dim = int(op.attrs.get("axis", 0)) % len(x.shape)
+    made, start = [], 0
+    for name in op.outputs:
+        size = low.site.specs[name].shape[dim]
+        made.append(_cut(low, x, dim, size, start))
+        start += size
+    return made
+
+
+def _concat(low: Lowering, op: Op) -> Sequence[Val]:
+    """Every part at every place, and of them the one that belongs there."""
+    parts = args_of(low, op)
+    dim = int(op.attrs["axis"]) % len(parts[0].shape)
+    parts = [part for part in parts if part.shape[dim]]
+    if len(parts) == 1:
+        return parts
+    total = sum(part.shape[dim] for part in parts)
+    axis = low.axes.fresh(total)
+    made: Val | None = None
+    start = 0
+    for part in parts:
+        moved = _at(low, part, dim, axis, start)
+        if made is None:
+            made = moved
+        else:
+            here = _here(low, made, dim)
+            made = low.map("rl_where({2} < {3}, {0}, {1})", made, moved, here, low.constant(start, "int32"))
+        start += part.shape[dim]
+    if made is None:
+        raise Refusal("a Concat of nothing")
+    return [made]
+
+
+def _at(low: Lowering, part: Val, dim: int, axis: int, start: int) -> Val:
+    """A part on the joined axis, from `start` on."""
+    size = low.axes.size(axis)
+    if part.axes[dim] == ONE:
+        return _with_dim(part, dim, size, axis)
+    return _with_dim(low.moved(part, Move(part.axes[dim], (axis,), -start)), dim, size, axis)
+
+
+def _here(low: Lowering, like: Val, dim: int) -> Val:
+    """The index along a dim, to be compared with where parts begin."""
+    shape = tuple(size if d == dim else 1 for d, size in enumerate(like.shape))
+    axes = tuple(axis if d == dim else ONE for d, axis in enumerate(like.axes))
+    return low.coordinate(like.axes[dim], shape, axes)
+
+
+def _pad(low: Lowering, op: Op) -> Sequence[Val]:
+    if op.attrs.get("mode", "constant") not in ("constant", b"constant"):
+        raise Refusal(f"Pad by mode {op.attrs['mode']}")
+    x = low.value(op.inputs[0])
+    pads = [int(p) for p in low.array(op.inputs[1], "the padding").reshape(-1)]
+    fill = low.value(op.inputs[2]) if len(op.inputs) > 2 and op.inputs[2] else number(low, x, 0.0)
+    dims = list(range(len(x.shape)))
+    if len(op.inputs) > 3 and op.inputs[3]:
+        dims = [int(d) % len(x.shape) for d in low.array(op.inputs[3], "the padded axes").reshape(-1)]
+    for place, dim in enumerate(dims):
+        before, after = pads[place], pads[place + len(dims)]
+        size = x.shape[dim]
+        if before or after:
+            x = _padded(low, x, dim, before, size + before + after, fill)
+    return [x]
+
+
+def _padded(low: Lowering, x: Val, dim: int, before: int, size: int, fill: Val) -> Val:
+    had = x.shape[dim]
+    if size <= 1:
+        raise Refusal(f"Pad to {size} items")
+    axis = low.axes.fresh(size)
+    moved = _at(low, x, dim, axis, before)
+    here = _here(low, moved, dim)
+    first, past = low.constant(before, "int32"), low.constant(before + had, "int32")
+    inside = low.map("({0} >= {1}) & ({0} < {2})", here, first, past, dtype="bool")
+    return low.map("rl_where({2}, {0}, {1})", moved, low.cast(fill, x.dtype), inside)
+
+
+def _gather(low: Lowering, op: Op) -> Sequence[Val]:
+    """x at places that are known when the kernel runs; a place below zero counts from the end."""
+    x, places = args_of(low, op)
+    dim = int(op.attrs.get("axis", 0)) % len(x.shape)
+    if places.dtype not in ("int32", "int64"):
+        raise Refusal(f"Gather at places of {places.dtype}")
+    shape = (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :])
+    if x.axes[dim] == ONE:
+        axes = (*x.axes[:dim], *places.axes, *x.axes[dim + 1 :])
+        return [replace(x, shape=shape, axes=axes)]
+    if math.prod(x.shape) >= 2**31:
+        places = low.cast(places, "int64")
+    index = low.map("rl_place({0}, {1})", places, low.constant(x.shape[dim], places.dtype))
+    made = low.moved(x, Move(x.axes[dim], places.axes, value=index.term))
+    return [replace(made, shape=shape, axes=(*x.axes[:dim], *places.axes, *x.axes[dim + 1 :]))]
+
+
+def _tile(low: Lowering, op: Op) -> Sequence[Val]:
+    x = low.value(op.inputs[0])
+    repeats = [int(r) for r in low.array(op.inputs[1], "the repeats").reshape(-1)]
+    shape, axes = [], []
+    for size, axis, count in zip(x.shape, x.axes, repeats, strict=True):
+        parts = [a for a in (low.axes.fresh(count) if count != 1 else ONE, axis) if a != ONE]
+        shape.append(size * count)
+        axes.append(low.axes.joined(parts) if parts else ONE)
+    return [replace(x, shape=tuple(shape), axes=tuple(axes))]
+
+
+def _depth_to_space(low: Lowering, op: Op) -> Sequence[Val]:
+    x = low.value(op.inputs[0])
+    n, c, h, w = x.shape
+    block = int(op.attrs["blocksize"])
+    deep = c // block**2
+    if op.attrs.get("mode", "DCR") in ("CRD", b"CRD"):
+        split, order = (n, deep, block, block, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        split, order = (n, block, block, deep, h, w), (0, 3, 4, 1, 5, 2)
+    return [_shuffled(low, x, split, order, (n, deep, h * block, w * block))]
+
+
+def _space_to_depth(low: Lowering, op: Op) -> Sequence[Val]:
+    x = low.value(op.inputs[0])
+    n, c, h, w = x.shape
+    block = int(op.attrs["blocksize"])
+    split = (n, c, h // block, block, w // block, block)
+    made = (n, c * block**2, h // block, w // block)
+    return [_shuffled(low, x, split, (0, 3, 5, 1, 2, 4), made)]
+
+
+def _shuffled(
+    low: Lowering, x: Val, split: Sequence[int], order: Sequence[int], shape: tuple[int, ...]
+) -> Val:
+    x = reshaped(low, x, split)
+    x = replace(x, shape=tuple(x.shape[p] for p in order), axes=tuple(x.axes[p] for p in order))
+    assert math.prod(x.shape) == math.prod(shape), "a shuffle keeps every item"
+    return reshaped(low, x, shape)
+
+
+MOVES: dict[str, Handler] = {
+    "Slice": _slice, "Split": _split, "Concat": _concat, "Pad": _pad, "Gather": _gather, "Tile": _tile,
+    "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
+}  # fmt: skip

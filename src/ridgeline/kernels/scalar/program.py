@@ -1,0 +1,116 @@
+"""A region's body as scalar steps over named axes: what the generators work from.
+
+A step's template is common to all dialects: infix arithmetic and calls of `rl_` functions that each defines.
+How a body becomes a program is in `lowering.py`; how text is made of a program is up to a dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ridgeline.kernels.scalar.axes import Coordinate, Refusal
+
+DTYPES = frozenset({
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32",
+    "uint16", "uint8", "bool",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Number:
+    """A scalar known now; a dialect writes it as a literal of that type."""
+
+    value: float | int | bool
+    dtype: str
+
+
+Term: TypeAlias = str | Number
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a dialect can do; the lowering asks nothing else about it."""
+
+    name: str
+    baked_items: int = 0  # constants up to this many items become part of the source
+    folds_keep_nan: bool = False  # it has the folds max_nan and min_nan
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`low <= coordinate < high`: outside of it a load reads nothing."""
+
+    coordinate: Coordinate
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A value that is read from or written to a pointer; strides by axis, in elements.
+
+    `gathers` are index values, each with its stride: they are steps or loads that come before this load.
+    """
+
+    value: Term
+    pointer: str
+    dtype: str
+    strides: Mapping[int, int]
+    offset: int = 0
+    guards: tuple[Guard, ...] = ()
+    gathers: tuple[tuple[Term, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scalar assignment, or a reduction by `fold` of its one argument over the axes `over`.
+
+    `cast` names the dtype an argument is converted to and rounded through; `coordinate` makes the value an
+    index of the nest. Folds are sum, prod, max, min, and max_nan and min_nan, in which a NaN wins.
+    """
+
+    name: str
+    dtype: str
+    template: str
+    args: tuple[Term, ...]
+    axes: frozenset[int] = frozenset()
+    fold: str = ""
+    over: frozenset[int] = frozenset()
+    cast: str = ""
+    coordinate: Coordinate = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(arg for arg in self.args if isinstance(arg, str)))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Loads, steps in order, stores. Pointers: `inputs` are p0…, outputs q0…, `extras` x0…, `tables` t0…."""
+
+    sizes: Mapping[int, int]
+    loads: tuple[Memory, ...]
+    steps: tuple[Step, ...]
+    stores: tuple[Memory, ...]
+    inputs: tuple[int, ...]  # positions among the body's inputs, in pointer order
+    tables: tuple[tuple[Number, ...], ...]  # baked arrays
+    extras: tuple[np.ndarray, ...]  # constants too large to bake, in pointer order
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        return self.loads + self.stores
+
+    @property
+    def is_empty(self) -> bool:
+        """No output has any elements."""
+        return any(0 in (self.sizes[axis] for axis in m.strides) for m in self.stores)
+
+
+def compute_dtype(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise Refusal(f"dtype {dtype} has no type in generated kernels")
+    return "float32" if dtype in ("float16", "bfloat16") else dtype

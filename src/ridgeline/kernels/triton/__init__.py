@@ -1,0 +1,1 @@
+"""GPU kernels in Triton: descriptions, compilation without a GPU, launching without Triton."""

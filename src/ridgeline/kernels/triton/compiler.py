@@ -1,0 +1,277 @@
+"""Kernels to machine code, for any architecture, on a machine without a GPU; several processes at a time.
+
+A kernel compiles in a process of its own: compiling takes seconds, one that takes too long can be stopped,
+and a crash of the compiler is a refusal and not the end of the build.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import selectors
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from ridgeline.errors import RidgelineError
+from ridgeline.kernels.triton.source import Kernel, triton_version
+from ridgeline.options import available_cores
+
+CACHE_DIR = Path("~/.cache/ridgeline/cubin")
+COMPILE_LIMIT_S = 60.0
+FORMAT = 1
+# a worker sees the modules this process sees; with Triton's interpreter on, nothing would be compiled
+START = """
+import os, sys
+sys.path[:0] = {paths!r}
+os.environ.pop("TRITON_INTERPRET", None)
+from ridgeline.kernels.triton.worker import main
+main()
+"""
+
+
+class CompileError(RidgelineError):
+    """A kernel that does not compile: the tactic is refused with this message."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code of one kernel and the facts a launch and a report need."""
+
+    name: str  # entry point
+    arch: str  # such as sm_90
+    cubin: bytes = field(repr=False)
+    shared: int  # bytes of dynamic shared memory per block
+    num_warps: int
+    pdl: bool
+    parameters: int  # of the entry point; those after the kernel's own are scratch pointers
+    types: tuple[str, ...]  # of the kernel's own arguments
+    registers: int
+    spills: int  # bytes of local memory per thread
+    seconds: float
+    triton: str
+
+    def to_bytes(self) -> bytes:
+        """One line of facts, then the code."""
+        facts = {k: v for k, v in asdict(self).items() if k != "cubin"}
+        return json.dumps({"format": FORMAT, **facts}).encode() + b"\n" + self.cubin
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Compiled:
+        head, _, cubin = data.partition(b"\n")
+        facts = json.loads(head)
+        if facts.pop("format") != FORMAT:
+            raise ValueError("written by another version")
+        return Compiled(**{**facts, "types": tuple(facts["types"]), "cubin": cubin})
+
+
+# kernels that engine files brought along, by architecture and digest; they need no Triton to run
+_aboard: dict[tuple[str, str], Compiled] = {}
+
+
+def take_aboard(kernels: Mapping[str, Compiled]) -> None:
+    """Kernels of a trusted engine, by digest: found before any cache, so that nothing is compiled."""
+    _aboard.update({(made.arch, digest): made for digest, made in kernels.items()})
+
+
+def why_no_kernels(arch: str) -> str | None:
+    """None where kernels for the architecture can be had at all."""
+    if triton_version() is not None or any(known == arch for known, _ in _aboard):
+        return None
+    return f"Triton is not installed, and no kernels for {arch} are on board"
+
+
+def find_compiled(kernel: Kernel, arch: str, *, cache_dir: Path = CACHE_DIR) -> Compiled | None:
+    """What an engine brought along, else what was compiled here before."""
+    return _aboard.get((arch, kernel.digest)) or _read(_path(kernel, arch, cache_dir))
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel],
+    arch: str,
+    *,
+    cache_dir: Path = CACHE_DIR,
+    jobs: int | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> list[Compiled | CompileError]:
+    """Machine code for each kernel, or why there is none; equal kernels are compiled once."""
+    found: dict[str, Compiled | CompileError] = {}
+    todo: dict[str, Kernel] = {}
+    for kernel in kernels:
+        if kernel.digest not in found and kernel.digest not in todo:
+            known = find_compiled(kernel, arch, cache_dir=cache_dir)
+            if known is not None:
+                found[kernel.digest] = known
+            else:
+                todo[kernel.digest] = kernel
+    if todo and triton_version() is None:
+        found |= {digest: _missing(kernel) for digest, kernel in todo.items()}
+    elif todo:
+        fresh = _pool(arch).run(list(todo.values()), jobs or available_cores(), on_done)
+        for kernel, made in zip(todo.values(), fresh, strict=True):
+            found[kernel.digest] = made
+            if isinstance(made, Compiled):
+                _write(_path(kernel, arch, cache_dir), made)
+    return [found[kernel.digest] for kernel in kernels]
+
+
+def compile_kernel(kernel: Kernel, arch: str, *, cache_dir: Path = CACHE_DIR) -> Compiled:
+    """One kernel, from the cache or anew."""
+    (made,) = compile_kernels([kernel], arch, cache_dir=cache_dir)
+    if isinstance(made, CompileError):
+        raise made
+    return made
+
+
+def _missing(kernel: Kernel) -> CompileError:
+    return CompileError(
+        f"{kernel.function} is not on board, and Triton is not installed to compile it",
+        help="pip install 'ridgeline[gpu]'",
+    )
+
+
+def _path(kernel: Kernel, arch: str, cache_dir: Path) -> Path:
+    folder = cache_dir.expanduser() / f"{arch}-triton{triton_version()}"
+    return folder / f"{kernel.digest}.kernel"
+
+
+def _read(path: Path) -> Compiled | None:
+    try:
+        return Compiled.from_bytes(path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: compiled again
+        return None
+
+
+def _write(path: Path, made: Compiled) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(made.to_bytes())
+    Path(file.name).replace(path)
+
+
+@cache
+def _pool(arch: str) -> _Pool:
+    pool = _Pool(arch)
+    atexit.register(pool.close)
+    return pool
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    job: int = -1
+    since: float = 0.0
+
+
+class _Pool:
+    """Workers that compile one kernel after the other. They stay for the next call: a start takes seconds."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self.selector = selectors.DefaultSelector()
+        self.lock = threading.Lock()
+
+    @property
+    def workers(self) -> list[_Worker]:
+        return [key.data for key in self.selector.get_map().values()]
+
+    def run(
+        self, kernels: Sequence[Kernel], jobs: int, on_done: Callable[[int, int], None] | None
+    ) -> list[Compiled | CompileError]:
+        waiting = list(enumerate(kernels))[::-1]
+        made: dict[int, Compiled | CompileError] = {}
+        with self.lock:
+            while len(self.workers) < min(jobs, len(kernels)):
+                self._start()
+            for worker in self.workers:
+                self._give(worker, waiting)
+            while len(made) < len(kernels):
+                for key, _ in self.selector.select(timeout=1.0):
+                    worker = key.data
+                    made[worker.job] = self._take(worker)
+                    if worker.process.poll() is not None:
+                        worker = self._replace(worker)
+                    self._give(worker, waiting)
+                    if on_done is not None:
+                        on_done(len(made), len(kernels))
+                for worker in self.workers:
+                    if worker.job >= 0 and time.monotonic() - worker.since > COMPILE_LIMIT_S:
+                        made[worker.job] = CompileError(
+                            f"{kernels[worker.job].function} took over {COMPILE_LIMIT_S:.0f} s to compile"
+                        )
+                        self._give(self._replace(worker), waiting)
+        return [made[i] for i in range(len(kernels))]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            _end(worker.process)
+        self.selector.close()
+
+    def _start(self) -> _Worker:
+        start = START.format(paths=[p for p in sys.path if p])
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, self.arch],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        worker = _Worker(process)
+        assert process.stdout is not None, "opened as a pipe"
+        self.selector.register(process.stdout, selectors.EVENT_READ, worker)
+        return worker
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        assert worker.process.stdout is not None, "opened as a pipe"
+        self.selector.unregister(worker.process.stdout)
+        _end(worker.process)
+        return self._start()
+
+    def _give(self, worker: _Worker, waiting: list[tuple[int, Kernel]]) -> None:
+        worker.job = -1
+        if waiting:
+            worker.job, kernel = waiting.pop()
+            worker.since = time.monotonic()
+            assert worker.process.stdin is not None, "opened as a pipe"
+            send(worker.process.stdin, kernel.to_json().encode())
+
+    def _take(self, worker: _Worker) -> Compiled | CompileError:
+        assert worker.process.stdout is not None, "opened as a pipe"
+        try:
+            answer = receive(worker.process.stdout)
+        except EOFError:
+            worker.process.wait()
+            return CompileError(f"the compiler ended with code {worker.process.returncode}")
+        if answer[:1] == b"{":
+            return Compiled.from_bytes(answer)
+        # Triton quotes the source first and says what is wrong last
+        return CompileError(answer.decode().strip().splitlines()[-1][:300])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
+
+
+def send(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(struct.pack("<Q", len(data)) + data)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> bytes:
+    """The next message from a pipe; `EOFError` when the other side is gone."""
+    head = pipe.read(8)
+    if len(head) == 8:
+        (size,) = struct.unpack("<Q", head)
+        data = pipe.read(size)
+        if len(data) == size:
+            return data
+    raise EOFError

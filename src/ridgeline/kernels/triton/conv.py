@@ -1,0 +1,105 @@
+"""Convolution as an implicit product: rows are output positions, columns channels, K runs over the window.
+
+Images may lie in any order of axes; channels together (NHWC) load widest. EPILOGUE is as docs/gpu.md has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.triton.tiles import finish, prefetch_weight, tile_place
+
+
+def conv_ref(
+    x: Tensor, w: Tensor, *, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """The convolution alone; `pads` as (top, left, bottom, right), groups as w leaves channels for."""
+    top, left, bottom, right = pads
+    groups = x.shape[1] // w.shape[1]
+    return F.conv2d(F.pad(x, (left, right, top, bottom)), w, None, tuple(stride), 0, tuple(dilation), groups)
+
+
+@triton.jit
+def conv(
+    x_ptr, w_ptr, parts_ptr, counters_ptr, pointers, rows,
+    C: tl.constexpr,
+    X_IMAGE: tl.constexpr, X_LINE: tl.constexpr, X_COLUMN: tl.constexpr, X_CHANNEL: tl.constexpr,
+    IN_H: tl.constexpr, IN_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    IS_PADDED: tl.constexpr, N: tl.constexpr, W_COLUMN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    HALVES: tl.constexpr, IS_FOLDED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """y[(i, h, w), n] = epilogue(Σ_{r, s, c} x[i, h·S + r·D - P, w·S + s·D - P, c] · w[n, (r, s, c)]).
+
+    One step takes channels of one tap; IS_FOLDED (few or odd channels): BK neighbours of K wherever they lie.
+    """
+    K: tl.constexpr = KERNEL_H * KERNEL_W * C
+    STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
+    IS_EVEN_K: tl.constexpr = STEPS * BK * SPLIT_K == K
+    COLUMN_TILES: tl.constexpr = (N + BN - 1) // BN
+    tile, part = tl.program_id(0), tl.program_id(1)
+    row_tile, column_tile = tile_place(tile, tl.cdiv(rows, BM), COLUMN_TILES, GROUP_M)
+    first_column, first_depth = column_tile * BN, part * (STEPS * BK)
+    if PREFETCH:
+        prefetch_weight(w_ptr, first_column, first_depth, N, K, W_COLUMN, BN, STEPS * BK)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    m = row_tile * BM + tl.arange(0, BM)
+    n = first_column + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    # rows and columns over the edge read the last one again: cheaper than a mask, and never stored
+    row = tl.minimum(m, rows - 1)
+    top = row // OUT_W % OUT_H * STRIDE_H - PAD_H
+    left = row % OUT_W * STRIDE_W - PAD_W
+    image = (row // (OUT_W * OUT_H)).to(tl.int64) * X_IMAGE
+    x_row = x_ptr + (image + top * X_LINE + left * X_COLUMN)  # [BM], where each window starts
+    w_tile = w_ptr + tl.minimum(n, N - 1)[None, :] * W_COLUMN + (first_depth + inner)[:, None]  # [BK, BN]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(STEPS):
+        depth = first_depth + step * BK
+        if IS_FOLDED:
+            k = depth + inner
+            tap, channel = k // C, k % C
+            line, column = tap // KERNEL_W * DILATION_H, tap % KERNEL_W * DILATION_W
+            offset = line * X_LINE + column * X_COLUMN + channel * X_CHANNEL
+            x_tile = x_row[:, None] + offset[None, :]
+            inside = (k < K)[None, :]
+            if IS_PADDED:
+                h, w = top[:, None] + line[None, :], left[:, None] + column[None, :]
+                inside = inside & (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W)
+            x = tl.load(x_tile, mask=inside, other=0.0)
+        else:
+            tap = depth // C
+            channel = tl.multiple_of(depth % C, BK)
+            line, column = tap // KERNEL_W * DILATION_H, tap % KERNEL_W * DILATION_W
+            x_tile = (x_row + (line * X_LINE + column * X_COLUMN + channel * X_CHANNEL))[:, None]
+            x_tile = x_tile + inner[None, :] * X_CHANNEL
+            if IS_PADDED:
+                h, w = top + line, left + column
+                inside = (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W) & (depth < K)
+                x = tl.load(x_tile, mask=inside[:, None], other=0.0)
+            elif IS_EVEN_K:
+                x = tl.load(x_tile)
+            else:
+                x = tl.load(x_tile, mask=depth < K, other=0.0)
+        if IS_EVEN_K:
+            weight = tl.load(w_tile)
+        else:
+            weight = tl.load(w_tile, mask=(inner < W_COLUMN - depth)[:, None], other=0.0)
+        acc = tl.dot(x, weight, acc, input_precision=PRECISION)
+        w_tile += BK
+    m = m[:, None]
+    finish(
+        acc, m, m < rows, first_column, pointers, parts_ptr, counters_ptr, tile, part,
+        N, SPLIT_K, HALVES, EPILOGUE,
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What follows a product or convolution, as a function that a hand-written kernel calls on its sums.
+
+The kernel knows nothing of it: it hands over a tile of sums with the rows and columns it stands for, and the
+epilogue adds the anchor's own bias, runs the rest of the region in float32 and stores every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ridgeline.kernels.scalar.anchor import lower_around
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.moves import MOVES
+from ridgeline.kernels.scalar.ops import POINTWISE
+from ridgeline.kernels.scalar.program import Memory, Program
+from ridgeline.kernels.triton.source import Generated
+from ridgeline.kernels.triton.text import (
+    HEAD,
+    TRITON,
+    Flat,
+    Scope,
+    indented,
+    indexed_axes,
+    is_wide,
+    load_text,
+    pointers_of,
+    store_text,
+)
+from ridgeline.spec import Site
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """`function(acc, m, n, mask, pointers)`, and what `pointers` holds: inputs, constants, all outputs."""
+
+    function: Generated
+    types: tuple[str, ...]  # of `pointers`, as a kernel's signature has them
+    inputs: tuple[int, ...]  # positions among the region's inputs
+    extras: tuple[np.ndarray, ...]  # constants of the region that a launch keeps on the device
+
+    def pointers(self, inputs: Sequence[T], extras: Sequence[T], outputs: Sequence[T]) -> list[T]:
+        """The arguments for `pointers`, out of all inputs and outputs of the region."""
+        return [*(inputs[i] for i in self.inputs), *extras, *outputs]
+
+
+def make_epilogue(site: Site, anchor_value: str, columns_axis: int) -> Epilogue:
+    """Everything behind the op that makes `anchor_value`, whose dim `columns_axis` holds the columns.
+
+    `acc` is the bare sum of products: alpha, beta and bias of the anchor are the epilogue's. Rows count the
+    other dims of the anchor's output, in order. Raises `Refusal` where the region does not fit.
+    """
+    anchor = site.body.producer(anchor_value)
+    if anchor is None:
+        raise Refusal(f"nothing in the region makes {anchor_value}")
+    program, dims = lower_around(site, anchor, POINTWISE | MOVES, TRITON)
+    at = columns_axis % len(dims)
+    column = dims[at]
+    rows = tuple(axis for dim in dims[:at] + dims[at + 1 :] for axis in dim)
+    if set(program.sizes) - {*rows, *column}:
+        raise Refusal("an output is larger than the product")
+    if any(set(memory.strides) != {*rows, *column} for memory in program.stores):
+        raise Refusal("an output is smaller than the product")
+    pointers = pointers_of(program)
+    function = Generated("epilogue", _text(program, rows, column, pointers.names))
+    return Epilogue(function, pointers.types, pointers.inputs, pointers.extras)
+
+
+def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], names: Sequence[str]) -> str:
+    along_m, along_n = Flat("m", rows), Flat("n", column)
+    sizes = program.sizes
+
+    def terms(memory: Memory) -> list[str]:
+        return [*along_m.offset(memory, sizes), *along_n.offset(memory, sizes)]
+
+    def load(memory: Memory) -> str:
+        mask = "mask"
+        where = terms(memory)
+        touches = {*memory.strides, *(axis for guard in memory.guards for axis, _ in guard.coordinate)}
+        if not memory.gathers and not touches & {*rows, *column}:
+            mask = ""
+        elif not memory.gathers and not touches & set(rows):
+            mask = f"n < {_span(sizes, column)}"
+        elif not touches & set(column):
+            where.append("n * 0")
+        return load_text(memory, where, mask, index)
+
+    index = along_m.names() | along_n.names()
+    scope = Scope(program, index, load)
+    scope.known.add("acc")
+    for memory in program.stores:
+        scope.need(memory.value)
+    wanted = indexed_axes(program)
+    # a single row or column is a block too
+    blocks = [f"{flat.var} * 0" for flat in (along_m, along_n) if not flat.axes]
+    lines = [
+        *(f"{name} = pointers[{place}]" for place, name in enumerate(names)),
+        *(["m, n = m.to(tl.int64), n.to(tl.int64)"] if is_wide(program) else []),
+        *along_m.unpacked(sizes, wanted), *along_n.unpacked(sizes, wanted),
+        *scope.take(),
+        *(store_text(memory, [*terms(memory), *blocks], "mask") for memory in program.stores),
+    ]  # fmt: skip
+    return HEAD + "\n".join(["def epilogue(acc, m, n, mask, pointers):", *indented(lines), ""])
+
+
+def _span(sizes: Any, axes: Sequence[int]) -> int:
+    return int(np.prod([sizes[axis] for axis in axes], dtype=np.int64))

@@ -1,0 +1,310 @@
+"""How reductions are carried through a loop over a row: states per lane, their update, and how lanes join.
+
+Two reductions where the second needs the first, as softmax and variance have them, are carried in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Number, Program, Step, Term
+from ridgeline.kernels.triton.text import literal, term
+
+_LOWEST = {"int32": -(2**31), "int64": -(2**63)}
+_EXPONENTIALS = ("rl_exp_low({0})", "rl_exp({0})")
+
+
+def identity(fold: str, dtype: str) -> str:
+    """What folding begins with, as a scalar of that type."""
+    if fold in ("sum", "prod"):
+        return literal(Number(0 if fold == "sum" else 1, dtype))
+    is_max = fold.startswith("max")
+    if dtype in _LOWEST:
+        return literal(Number(_LOWEST[dtype] if is_max else -_LOWEST[dtype] - 1, dtype))
+    return literal(Number(float("-inf") if is_max else float("inf"), dtype))
+
+
+def joined(fold: str, value: str, *, is_single: bool = False, axis: int = 1) -> str:
+    """All lanes of a row as one number, [ROWS, 1], of a single row as a scalar; axis 2 leaves the lanes."""
+    where = f"axis={None if is_single else axis}, keep_dims={axis == 1 and not is_single}"
+    if fold in ("sum", "max", "min"):
+        return f"tl.{fold}({value}, {where})"
+    combine = {"prod": "rl_mul", "max_nan": "rl_max", "min_nan": "rl_min"}[fold]
+    return f"tl.reduce({value}, combine_fn={combine}, {where})"
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A tile of `rows` by `cols` as lanes of `deep` neighbours, which one thread holds together."""
+
+    rows: int
+    cols: int
+    deep: int
+
+    @property
+    def shape(self) -> str:
+        return f"({self.rows}, {self.cols // self.deep})"
+
+    def pieces(self, value: str) -> str:
+        """A tile cut into lanes, [ROWS, LANES, deep]; as it is where lanes are single elements."""
+        whole = f"tl.broadcast_to({value}, ({self.rows}, {self.cols}))"
+        if self.deep == 1:
+            return whole
+        return f"tl.reshape({whole}, ({self.rows}, {self.cols // self.deep}, {self.deep}))"
+
+    def each(self, fold: str, value: str) -> str:
+        """Neighbours of a lane as one."""
+        return value if self.deep == 1 else joined(fold, value, axis=2)
+
+    def against(self, value: str) -> str:
+        """A value per lane beside each of the lane's neighbours."""
+        return value if self.deep == 1 else f"{value}[:, :, None]"
+
+
+def combined(fold: str, a: str, b: str) -> str:
+    if fold in ("sum", "prod"):
+        return f"{a} {'+' if fold == 'sum' else '*'} {b}"
+    name = {"max": "tl.maximum", "min": "tl.minimum", "max_nan": "rl_max", "min_nan": "rl_min"}[fold]
+    return f"{name}({a}, {b})"
+
+
+class Group(Protocol):
+    """Reductions that one pass carries together."""
+
+    @property
+    def folds(self) -> tuple[Step, ...]: ...
+
+    @property
+    def value(self) -> Term:
+        """What is reduced: the one value of the row that the pass must know."""
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Names of the states and what each begins with."""
+
+    def update(self, mask: str, lanes: Lanes) -> list[str]:
+        """Take in one more tile; elements outside of `mask` (none if empty) do not count."""
+
+    def join(self, *, is_single: bool = False) -> list[str]:
+        """Lanes become one: states and folds are [ROWS, 1] after it, or scalars for a single row."""
+
+
+def _masked(value: str, mask: str, other: str) -> str:
+    return f"tl.where({mask}, {value}, {other})" if mask else value
+
+
+@dataclass(frozen=True)
+class Single:
+    """One reduction on its own."""
+
+    fold: Step
+
+    @property
+    def folds(self) -> tuple[Step, ...]:
+        return (self.fold,)
+
+    @property
+    def value(self) -> Term:
+        return self.fold.args[0]
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        return {f"c_{self.fold.name}": identity(self.fold.fold, self.fold.dtype)}
+
+    def update(self, mask: str, lanes: Lanes) -> list[str]:
+        name, fold = f"c_{self.fold.name}", self.fold
+        value = lanes.pieces(_masked(term(self.value), mask, identity(fold.fold, fold.dtype)))
+        return [f"{name} = {combined(fold.fold, name, lanes.each(fold.fold, value))}"]
+
+    def join(self, *, is_single: bool = False) -> list[str]:
+        name = f"c_{self.fold.name}"
+        return [
+            f"{name} = {joined(self.fold.fold, name, is_single=is_single)}",
+            f"{self.fold.name} = {name}",
+        ]
+
+
+@dataclass(frozen=True)
+class Exponentials:
+    """max(x) and sum(exp(x - max)): what was added is scaled whenever a larger x comes along."""
+
+    top: Step
+    total: Step
+
+    @property
+    def folds(self) -> tuple[Step, ...]:
+        return self.top, self.total
+
+    @property
+    def value(self) -> Term:
+        return self.top.args[0]
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        dtype = self.top.dtype
+        return {
+            f"c_{self.top.name}": identity("max", dtype),
+            f"c_{self.total.name}": identity("sum", dtype),
+        }
+
+    def update(self, mask: str, lanes: Lanes) -> list[str]:
+        top, total = f"c_{self.top.name}", f"c_{self.total.name}"
+        value = lanes.pieces(_masked(term(self.value), mask, identity("max", self.top.dtype)))
+        return [
+            f"here = {value}",
+            f"high = tl.maximum({top}, {lanes.each('max', 'here')})",
+            # lanes that saw nothing but -inf: a difference of infinities would be NaN
+            'shift = tl.where(high == float("-inf"), 0, high)',
+            f"raised = rl_exp_low(here - {lanes.against('shift')})",
+            f"{total} = {total} * rl_exp_low({top} - shift) + {lanes.each('sum', 'raised')}",
+            f"{top} = high",
+        ]
+
+    def join(self, *, is_single: bool = False) -> list[str]:
+        top, total = f"c_{self.top.name}", f"c_{self.total.name}"
+        return [
+            f"high = {joined('max', top, is_single=is_single)}",
+            'shift = tl.where(high == float("-inf"), 0, high)',
+            f"totals = {total} * rl_exp_low({top} - shift)",
+            f"{total} = {joined('sum', 'totals', is_single=is_single)}",
+            f"{top} = high",
+            f"{self.top.name} = {top}",
+            f"{self.total.name} = {total}",
+        ]
+
+
+@dataclass(frozen=True)
+class Variance:
+    """sum(x) and sum((x - mean)²): each lane knows its own mean, spread and count, joined as Chan has it."""
+
+    total: Step
+    squares: Step
+
+    @property
+    def folds(self) -> tuple[Step, ...]:
+        return self.total, self.squares
+
+    @property
+    def value(self) -> Term:
+        return self.total.args[0]
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        return f"c_{self.total.name}", f"c_{self.squares.name}", f"n_{self.total.name}"
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._names, identity("sum", self.total.dtype))
+
+    def update(self, mask: str, lanes: Lanes) -> list[str]:
+        mean, spread, count = self._names
+        many, inverse = f"{float(lanes.deep)}", f"{1 / lanes.deep}"
+        lines = [f"here = {lanes.pieces(_masked(term(self.value), mask, '0.0'))}"]
+        if mask:
+            lines.append(f"counts = {lanes.pieces(f'tl.where({mask}, 1.0, 0.0)')}")
+            lines.append(f"many = {lanes.each('sum', 'counts')}")
+            many, inverse = "many", "(1.0 / tl.maximum(many, 1.0))"
+        return [
+            *lines,
+            f"middle = {lanes.each('sum', 'here')} * {inverse}",
+            f"away = here - {lanes.against('middle')}",
+            f"squares = away * away{' * counts' if mask else ''}",
+            f"delta = middle - {mean}",
+            f"share_of = {many} / tl.maximum({count} + {many}, 1.0)",
+            f"{spread} += {lanes.each('sum', 'squares')} + delta * delta * {count} * share_of",
+            f"{mean} += delta * share_of",
+            f"{count} += {many}",
+        ]
+
+    def join(self, *, is_single: bool = False) -> list[str]:
+        mean, spread, count = self._names
+        return [
+            f"every = {joined('sum', count, is_single=is_single)}",
+            f"weighted = {mean} * {count}",
+            f"middle = {joined('sum', 'weighted', is_single=is_single)} / tl.maximum(every, 1.0)",
+            f"away = {mean} - middle",
+            f"spreads = {spread} + {count} * (away * away)",
+            f"{spread} = {joined('sum', 'spreads', is_single=is_single)}",
+            f"{mean} = middle",
+            f"{count} = every",
+            f"{self.total.name} = {mean} * {count}",
+            f"{self.squares.name} = {spread}",
+        ]
+
+
+def passes(program: Program) -> list[list[Group]]:
+    """The reductions in the order they can be carried: one list of groups per pass over the row."""
+    steps: dict[Term, Step] = {step.name: step for step in program.steps}
+    folds = [step for step in program.steps if step.fold]
+    count = math.prod(program.sizes[axis] for axis in folds[0].over)
+    groups = _groups(folds, steps, count)
+    level: dict[str, int] = {}
+    found: list[list[Group]] = []
+    for group in groups:
+        needed = _folds_behind(group.value, steps)
+        own = {fold.name for fold in group.folds}
+        if any(name not in level for name in needed - own):
+            raise Refusal("reductions need one another in turn")
+        at = max((level[name] + 1 for name in needed - own), default=0)
+        level.update(dict.fromkeys(own, at))
+        while len(found) <= at:
+            found.append([])
+        found[at].append(group)
+    return found
+
+
+def _groups(folds: Sequence[Step], steps: Mapping[Term, Step], count: int) -> list[Group]:
+    groups: list[Group] = []
+    taken: set[str] = set()
+    for fold in folds:
+        if fold.name in taken:
+            continue
+        second = next((f for f in folds if _follows(f, fold, steps, count) and f.name not in taken), None)
+        if second is None:
+            groups.append(Single(fold))
+            continue
+        taken.add(second.name)
+        groups.append(Exponentials(fold, second) if fold.fold == "max" else Variance(fold, second))
+    return groups
+
+
+def _follows(second: Step, first: Step, steps: Mapping[Term, Step], count: int) -> bool:
+    """Whether `second` is the sum that a known pair makes of `first`, over `count` items."""
+    made = steps.get(second.args[0])
+    if second.fold != "sum" or made is None or first.dtype not in ("float32", "float64"):
+        return False
+    less = steps.get(made.args[0]) if made.args else None
+    if less is None or less.template != "{0} - {1}" or less.args[0] != first.args[0]:
+        return False
+    if first.fold == "max" and made.template in _EXPONENTIALS:
+        return less.args[1] == first.name
+    mean = steps.get(less.args[1])
+    return (
+        first.fold == "sum"
+        and made.template == "{0} * {0}"
+        and mean is not None
+        and mean.template == "rl_div({0}, {1})"
+        and mean.args[0] == first.name
+        and isinstance(mean.args[1], Number)
+        and mean.args[1].value == count
+    )
+
+
+def _folds_behind(value: Term, steps: Mapping[Term, Step]) -> set[str]:
+    """Names of the reductions that a value is made of."""
+    found: set[str] = set()
+    seen: set[Term] = set()
+    waiting = [value]
+    while waiting:
+        step = steps.get(waiting.pop())
+        if step is None or step.name in seen:
+            continue
+        seen.add(step.name)
+        if step.fold:
+            found.add(step.name)
+        waiting += step.args
+    return found

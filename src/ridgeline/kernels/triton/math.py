@@ -1,0 +1,301 @@
+"""The functions that generated Triton calls: each `rl_` name means what it means in every dialect.
+
+float32 functions are written out where the hardware's approximation is off by more than a few units in the
+last place; they follow `kernels/cpp/prelude.py`. float64 goes to libdevice, which the interpreter lacks.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+__all__ = [
+    "rl_abs", "rl_ceil", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1", "rl_floor",
+    "rl_fmod", "rl_gelu_half", "rl_gelu_tanh_half", "rl_log", "rl_log1p", "rl_max", "rl_min", "rl_mod",
+    "rl_mul", "rl_not", "rl_place", "rl_pow", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
+    "rl_sqrt", "rl_tanh", "rl_where",
+]  # fmt: skip
+
+
+@triton.jit
+def rl_where(test, a, b):
+    return tl.where(test, a, b)
+
+
+@triton.jit
+def rl_not(x):
+    return x ^ True
+
+
+@triton.jit
+def rl_abs(x):
+    return tl.abs(x)
+
+
+@triton.jit
+def rl_mul(a, b):
+    return a * b
+
+
+@triton.jit
+def rl_max(a, b):
+    """A NaN on either side stays."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def rl_min(a, b):
+    """A NaN on either side stays."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def rl_sign(x):
+    """A NaN stays."""
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)
+
+
+@triton.jit
+def rl_div(x, y):
+    """Rounded as IEEE has it, or cut towards zero; an integer by zero gives zero."""
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    elif x.dtype == tl.float64:
+        return x / y
+    else:
+        return tl.where(y == 0, 0, x // tl.where(y == 0, 1, y)).to(x.dtype)
+
+
+@triton.jit
+def rl_fmod(x, y):
+    """The remainder with the sign of x."""
+    if x.dtype.is_floating():
+        return x % y
+    else:
+        return tl.where(y == 0, 0, x % tl.where(y == 0, 1, y)).to(x.dtype)
+
+
+@triton.jit
+def rl_mod(x, y):
+    """The remainder of integers with the sign of y."""
+    r = rl_fmod(x, y)
+    return tl.where((r != 0) & ((r < 0) != (y < 0)), r + y, r)
+
+
+@triton.jit
+def rl_place(index, size):
+    """An index from either end, kept inside: a wrong one must not take the GPU down."""
+    index = tl.where(index < 0, index + size, index)
+    return tl.minimum(tl.maximum(index, 0), size - 1)
+
+
+@triton.jit
+def rl_sqrt(x):
+    return tl.sqrt(x)
+
+
+@triton.jit
+def rl_floor(x):
+    return tl.floor(x)
+
+
+@triton.jit
+def rl_ceil(x):
+    return tl.ceil(x)
+
+
+@triton.jit
+def rl_round(x):
+    """To the nearest, halves to even: adding this number leaves no room for a fraction."""
+    if x.dtype == tl.float64:
+        near = (x + 6755399441055744.0) - 6755399441055744.0
+        return tl.where(tl.abs(x) < 2251799813685248.0, near, x)
+    else:
+        near = (x + 12582912.0) - 12582912.0
+        return tl.where(tl.abs(x) < 4194304.0, near, x)
+
+
+@triton.jit
+def rl_erf(x):
+    return tl.erf(x)
+
+
+@triton.jit
+def rl_gelu_half(x):
+    """x · Φ(x) to 1e-6 of x, at half the instructions of the exact one: more than 16 bits can tell.
+
+    1 - Φ(z) = φ(z) · (b₁t + … + b₅t⁵) with t = 1 / (1 + pz) for z ≥ 0 (Hastings).
+    """
+    z = tl.abs(x)
+    near = tl.where(z < 16.0, z, 16.0)
+    t = 1.0 / (0.2316419 * near + 1.0)
+    p = 1.330274429 * t - 1.821255978
+    p = p * t + 1.781477937
+    p = p * t - 0.356563782
+    p = p * t + 0.319381530
+    tail = (p * t) * (near * 0.3989422804) * tl.exp2(-0.7213475204 * (near * near))
+    return 0.5 * (x + z) - tail
+
+
+@triton.jit
+def rl_sigmoid_half(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def rl_gelu_tanh_half(x):
+    """0.5 · x · (1 + tanh(u)) is x · sigmoid(2u)."""
+    return x * rl_sigmoid_half(x * (0.0713548162726 * (x * x) + 1.5957691216057308))
+
+
+@triton.jit
+def rl_exp_low(x):
+    """exp where its argument is small or below zero, as in softmax: the hardware's own."""
+    return tl.exp(x)
+
+
+@triton.jit
+def rl_exp(x):
+    """exp to 2 units in the last place: the hardware's, over a reduced argument."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        low = tl.where(x < -104.0, -104.0, x)
+        low = tl.where(low > 89.0, 89.0, low)
+        n = rl_round(low * 1.442695)
+        f = low - n * 6.93145752e-1
+        f = f - n * 1.42860677e-6
+        # two factors, so that the step to inf comes out right
+        half = tl.floor(n * 0.5)
+        return tl.exp2(f * 1.44269502) * tl.exp2(half) * tl.exp2(n - half)
+
+
+@triton.jit
+def rl_expm1(x):
+    if x.dtype == tl.float64:
+        return libdevice.expm1(x)
+    else:
+        low = tl.where(x < -40.0, -40.0, x)
+        low = tl.where(low > 88.0, 88.0, low)
+        n = rl_round(low * 1.442695)
+        f = low - n * 6.93145752e-1
+        f = f - n * 1.42860677e-6
+        r = 1.98412698e-4 * f + 1.38888889e-3
+        r = r * f + 8.33333333e-3
+        r = r * f + 4.16666667e-2
+        r = r * f + 1.66666667e-1
+        r = r * f + 0.5
+        r = r * (f * f) + f
+        scale = tl.exp2(n)
+        return tl.where(x > 88.0, rl_exp(x), r * scale + (scale - 1.0))
+
+
+@triton.jit
+def rl_log(x):
+    if x.dtype == tl.float64:
+        return tl.log(x)
+    else:
+        tiny = x < 1.175494351e-38
+        a = tl.where(tiny, x * 8388608.0, x)
+        bits = a.to(tl.int32, bitcast=True)
+        e = (bits - 0x3F2AAAAB) & -8388608
+        m = (bits - e).to(tl.float32, bitcast=True)
+        i = e.to(tl.float32) * 1.19209290e-7 + tl.where(tiny, -23.0, 0.0)
+        f = m - 1.0
+        s = f * f
+        r = (-0.130187988 * f + 0.140889585) * s + (-0.121489584 * f + 0.139809534)
+        r = r * f - 0.166845024
+        r = r * f + 0.200121149
+        r = r * f - 0.249996364
+        r = r * f + 0.333331943
+        r = r * f - 0.5
+        r = r * s + f
+        r = i * 0.693147182 + r
+        r = tl.where(x < float("inf"), r, x)
+        r = tl.where(x == 0.0, float("-inf"), r)
+        return tl.where(x < 0.0, float("nan"), r)
+
+
+@triton.jit
+def rl_log1p(x):
+    """For x in [0, 1], as softplus has it."""
+    w = 1.0 + x
+    return rl_log(w) + (x - (w - 1.0)) / w
+
+
+@triton.jit
+def rl_tanh(x):
+    if x.dtype == tl.float64:
+        return libdevice.tanh(x)
+    else:
+        t = tl.abs(x)
+        # below zero the exponential cannot overflow
+        far = tl.exp(-2.0 * t)
+        far = (1.0 - far) / (1.0 + far)
+        far = tl.where(x < 0, -far, far)
+        s = x * x
+        p = 1.57394409e-2 * s - 5.23025580e-2
+        p = p * s + 1.33152470e-1
+        p = p * s - 3.33327681e-1
+        return tl.where(t >= 0.55, far, (p * s) * x + x)
+
+
+@triton.jit
+def rl_pow(x, y):
+    if x.dtype == tl.float64:
+        return libdevice.pow(x, y)
+    else:
+        # a logarithm in float32 would lose as many bits as the exponent is large
+        wide = tl.exp(y.to(tl.float64) * tl.log(tl.abs(x).to(tl.float64))).to(tl.float32)
+        is_whole = tl.floor(y) == y
+        is_odd = is_whole & (tl.floor(y * 0.5) * 2.0 != y)
+        signed = tl.where(x < 0, tl.where(is_whole, tl.where(is_odd, -wide, wide), float("nan")), wide)
+        return tl.where((y == 0.0) | (x == 1.0), 1.0, signed)
+
+
+@triton.jit
+def _quarter(x):
+    """x as a multiple of pi/2 and what is left, in float64: good to |x| of 1e9 or so."""
+    wide = x.to(tl.float64)
+    n = rl_round(wide * 0.6366197723675814)
+    left = (wide - n * 1.5707963267948966) - n * 6.123233995736766e-17
+    return (n - 4.0 * tl.floor(n * 0.25)).to(tl.int32), left.to(tl.float32)
+
+
+@triton.jit
+def _sin_near(x):
+    s = x * x
+    p = 2.86567956e-6 * s - 1.98559923e-4
+    p = p * s + 8.33338592e-3
+    p = p * s - 1.66666672e-1
+    return (p * s) * x + x
+
+
+@triton.jit
+def _cos_near(x):
+    s = x * x
+    p = 2.44677067e-5 * s - 1.38877297e-3
+    p = p * s + 4.16666567e-2
+    p = p * s - 0.5
+    return p * s + 1.0
+
+
+@triton.jit
+def rl_sin(x):
+    if x.dtype == tl.float64:
+        return tl.sin(x)
+    else:
+        quarter, left = _quarter(x)
+        y = tl.where(quarter % 2 == 0, _sin_near(left), _cos_near(left))
+        return tl.where(quarter >= 2, -y, y)
+
+
+@triton.jit
+def rl_cos(x):
+    if x.dtype == tl.float64:
+        return tl.cos(x)
+    else:
+        quarter, left = _quarter(x)
+        y = tl.where(quarter % 2 == 0, _cos_near(left), _sin_near(left))
+        return tl.where((quarter == 1) | (quarter == 2), -y, y)

@@ -1,0 +1,167 @@
+"""Elementwise regions: every operand is read once, every output written once, 16 bytes at a time.
+
+`flat` walks all elements in the order of the widest output. Where an operand's innermost axis is another one,
+`tiled` takes squares of the two, so that both sides touch whole cache lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.nest import memory_order, merged
+from ridgeline.kernels.scalar.program import Memory, Program
+from ridgeline.kernels.triton.stage import WAIT, Stage, Stages, make_stage
+from ridgeline.kernels.triton.text import (
+    Flat,
+    Pointers,
+    Scope,
+    indexed_axes,
+    is_wide,
+    load_text,
+    pointers_of,
+    store_text,
+)
+
+ALIGNMENT = 16  # elements: what the compiler must know of a size to use the widest accesses
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How elements are shared out: `width` of the innermost axis and `height` of the other, `warps` wide."""
+
+    width: int
+    warps: int
+    height: int = 0  # 0: flat
+
+
+def why_not_pointwise(program: Program) -> str | None:
+    """The reason a program has no elementwise kernel."""
+    if any(step.fold for step in program.steps):
+        return "the body reduces, it is not pointwise"
+    known = {axis for memory in program.stores for axis in memory.strides}
+    return "no output spans an axis" if set(program.sizes) - known else None
+
+
+def pointwise_stages(program: Program, constants: Collection[int], cut: Cut, *, pdl: bool) -> Stages:
+    """The kernel for one cut. `constants` are inputs that never change: read before the wait."""
+    reason = why_not_pointwise(program)
+    if reason is not None:
+        raise Refusal(reason)
+    pointers = pointers_of(program)
+    if program.is_empty:
+        return Stages((), pointers)
+    builder = _tiled if cut.height else _flat
+    return Stages((builder(program, pointers, constants, cut, pdl),), pointers)
+
+
+def widest(program: Program) -> Memory:
+    return max(program.stores, key=lambda m: math.prod(program.sizes[axis] for axis in m.strides))
+
+
+def crossing(program: Program) -> tuple[list[int], list[int], list[int]] | None:
+    """The rest of the axes, those that an operand walks innermost, and those that the widest output does.
+
+    None where all operands agree on the innermost axis, or are small enough to stay in the cache.
+    """
+    lead = widest(program)
+    groups = merged(memory_order(program.sizes, lead), program)
+    if len(groups) < 2:
+        return None
+    inner, total = groups[-1], math.prod(program.sizes.values())
+    for memory in program.memories:
+        items = math.prod(program.sizes[axis] for axis in memory.strides)
+        steps = {group[-1]: abs(memory.strides.get(group[-1], 0)) for group in groups}
+        nearest = min((step for step in steps.values() if step), default=0)
+        other = next((group for group in groups if nearest and steps[group[-1]] == nearest), inner)
+        if other is not inner and steps[inner[-1]] and 2 * items >= total:
+            rest = [axis for group in groups if group not in (other, inner) for axis in group]
+            return rest, other, inner
+    return None
+
+
+def _flat(program: Program, pointers: Pointers, constants: Collection[int], cut: Cut, pdl: bool) -> Stage:
+    sizes = program.sizes
+    axes = tuple(memory_order(sizes, widest(program)))
+    flat = Flat("i", axes)
+    total = math.prod(sizes.values())
+    unit = counted_unit(total, math.prod(sizes[axis] for axis in axes[1:]))
+    wide = ".to(tl.int64)" if is_wide(program) else ""
+    lines = [
+        f"i = tl.program_id(0){wide} * {cut.width} + tl.arange(0, {cut.width})",
+        f"mask = i < size * {unit}",
+        *_inside(program, {"i": flat}, {"i": "mask"}, constants),
+    ]
+    return make_stage(
+        "pointwise", lines, dict(zip(pointers.names, pointers.types, strict=True)),
+        programs=-(-total // cut.width), number=total // unit, warps=cut.warps, pdl=pdl,
+    )  # fmt: skip
+
+
+def counted_unit(total: int, inner: int) -> int:
+    """In which unit a size is passed: a multiple of `ALIGNMENT` if there is one, so that masks are wide."""
+    aligned = math.gcd(total, ALIGNMENT)
+    return inner if math.gcd(inner, ALIGNMENT) == aligned else aligned
+
+
+def _tiled(program: Program, pointers: Pointers, constants: Collection[int], cut: Cut, pdl: bool) -> Stage:
+    found = crossing(program)
+    if found is None:
+        raise Refusal("all operands agree on the innermost axis")
+    rest, across, along = found
+    sizes = program.sizes
+    flats = {"z": Flat("z", tuple(rest)), "x": Flat("x", tuple(across)), "y": Flat("y", tuple(along))}
+    high, wide = (math.prod(sizes[axis] for axis in group) for group in (across, along))
+    rows, columns = -(-high // cut.height), -(-wide // cut.width)
+    cast = ".to(tl.int64)" if is_wide(program) else ""
+    lines = [
+        f"pid = tl.program_id(0){cast}",
+        f"z = pid // {rows * columns}",
+        f"x = (pid // {columns} % {rows} * {cut.height} + tl.arange(0, {cut.height}))[:, None]",
+        f"y = (pid % {columns} * {cut.width} + tl.arange(0, {cut.width}))[None, :]",
+        f"mask = (x < {high}) & (y < {wide})",
+        *_inside(program, flats, {"x": f"(x < {high})", "y": f"(y < {wide})"}, constants),
+    ]  # fmt: skip
+    outer = math.prod(sizes[axis] for axis in rest)
+    return make_stage(
+        "pointwise", lines, dict(zip(pointers.names, pointers.types, strict=True)),
+        programs=outer * rows * columns, number=outer, warps=cut.warps, pdl=pdl,
+    )  # fmt: skip
+
+
+def _inside(
+    program: Program, flats: Mapping[str, Flat], bounds: Mapping[str, str], constants: Collection[int]
+) -> list[str]:
+    """Everything behind the indices: loads, the wait, steps, stores. `bounds` are tests of single indices."""
+    index = {axis: name for flat in flats.values() for axis, name in flat.names().items()}
+    missing = {m.pointer: set(program.sizes) - set(m.strides) for m in program.stores}
+    unpacked = indexed_axes(program).union(*missing.values())
+
+    def terms(memory: Memory) -> list[str]:
+        return [term for flat in flats.values() for term in flat.offset(memory, program.sizes)]
+
+    def load(memory: Memory) -> str:
+        touched = {axis for guard in memory.guards for axis, _ in guard.coordinate} | set(memory.strides)
+        if memory.gathers:
+            touched |= set(program.sizes)
+        masks = [bound for name, bound in bounds.items() if touched & set(flats[name].axes)]
+        return load_text(memory, terms(memory), " & ".join(masks), index)
+
+    def store(memory: Memory) -> str:
+        firsts = [f"({index[axis]} == 0)" for axis in sorted(missing[memory.pointer])]
+        # a single element is written by a whole block too, all but one of it masked
+        blocks = [f"{name} * 0" for name in bounds if not flats[name].offset(memory, program.sizes)]
+        return store_text(memory, [*terms(memory), *blocks], " & ".join(["mask", *firsts]))
+
+    scope = Scope(program, index, load)
+    steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
+    early = [m for m in program.loads if m.pointer[0] == "x" or m.pointer in steady]
+    scope.need(*(m.value for m in early if not m.gathers))
+    lines = [line for flat in flats.values() for line in flat.unpacked(program.sizes, unpacked)]
+    lines += [*scope.take(), *WAIT]
+    scope.need(*(m.value for m in program.loads if not m.gathers))
+    for memory in program.stores:
+        scope.need(memory.value)
+    return lines + scope.take() + [store(memory) for memory in program.stores]

@@ -1,0 +1,288 @@
+"""Products as kernel descriptions: sizes and strides in; `Kernel`, grid and scratch out. No Triton here.
+
+Legend: M rows, N columns, K summed over. How a product is cut is a `Tile` or a `Block`; which cuts are worth
+a try is in `ranking`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.triton.source import Generated, Kernel
+from ridgeline.spec import ITEM_BITS
+
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+GEMV_ROWS = 16
+HALVED_SUMS = 128
+ROW_BYTES = 16  # rows of a packed weight start on such a boundary, so that loads are wide
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is cut: tile sizes, parts of the sum, threads, and buffers in flight."""
+
+    bm: int
+    bn: int
+    bk: int
+    split: int = 1
+    warps: int = 4
+    stages: int = 3
+    prefetch: bool = False  # ask L2 for the weight before the kernel ahead has ended
+    group: int = 8  # row tiles that share their columns of the weight while it is in L2
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a depthwise convolution is cut: outputs in registers, then positions and channels side by side."""
+
+    high: int
+    wide: int
+    positions: int
+    channels: int
+    warps: int
+
+
+class Tail(Protocol):
+    """What follows the sum: a generated function, and the types of its pointers."""
+
+    @property
+    def function(self) -> Generated: ...
+
+    @property
+    def types(self) -> tuple[str, ...]: ...
+
+
+class Problem(Protocol):
+    """A sum of products of certain sizes, and the kernel that finds it."""
+
+    @property
+    def extent(self) -> int:
+        """The size that is an argument of the kernel and not a constant."""
+
+    def describe(self, cut: Any, tail: Tail, *, pdl: bool) -> Kernel: ...
+
+    def grid(self, cut: Any) -> tuple[int, ...]: ...
+
+    def scratch(self, cut: Any, device: torch.device | str) -> tuple[Tensor, ...]:
+        """Memory for one frozen call, in argument order; counters are zero, as every run leaves them."""
+
+    def scratch_bytes(self, cut: Any) -> int: ...
+
+
+class Tiled:
+    """What products and convolutions on tiles of [rows, columns] have in common."""
+
+    dtype: str
+    columns: int
+    batch: int = 1
+    has_weight: bool = True
+
+    @property
+    def extent(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BITS[self.dtype] // 8
+
+    def grid(self, tile: Tile) -> tuple[int, int, int]:
+        """Tiles, parts of the sum, batches."""
+        tiles = -(-self.extent // tile.bm) * -(-self.columns // tile.bn)
+        return tiles, tile.split, self.batch
+
+    def scratch(self, tile: Tile, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """Partial sums, and one counter per tile."""
+        slots = self._slots(tile)
+        parts = torch.empty(slots * tile.split * tile.bm * tile.bn or 1, device=device)
+        return parts, torch.zeros(slots or 1, dtype=torch.int32, device=device)
+
+    def scratch_bytes(self, tile: Tile) -> int:
+        return 4 * self._slots(tile) * (tile.split * tile.bm * tile.bn + 1)
+
+    def _slots(self, tile: Tile) -> int:
+        tiles, split, batch = self.grid(tile)
+        return tiles * batch if split > 1 else 0
+
+    def _kernel(
+        self, module: str, function: str, constants: Mapping[str, Any], tile: Tile, tail: Tail, *, pdl: bool
+    ) -> Kernel:
+        operand = f"*{TYPES[self.dtype]}"
+        constants = {
+            **constants, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "SPLIT_K": tile.split,
+            "PREFETCH": tile.prefetch and pdl, "PDL": pdl, "EPILOGUE": tail.function,
+        }  # fmt: skip
+        signature = (
+            ("x_ptr", operand), ("w_ptr", operand), ("parts_ptr", "*fp32"), ("counters_ptr", "*i32"),
+            ("pointers", tail.types), ("rows", "i32"), *((name, "constexpr") for name in constants),
+        )  # fmt: skip
+        return Kernel(
+            function, f"ridgeline.kernels.triton.{module}", signature, tuple(constants.items()),
+            num_warps=tile.warps, num_stages=tile.stages, pdl=pdl,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Product(Tiled):
+    """y[b, m, n] = Σ x[b, m, k] · w[b, n, k]; strides in elements as (batch, row or column, depth)."""
+
+    rows: int
+    columns: int
+    depth: int
+    dtype: str
+    x_strides: tuple[int, int, int]
+    w_strides: tuple[int, int, int]
+    batch: int = 1
+    precision: str = "ieee"  # of float32 operands
+    has_weight: bool = True  # w is a packed constant and may be fetched ahead of the kernels before
+
+    @property
+    def extent(self) -> int:
+        return self.rows
+
+    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+        constants = {
+            "N": self.columns, "K": self.depth,
+            "X_BATCH": self.x_strides[0], "X_ROW": self.x_strides[1], "X_DEPTH": self.x_strides[2],
+            "W_BATCH": self.w_strides[0], "W_COLUMN": self.w_strides[1], "W_DEPTH": self.w_strides[2],
+            "GROUP_M": tile.group, "HALVES": _halves(tile), "PRECISION": self.precision,
+        }  # fmt: skip
+        return self._kernel("gemm", "gemm", constants, tile, tail, pdl=pdl)
+
+
+@dataclass(frozen=True)
+class FewRows(Product):
+    """A product of at most `tile.bm` rows, both operands contiguous along K: the weight is read once."""
+
+    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+        constants = {
+            "N": self.columns, "K": self.depth, "X_ROW": self.x_strides[1], "W_COLUMN": self.w_strides[1],
+        }  # fmt: skip
+        return self._kernel("gemm", "gemv", constants, tile, tail, pdl=pdl)
+
+
+@dataclass(frozen=True)
+class Window(Tiled):
+    """A convolution in one group: pairs as (height, width), x strides as (image, line, column, channel)."""
+
+    images: int
+    channels: int
+    columns: int
+    size: tuple[int, int]
+    made: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    pads: tuple[int, int]  # before the first line and column
+    x_strides: tuple[int, int, int, int]
+    dtype: str
+    precision: str = "ieee"
+
+    @property
+    def rows(self) -> int:
+        return self.images * math.prod(self.made)
+
+    @property
+    def extent(self) -> int:
+        return self.rows
+
+    @property
+    def depth(self) -> int:
+        return math.prod(self.kernel) * self.channels
+
+    @property
+    def reads_outside(self) -> bool:
+        """Whether some window reaches over the edge of the image."""
+        axes = zip(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads, strict=True)
+        return any(pad > 0 or (o - 1) * s - pad + (k - 1) * d >= i for i, o, k, s, d, pad in axes)
+
+    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+        constants = {
+            **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
+            "GROUP_M": tile.group, "HALVES": _halves(tile), "IS_FOLDED": self.channels % tile.bk != 0,
+            "PRECISION": self.precision,
+        }  # fmt: skip
+        return self._kernel("conv", "conv", constants, tile, tail, pdl=pdl)
+
+    def _geometry(self) -> dict[str, Any]:
+        names = ("IMAGE", "LINE", "COLUMN", "CHANNEL")
+        strides = {f"X_{name}": stride for name, stride in zip(names, self.x_strides, strict=True)}
+        pairs = {
+            "IN": self.size, "OUT": self.made, "KERNEL": self.kernel, "STRIDE": self.stride,
+            "DILATION": self.dilation, "PAD": self.pads,
+        }  # fmt: skip
+        by_axis = {f"{name}_{axis}": pair[i] for name, pair in pairs.items() for i, axis in enumerate("HW")}
+        return {"C": self.channels, **strides, **by_axis, "IS_PADDED": self.reads_outside}
+
+
+@dataclass(frozen=True)
+class Depthwise(Window):
+    """As a `Window`, one input channel to each of its channels."""
+
+    @property
+    def extent(self) -> int:
+        return self.images
+
+    def describe(self, block: Any, tail: Tail, *, pdl: bool) -> Kernel:
+        constants = {
+            **self._geometry(), "HIGH": block.high, "WIDE": block.wide, "BP": block.positions,
+            "BC": block.channels, "PDL": pdl, "EPILOGUE": tail.function,
+        }  # fmt: skip
+        operand = f"*{TYPES[self.dtype]}"
+        signature = (
+            ("x_ptr", operand), ("w_ptr", operand), ("pointers", tail.types), ("images", "i32"),
+            *((name, "constexpr") for name in constants),
+        )  # fmt: skip
+        return Kernel(
+            "depthwise", "ridgeline.kernels.triton.depthwise", signature, tuple(constants.items()),
+            num_warps=block.warps, pdl=pdl,
+        )  # fmt: skip
+
+    def grid(self, block: Any) -> tuple[int, int, int]:
+        """Blocks of positions, blocks of channels."""
+        lines, columns = -(-self.made[0] // block.high), -(-self.made[1] // block.wide)
+        blocks = -(-self.images * lines * columns // block.positions)
+        return blocks, -(-self.channels // block.channels), 1
+
+    def scratch(self, block: Any, device: torch.device | str) -> Any:
+        return ()
+
+    def scratch_bytes(self, block: Any) -> int:
+        return 0
+
+
+def _halves(tile: Tile) -> int:
+    """In how many pieces a tile goes through its epilogue: a whole one of 128 sums per thread would spill."""
+    return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
+
+
+def row_stride(depth: int, item_bytes: int) -> int:
+    """Elements from one row of a packed weight to the next."""
+    per_row = ROW_BYTES // item_bytes
+    return -(-depth // per_row) * per_row
+
+
+def pack_weight(weight_nk: Tensor) -> Tensor:
+    """[N, K] with each row at an aligned start, zeros between; no copy where it lies so already."""
+    n, k = weight_nk.shape
+    width = row_stride(k, weight_nk.element_size())
+    if width == k:
+        return weight_nk.contiguous()
+    packed = weight_nk.new_zeros(n, width)
+    packed[:, :k] = weight_nk
+    return packed
+
+
+def pack_window(weight: Tensor) -> Tensor:
+    """[N, C, KH, KW] as rows of (kh, kw, c): channels lie together, as in the images."""
+    return pack_weight(weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1))
+
+
+def pack_depthwise(weight: Tensor) -> Tensor:
+    """[C, 1, KH, KW] as [KH, KW, C]."""
+    return weight[:, 0].permute(1, 2, 0).contiguous()

@@ -1,0 +1,261 @@
+"""Which cuts of a product are worth a measurement: a small model of one GPU, best guess first.
+
+A block loads its operands from L2, multiplies, and ends with its epilogue; blocks run in waves over the SMs.
+The constants are rounded figures of an H200 and only order candidates; the choice is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product as combinations
+from typing import TypeVar
+
+from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
+
+MAX_CONFIGS = 8
+# at most so many of the chosen share a tile shape, or are alike in whether they split the sum
+SAME_SHAPE, SAME_KIND = 2, 6
+MAX_SPLIT = 16
+# a weight this many row tiles share is in L2 after the first of them; asking again only costs
+PREFETCH_ROW_TILES = 4
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the model knows of an architecture: times in µs, rates per µs."""
+
+    sms: int
+    shared_bytes: int  # a block may have
+    flops: float  # of 16-bit tensor cores, reachable
+    plain_flops: float  # of plain cores in fp32
+    bytes: float  # from memory
+    l2_bytes: float
+    has_warpgroups: bool  # tiles of 64 rows and more run on the fast path
+
+
+_HOPPER = Device(132, 232_448, 0.80 * 989e6, 45e6, 0.80 * 4.8e6, 5.5e6, True)
+DEVICES = {
+    "sm_80": Device(108, 166_912, 0.80 * 312e6, 15e6, 0.80 * 2.0e6, 4.0e6, False),
+    "sm_86": Device(84, 101_376, 0.80 * 142e6, 25e6, 0.80 * 0.9e6, 2.5e6, False),
+    "sm_89": Device(142, 101_376, 0.80 * 362e6, 60e6, 0.80 * 0.95e6, 4.0e6, False),
+    "sm_90": _HOPPER,
+    # as specified; nothing was measured on these
+    "sm_100": Device(148, 232_448, 0.80 * 2250e6, 60e6, 0.80 * 8.0e6, 6.5e6, True),
+    "sm_120": Device(170, 101_376, 0.80 * 210e6, 70e6, 0.80 * 1.8e6, 5.0e6, False),
+}
+SM_BYTES = 75e3  # what one SM can load from L2
+STEP_US = 0.04  # the barriers of one step
+LOAD_US = 0.7  # from asking L2 or memory to having it in shared memory
+FIXED_US = 1.2  # a block's start, first load and epilogue
+JOIN_US = 1.3  # a part's way to memory, the counter, and back
+ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
+REGISTERS = 65_536
+WIDE_BYTES = 16  # of one load
+CYCLES_PER_US = 1700
+MOST_LOADS = 32  # under one block of a depthwise kernel: all are unrolled, and compiling takes its time
+OWN_REGISTERS = 64  # of a thread, beside its share of the sums
+
+Problem = Product | Window
+Cut = TypeVar("Cut", Tile, Block)
+
+
+def device_of(arch: str) -> Device:
+    """An architecture of its own, or the nearest that is known."""
+    return DEVICES.get(arch, _HOPPER)
+
+
+def shared_bytes(tile: Tile, item_bytes: int) -> int:
+    return tile.stages * (tile.bm + tile.bn) * tile.bk * item_bytes
+
+
+@lru_cache(maxsize=4096)
+def rank_gemm(problem: Problem, arch: str) -> tuple[Tile, ...]:
+    """The best few cuts of a product or convolution, unlike enough to be worth timing."""
+    device = device_of(arch)
+    tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device)]
+    ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
+    return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
+
+
+def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
+    """Cuts for a few rows: enough blocks to keep every SM reading."""
+    device = device_of(arch)
+    rows = 1 << (problem.rows - 1).bit_length()
+    wide = WIDE_BYTES // problem.item_bytes
+    found = []
+    for bn, warps, split in combinations((1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 4, 8)):
+        bk = 32 * warps * wide
+        if rows * bn * bk > 32 * warps * 64 or (bk * split > problem.depth and (split, warps) != (1, 2)):
+            continue
+        if bn > problem.columns or (rows * bn < 2 and problem.columns > 8 * device.sms):
+            continue
+        found.append(Tile(rows, bn, bk, split, warps, 1, prefetch=True))
+
+    def cost(tile: Tile) -> float:
+        blocks = -(-problem.columns // tile.bn) * tile.split
+        in_flight = min(blocks / device.sms, 16 // tile.warps * 2) * tile.bn * tile.bk * problem.item_bytes
+        # about 40 KB in flight per SM hide the way to memory
+        rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+        return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
+
+    return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
+
+
+def tile_us(problem: Problem, tile: Tile, device: Device) -> float:
+    """Predicted time of one launch."""
+    item = problem.item_bytes
+    blocks = math.prod(problem.grid(tile))
+    side_by_side = _blocks_per_sm(tile, item, device)
+    waves = math.ceil(blocks / (device.sms * side_by_side))
+    sharing = min(side_by_side, math.ceil(blocks / device.sms))
+    steps = math.ceil(problem.depth / (tile.bk * tile.split))
+    step_bytes = (tile.bm + tile.bn) * tile.bk * item
+    step_flops = 2 * tile.bm * tile.bn * tile.bk
+    multiply_us = sharing * step_flops / (_rate(tile, item, device) / device.sms)
+    load_us = step_bytes * max(sharing / SM_BYTES, min(blocks, device.sms * side_by_side) / device.l2_bytes)
+    # two buffers leave the multiplication waiting for its load; more than enough still smooth it
+    patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
+    step_us = patience * max(multiply_us, load_us, LOAD_US / (tile.stages - 1))
+    block_us = FIXED_US + steps * (STEP_US + step_us)
+    if tile.split > 1:
+        block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / SM_BYTES
+    if 2 * (shared_bytes(tile, item) + 1024) > device.shared_bytes:
+        block_us += ALONE_US
+    moved = problem.rows * problem.columns + problem.depth * problem.columns + problem.rows * problem.depth
+    return max(waves * block_us, moved * problem.batch * item / device.bytes)
+
+
+def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
+    """The best few blocks; each thread holds one wide load of channels."""
+    device = device_of(arch)
+    wide = WIDE_BYTES // window.item_bytes
+    found = []
+    for (high, across), warps, channels in combinations(
+        ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4)), (1, 2, 4), (16, 32, 64, 128)
+    ):
+        positions = 32 * warps * wide // channels
+        if positions < 1 or channels >= 2 * max(window.channels, 16):
+            continue
+        if high > window.made[0] or across > window.made[1]:
+            continue
+        if high * across > 1 and _spans(window, (high, across)) > MOST_LOADS:
+            continue
+        found.append(Block(high, across, positions, channels, warps))
+
+    def cost(block: Block) -> float:
+        return block_us(window, block, device)
+
+    return _unlike(sorted(found, key=cost), lambda block: (block.high, block.wide), most=6)
+
+
+def block_us(window: Depthwise, block: Block, device: Device) -> float:
+    """Predicted time of one depthwise launch: instructions, or bytes."""
+    outputs, loads = block.high * block.wide, _spans(window, (block.high, block.wide))
+    # a load with conversion and mask; a multiplication per channel, tap and output; an epilogue per output
+    instructions = loads * 16 + outputs * (math.prod(window.kernel) * 8 + 24)
+    grid = math.prod(window.grid(block))
+    # four warps issue at a time; loads pass one cache line after the other
+    lines = loads * 32 * WIDE_BYTES // window.item_bytes // block.channels
+    issue_us = math.ceil(grid / device.sms) * block.warps * max(instructions / 4, lines) / CYCLES_PER_US
+    wait_us = FIXED_US + instructions * 2 / CYCLES_PER_US
+    moved = (math.prod(window.size) + math.prod(window.made)) * window.images * window.channels
+    return max(wait_us, moved * window.item_bytes / device.bytes) + 0.5 * issue_us
+
+
+def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
+    """Positions under a block of outputs."""
+    axes = zip(outputs, window.stride, window.kernel, window.dilation, strict=True)
+    return math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in axes)
+
+
+def _tiles(problem: Problem, device: Device) -> Iterator[Tile]:
+    """Every cut that makes sense for the sizes at hand."""
+    # plain cores hold their operands in registers
+    largest, depths = (128 * 256, (32, 64, 128)) if problem.item_bytes == 2 else (64 * 64, (16, 32))
+    for bm, bn, bk in combinations((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), depths):
+        if bm * bn > largest:
+            continue
+        if not (_suits(bm, problem.rows) and _suits(bn, problem.columns)) or bk > max(32, 2 * problem.depth):
+            continue
+        prefetch = problem.has_weight and -(-problem.rows // bm) <= PREFETCH_ROW_TILES
+        splits = [1, *(s for s in range(2, MAX_SPLIT + 1) if _is_worth(s, problem, (bm, bn, bk), device))]
+        for split, stages, warps in combinations(splits, (2, 3, 4, 5), _warps(bm, bn)):
+            if stages - 1 <= math.ceil(problem.depth / (bk * split)):
+                yield Tile(bm, bn, bk, split, warps, stages, prefetch)
+
+
+def _warps(bm: int, bn: int) -> tuple[int, ...]:
+    return (8,) if bm * bn > 128 * 128 else (8, 4) if bm * bn == 128 * 128 else (4,)
+
+
+def _suits(block: int, size: int) -> bool:
+    """Not more than twice the size, rounded up to a tile."""
+    return block <= max(16, 1 << (size - 1).bit_length())
+
+
+def _is_worth(split: int, problem: Problem, shape: tuple[int, int, int], device: Device) -> bool:
+    """Whether each part is at least two steps, much alike, and all together no more than two per SM."""
+    bm, bn, bk = shape
+    steps = math.ceil(problem.depth / bk)
+    if (steps % split and split > 4) or steps // split < 2:
+        return False
+    tiles = -(-problem.rows // bm) * -(-problem.columns // bn) * problem.batch
+    return tiles * split <= 2 * device.sms
+
+
+def _fits(tile: Tile, problem: Problem, device: Device) -> bool:
+    # a window's step takes channels of one tap; folded ones gather element by element
+    if (
+        isinstance(problem, Window)
+        and problem.channels % tile.bk
+        and any(problem.channels % bk == 0 for bk in (32, 64))
+    ):
+        return False
+    sums = tile.bm * tile.bn // (32 * tile.warps)
+    # the places of 256 rows take registers too
+    most = 64 if isinstance(problem, Window) and tile.bm == 256 else 128
+    return sums <= most and shared_bytes(tile, problem.item_bytes) <= device.shared_bytes
+
+
+def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:
+    registers = min(255, OWN_REGISTERS + tile.bm * tile.bn // (32 * tile.warps))
+    by_registers = REGISTERS // (registers * 32 * tile.warps)
+    by_shared = device.shared_bytes // (shared_bytes(tile, item_bytes) + 1024)
+    return max(1, min(by_registers, by_shared, 64 // tile.warps))
+
+
+def _rate(tile: Tile, item_bytes: int, device: Device) -> float:
+    """Flops per µs of the whole device with such tiles."""
+    if item_bytes > 2:
+        return device.plain_flops
+    narrow = {16: 0.3, 32: 0.6}.get(min(tile.bn, tile.bm if tile.bm < 64 else tile.bn), 1.0)
+    if device.has_warpgroups and tile.bm < 64:
+        narrow *= 0.6
+    # operands of a small tile are read from shared memory as often as multiplied
+    return device.flops * narrow * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
+
+
+def _unlike(
+    ranked: Sequence[Cut], shape: Callable[[Cut], object], most: int = MAX_CONFIGS
+) -> tuple[Cut, ...]:
+    """From the best on, but not only variations of one."""
+    shapes: Counter[object] = Counter()
+    kinds: Counter[bool] = Counter()
+    seen: set[object] = set()
+    chosen: list[Cut] = []
+    for cut in ranked:
+        split = getattr(cut, "split", 1)
+        twin = (shape(cut), split, getattr(cut, "bk", 0), cut.warps)
+        if shapes[shape(cut)] >= SAME_SHAPE or kinds[split > 1] >= SAME_KIND or twin in seen:
+            continue
+        shapes[shape(cut)] += 1
+        kinds[split > 1] += 1
+        seen.add(twin)
+        chosen.append(cut)
+        if len(chosen) == most:
+            break
+    return tuple(chosen)

@@ -1,0 +1,147 @@
+"""A GPU kernel as a description: plain data that hashes, travels between processes, and compiles anywhere.
+
+Nothing here imports Triton until a function is really wanted, so that the package works without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# helpers that generated text and hand-written kernels share: a change there is a change of every kernel
+SHARED_MODULES = ("ridgeline.kernels.triton.math", "ridgeline.kernels.triton.tiles")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A `@triton.jit` function in a module of generated text."""
+
+    function: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: which function, its parameters, the constants it is specialised for, how it is launched."""
+
+    function: str
+    module: str  # where the function lives; "" when `text` is a generated module
+    signature: tuple[tuple[str, Any], ...]  # parameter and type; a tuple of types for a tuple parameter
+    constants: tuple[tuple[str, Any], ...] = ()  # constexpr parameters; a `Generated` for a function
+    text: str = ""
+    num_warps: int = 4
+    num_stages: int = 3
+    pdl: bool = True
+    unaligned: tuple[str, ...] = ()  # pointers that need not be 16-byte aligned
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for kernels that compile to the same code with the same compiler."""
+        parts = [repr(self), *(_source_digest(m) for m in (self.module, *SHARED_MODULES) if m)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+    def to_json(self) -> str:
+        values = asdict(self)
+        values["constants"] = [
+            (
+                name,
+                {"function": value.function, "text": value.text} if isinstance(value, Generated) else value,
+            )
+            for name, value in self.constants
+        ]
+        return json.dumps(values)
+
+    @staticmethod
+    def from_json(text: str) -> Kernel:
+        values = json.loads(text)
+        values["signature"] = tuple(
+            (name, tuple(kind) if isinstance(kind, list) else kind) for name, kind in values["signature"]
+        )
+        values["constants"] = tuple(
+            (name, Generated(**value) if isinstance(value, dict) else value)
+            for name, value in values["constants"]
+        )
+        return Kernel(**{**values, "unaligned": tuple(values["unaligned"])})
+
+    @property
+    def argument_types(self) -> tuple[str, ...]:
+        """Types of the arguments of a launch: constants left out, tuples flattened."""
+        types: list[str] = []
+        for _, kind in self.signature:
+            if kind != "constexpr":
+                types += kind if isinstance(kind, tuple) else (kind,)
+        return tuple(types)
+
+
+@cache
+def _source_digest(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+@cache
+def triton_version() -> str | None:
+    """None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:  # vendored builds carry no metadata
+        return str(importlib.import_module("triton").__version__)
+
+
+def function_of(kernel: Kernel) -> Any:
+    """The kernel's jit function, imported or made from its text."""
+    module = load_text(kernel.text) if kernel.text else importlib.import_module(kernel.module)
+    return getattr(module, kernel.function)
+
+
+def constants_of(kernel: Kernel) -> dict[str, Any]:
+    return {
+        name: getattr(load_text(value.text), value.function) if isinstance(value, Generated) else value
+        for name, value in kernel.constants
+    }
+
+
+@cache
+def load_text(text: str) -> ModuleType:
+    """A module from generated text. It lies in a file since Triton reads the source of what it compiles."""
+    name = f"ridgeline_generated_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    folder = Path(tempfile.gettempdir()) / f"ridgeline-{os.getuid()}" / "generated"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{name}.py"
+    if not path.exists() or path.read_text() != text:
+        partial = folder / f"{name}.{os.getpid()}.part"
+        partial.write_text(text)
+        partial.replace(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, f"{path} is a Python file"
+    assert spec.loader is not None, f"{path} is a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def interpret(kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
+    """Run a kernel on CPU tensors: what tests check numerics with, TRITON_INTERPRET=1 in the environment."""
+    given = iter(args)
+    call: dict[str, Any] = constants_of(kernel)
+    for name, kind in kernel.signature:
+        if kind != "constexpr":
+            call[name] = tuple(next(given) for _ in kind) if isinstance(kind, tuple) else next(given)
+    function_of(kernel)[tuple(grid)](**call)

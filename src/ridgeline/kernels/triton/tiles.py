@@ -1,0 +1,83 @@
+"""What tiled kernels share: the order of tiles, weights fetched before the wait, the end of a split sum.
+
+Legend of the family: M rows, N columns, K summed over; BM, BN, BK one tile of each; a program computes one
+tile of the result, or one part of its sum when K is split.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PREFETCH_LANES = tl.constexpr(256)
+CACHE_LINE_BYTES = tl.constexpr(128)
+
+
+@triton.jit
+def tile_place(tile, row_tiles, COLUMN_TILES: tl.constexpr, GROUP_M: tl.constexpr):
+    """Tiles run down GROUP_M rows before they step to the next column, so that neighbours share L2."""
+    group_size = GROUP_M * COLUMN_TILES
+    first = tile // group_size * GROUP_M
+    height = tl.minimum(row_tiles - first, GROUP_M)
+    inside = tile % group_size
+    return first + inside % height, inside // height
+
+
+@triton.jit
+def prefetch_weight(
+    w_ptr, first_row, first_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Ask L2 for the slab [BLOCK, WIDTH] of a constant matrix [ROWS, COLUMNS], one address per line."""
+    LINE: tl.constexpr = CACHE_LINE_BYTES * 8 // w_ptr.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (WIDTH + LINE - 1) // LINE
+    for start in range(0, BLOCK * LINES, PREFETCH_LANES):
+        i = start + tl.arange(0, PREFETCH_LANES)
+        row = tl.minimum(first_row + i // LINES, ROWS - 1)
+        column = tl.minimum(first_column + i % LINES * LINE, COLUMNS - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [w_ptr + row.to(tl.int64) * STRIDE + column],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    acc, m, is_row, first_column, pointers, parts_ptr, counters_ptr, slot, part,
+    N: tl.constexpr, SPLIT_K: tl.constexpr, HALVES: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """epilogue(Σ parts): the last program at a tile adds its parts, in order, and resets the counter.
+
+    HALVES is 2 where a whole tile and the epilogue's operands would not fit in registers together.
+    """
+    BM: tl.constexpr = acc.shape[0]
+    BN: tl.constexpr = acc.shape[1]
+    if SPLIT_K == 1:
+        if HALVES == 1:
+            _store(acc, m, is_row, first_column, pointers, N, EPILOGUE)
+        else:
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+            _store(left, m, is_row, first_column, pointers, N, EPILOGUE)
+            _store(right, m, is_row, first_column + BN // 2, pointers, N, EPILOGUE)
+    else:
+        parts = parts_ptr + slot.to(tl.int64) * (SPLIT_K * BM * BN)
+        place = tl.arange(0, BM)[:, None] * BN
+        tl.store(parts + part * (BM * BN) + place + tl.arange(0, BN)[None, :], acc)
+        # every thread's part is written before one of them says so
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters_ptr + slot, 1, sem="acq_rel")
+        if arrived == SPLIT_K - 1:
+            tl.store(counters_ptr + slot, 0)
+            for half in tl.static_range(HALVES):
+                column = half * (BN // HALVES)
+                inside = parts + place + column + tl.arange(0, BN // HALVES)[None, :]
+                total = tl.load(inside, cache_modifier=".cg")
+                for other in tl.static_range(1, SPLIT_K):
+                    total += tl.load(inside + other * (BM * BN), cache_modifier=".cg")
+                _store(total, m, is_row, first_column + column, pointers, N, EPILOGUE)
+
+
+@triton.jit
+def _store(acc, m, is_row, first_column, pointers, N: tl.constexpr, EPILOGUE: tl.constexpr):
+    n = (first_column + tl.arange(0, acc.shape[1]))[None, :]
+    EPILOGUE(acc, m, n, is_row & (n < N), pointers)

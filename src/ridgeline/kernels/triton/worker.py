@@ -1,0 +1,106 @@
+"""A process that compiles kernels: descriptions come in on stdin, machine code or a message goes out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ridgeline.kernels.triton.compiler import Compiled, receive, send
+from ridgeline.kernels.triton.source import Kernel, constants_of, function_of, triton_version
+
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def lower_here(kernel: Kernel, arch: str) -> Any:
+    """Triton's own result in this process: every form of the kernel down to machine code."""
+    source = ASTSource(
+        fn=function_of(kernel),
+        signature=dict(kernel.signature),
+        constexprs=constants_of(kernel),
+        attrs=_alignment(kernel),
+    )
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    if int(arch.removeprefix("sm_")) >= 90:
+        options["launch_pdl"] = kernel.pdl
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    return triton.compile(source, target=target, options=options)
+
+
+def compile_here(kernel: Kernel, arch: str) -> Compiled:
+    """Compile in this process."""
+    start = time.perf_counter()
+    made = lower_here(kernel, arch)
+    if getattr(made.metadata, "global_scratch_size", 0):
+        raise ValueError(f"{kernel.function} wants scratch memory of Triton's own")
+    registers, spills = resource_usage(made.asm["cubin"])
+    entry = made.asm["ptx"].split(".entry", 1)[1].split("{", 1)[0]
+    return Compiled(
+        name=made.metadata.name,
+        arch=arch,
+        cubin=made.asm["cubin"],
+        shared=made.metadata.shared,
+        num_warps=made.metadata.num_warps,
+        pdl=kernel.pdl and int(arch.removeprefix("sm_")) >= 90,
+        parameters=len(re.findall(r"\.param\b", entry)),
+        types=kernel.argument_types,
+        registers=registers,
+        spills=spills,
+        seconds=round(time.perf_counter() - start, 2),
+        triton=triton_version() or "",
+    )
+
+
+def _alignment(kernel: Kernel) -> dict[tuple[int, ...], Any]:
+    paths: dict[tuple[int, ...], Any] = {}
+    for i, (name, kind) in enumerate(kernel.signature):
+        if name in kernel.unaligned:
+            continue
+        if isinstance(kind, tuple):
+            paths |= {(i, j): ALIGNED for j, inner in enumerate(kind) if inner.startswith("*")}
+        elif kind.startswith("*"):
+            paths[(i,)] = ALIGNED
+    return paths
+
+
+def tool(name: str) -> Path:
+    """A binary tool that comes with Triton."""
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers per thread, and bytes of local memory (stack) per thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        shown = subprocess.run(
+            [tool("cuobjdump"), "--dump-resource-usage", file.name], capture_output=True, text=True
+        ).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", shown)}
+    return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))
+
+
+def main() -> None:
+    arch = sys.argv[1]
+    # whatever the compiler prints must not mix with the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            kernel = Kernel.from_json(receive(sys.stdin.buffer).decode())
+        except EOFError:
+            return
+        try:
+            answer = compile_here(kernel, arch).to_bytes()
+        except Exception as error:  # whatever it is, the build goes on without this kernel
+            answer = f"{type(error).__name__}: {error}".encode()
+        send(answers, answer)

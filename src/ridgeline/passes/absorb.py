@@ -1,0 +1,114 @@
+"""Which ops that only move elements a region may take along, for kernels that read and write by index.
+
+Only looks; whether a node is still to be had, the caller says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.op_kinds import MOVEMENT, VIEWS
+
+IsFree: TypeAlias = Callable[[ir.Node], bool]
+
+# what a strided read can undo; of the others, elements are taken from several places or repeated
+_STRIDED = VIEWS | {"Transpose", "Slice"}
+_OPERANDS = 3  # q, k and v
+
+
+def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
+    """The views and slices of q, k and v, and the Split they come from, that nobody else reads."""
+    chains = [_views_up(value, attention, is_free) for value in attention.inputs[:_OPERANDS]]
+    taken = {attention, *(node for chain in chains for node in chain)}
+    found: dict[ir.Node, None] = {}
+    for value, chain in zip(attention.inputs, chains, strict=False):
+        start = chain[-1].inputs[0] if chain else value
+        part = start.producer()
+        is_part = part is not None and part.op_type == "Split" and is_free(part) and _is_fixed(part)
+        if is_part and part is not None and all(_read_only_by(out, taken) for out in part.outputs):
+            found.update(dict.fromkeys((*chain, part)))
+        # reshapes alone are views outside a region too
+        elif any(node.op_type not in VIEWS for node in chain):
+            found.update(dict.fromkeys(chain))
+    return list(found)
+
+
+def _views_up(value: ir.Value, reader: ir.Node, is_free: IsFree) -> list[ir.Node]:
+    """Views between a value and its reader, the last one first."""
+    chain: list[ir.Node] = []
+    while (node := value.producer()) is not None and node.op_type in _STRIDED and is_free(node):
+        if not _read_only_by(value, {chain[-1] if chain else reader}) or not _is_fixed(node):
+            break
+        chain.append(node)
+        value = node.inputs[0]
+    return chain
+
+
+def views_after(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
+    """The transpose that joins the heads again, and the reshape behind it."""
+    found: list[ir.Node] = []
+    value = attention.outputs[0]
+    for kinds in (("Transpose",), ("Reshape",)):
+        readers = {node for node, _ in value.uses()}
+        node = next(iter(readers), None)
+        if value.is_graph_output() or len(readers) != 1 or node is None or node.op_type not in kinds:
+            break
+        if not is_free(node) or not _is_fixed(node):
+            break
+        found.append(node)
+        value = node.outputs[0]
+    return found
+
+
+def moves_before(nodes: Sequence[ir.Node], is_free: IsFree, *, turns: bool = False) -> list[ir.Node]:
+    """Gathers, splits, slices and joins whose results only these nodes read; with `turns`, transposes of
+    rows and the reshapes between such ops as well."""
+    taken = set(nodes)
+    found: list[ir.Node] = []
+    waiting = list(nodes)
+    while waiting:
+        for value in waiting.pop().inputs:
+            for node in _reach(value, taken, is_free, turns) if value is not None else ():
+                taken.add(node)
+                found.append(node)
+                waiting.append(node)
+    return found
+
+
+def _reach(value: ir.Value, taken: set[ir.Node], is_free: IsFree, turns: bool) -> list[ir.Node]:
+    """The move that makes a value, with the views behind it; nothing when somebody else reads them."""
+    chain: list[ir.Node] = []
+    while (node := value.producer()) is not None and node not in taken:
+        readers = taken | set(chain)
+        if node.op_type not in MOVEMENT or not is_free(node) or not _is_fixed(node):
+            return []
+        if not all(_read_only_by(out, readers) for out in node.outputs):
+            return []
+        if node.op_type not in VIEWS:
+            return [*chain, node] if node.op_type != "Transpose" or (turns and _keeps_columns(node)) else []
+        if not turns:
+            return []  # views are free outside a region
+        chain.append(node)
+        value = node.inputs[0]
+    return []
+
+
+def _keeps_columns(transpose: ir.Node) -> bool:
+    """Neighbours in memory stay neighbours."""
+    perm = attribute(transpose, "perm")
+    return perm is not None and perm[-1] == len(perm) - 1
+
+
+def _is_fixed(node: ir.Node) -> bool:
+    """How it moves is written in the model; only a gather's places may come at run time."""
+    if node.op_type in ("Gather", "Concat", "Transpose"):
+        return True
+    return all(value is None or constant(value) is not None for value in node.inputs[1:])
+
+
+def _read_only_by(value: ir.Value, readers: set[ir.Node]) -> bool:
+    return not value.is_graph_output() and all(node in readers for node, _ in value.uses())

@@ -1,0 +1,108 @@
+"""Rules for images on a target that keeps them channels last: pooling to one row, patches to one sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.passes.match import constant
+from ridgeline.passes.rule import Fusion, Match
+
+
+class MeanOfImage(Fusion):
+    """[N, C, 1, 1] of means, flattened = mean over the image without its axes"""
+
+    def pattern(self, op: Any, x: Any, axes: Any, shape: Any, gone: Any) -> Any:
+        mean = op.either(op.GlobalAveragePool(x), op.ReduceMean(x, axes, keepdims=1))
+        return op.either(op.Flatten(mean), op.Reshape(mean, shape), op.Squeeze(mean, gone))
+
+    def check(self, m: Match) -> None:
+        source = m.dims(m.x)
+        rank = len(source)
+        m.require(rank > 2, "input has no spatial axes", m.x)
+        if m.axes is not None:
+            axes = sorted(axis % rank for axis in m.const("axes"))
+            m.require(axes == list(range(2, rank)), f"mean over axes {axes}, want all from 2", m.axes)
+        if m.root.op_type == "Reshape":
+            m.require(m.target(m.root) == source[:2], "does not keep batch and channels alone", m.shape)
+        elif m.root.op_type == "Squeeze":
+            axes = sorted(axis % rank for axis in m.const("gone"))
+            m.require(axes == list(range(2, rank)), "keeps some spatial axes", m.gone)
+        else:
+            m.require(m.attr("Flatten", "axis") in (1, 1 - rank), "does not keep the batch alone", m.x)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        axes = op.const(np.arange(2, len(m.dims(m.x)), dtype=np.int64))
+        return op.ReduceMean(m.x, axes, keepdims=0)
+
+
+class PatchesToRows(Fusion):
+    """[N, C, H, W] → [N, C, H·W] → [N, H·W, C] = [N, H, W, C] → [N, H·W, C]: a view of channels last"""
+
+    def pattern(self, op: Any, x: Any, shape: Any) -> Any:
+        return op.Transpose(op.Reshape(x, shape), perm=[0, 2, 1])
+
+    def check(self, m: Match) -> None:
+        source, flat = m.dims(m.x), m.target(m.node("Reshape"))
+        m.require(len(source) == 4, "input is not an image", m.x)
+        m.require(len(flat) == 3 and flat[:2] == source[:2], "does not flatten the image alone", m.shape)
+        maker = m.x.producer()
+        m.require(maker is not None and maker.op_type == "Conv", "image does not come from a Conv", m.x)
+        known = all(isinstance(size, int) for size in source[1:])
+        m.require(known, f"sizes {source[1:]} of the image are not all known", m.x)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        channels = int(m.dims(m.x)[1])
+        rows = np.array([0, -1, channels], dtype=np.int64)
+        return op.Reshape(op.Transpose(m.x, perm=[0, 2, 3, 1]), op.const(rows))
+
+
+class TokenInFront(Fusion):
+    """[k; x] + c = pad(x) + c', where c' holds k + c in the rows of k: the same roundings, no join"""
+
+    def pattern(self, op: Any, k: Any, x: Any, c: Any, shape: Any) -> Any:
+        rows = op.either(op.Expand(op.known(k), shape), op.known(k))
+        return op.Add(op.Concat(rows, x), op.known(c))
+
+    def check(self, m: Match) -> None:
+        source, joined = m.dims(m.x), m.dims(m.node("Concat").outputs[0])
+        axis, rank = _joined_axis(m), len(joined)
+        m.require(constant(m.x) is None, "both parts are constants", m.x)
+        m.require(m.root.outputs[0].dtype == m.x.dtype, "types differ", m.x)
+        m.require(m.dims(m.root.outputs[0]) == joined, "the sum is larger than what is joined", m.c)
+        m.require(isinstance(source[axis], int), "rows of x are not counted", m.x)
+        m.require(m.array("k").ndim == rank, "constant rows are spread over more axes", m.k)
+        rows = m.array("k").shape[axis]
+        m.require(joined[axis] == rows + int(source[axis]), "constant rows are repeated", m.k)
+        m.require(m.array("c").ndim == rank and m.array("c").shape[axis] == joined[axis], "c repeats", m.c)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        axis, c = _joined_axis(m), m.array("c")
+        k = _once(m.array("k"), axis)
+        head, tail = np.split(c, [k.shape[axis]], axis=axis)
+        head = k + head
+        shape = (*head.shape[:axis], tail.shape[axis], *head.shape[axis + 1 :])
+        table = np.concatenate(
+            [head, np.broadcast_to(tail, np.broadcast_shapes(tail.shape, shape))], axis=axis
+        )
+        pads = np.zeros(2 * c.ndim, dtype=np.int64)
+        pads[axis] = k.shape[axis]
+        return op.Add(op.Pad(m.x, op.const(pads)), op.const(table))
+
+
+def _joined_axis(m: Match) -> int:
+    return int(m.attr("Concat", "axis") % len(m.dims(m.node("Concat").outputs[0])))
+
+
+def _once(array: np.ndarray, kept: int) -> np.ndarray:
+    """The array without repetitions along its other axes."""
+    for axis in range(array.ndim):
+        first = np.take(array, [0], axis=axis)
+        if axis != kept and array.shape[axis] > 1 and bool(np.all(array == first)):
+            array = first
+    return array
+
+
+RULES: tuple[Fusion, ...] = (MeanOfImage(), PatchesToRows(), TokenInFront())

@@ -1,0 +1,146 @@
+"""Regions in the making: which nodes each has, what may join it, and why the rest may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ridgeline.passes.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
+from ridgeline.passes.rule import Refusal, node_name
+from ridgeline.passes.settle import Settled
+from ridgeline.spec import Target, TensorSpec
+
+HOST = Target()
+MAX_OPS = 32
+
+
+@dataclass(eq=False)
+class Draft:
+    """A region in the making."""
+
+    kind: str  # product | row | pointwise
+    nodes: list[ir.Node]
+
+    def __post_init__(self) -> None:
+        self.anchor = self.nodes[0]
+
+    def add(self, nodes: Iterable[ir.Node]) -> None:
+        self.nodes += nodes
+
+
+@dataclass
+class Partition:
+    """Drafts over one graph, with what is needed to keep them convex."""
+
+    graph: ir.Graph
+    settled: Settled
+    target: Target = HOST
+    drafts: list[Draft] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.order = {node: i for i, node in enumerate(self.graph)}
+        self.owner: dict[ir.Node, Draft] = {}
+        self.ancestors: dict[ir.Node, int] = {}
+        for node in self.graph:
+            bits = 0
+            for value in read_values(node):
+                producer = value.producer()
+                if producer is not None and producer in self.ancestors:
+                    bits |= self.ancestors[producer] | (1 << self.order[producer])
+            self.ancestors[node] = bits
+
+    def spec(self, value: ir.Value) -> TensorSpec | None:
+        return self.settled.specs.get(str(value.name))
+
+    def is_work(self, node: ir.Node) -> bool:
+        """False for shape arithmetic, which is settled on the host and never fused."""
+        return not all(str(v.name) in self.settled.values for v in node.outputs if v.name)
+
+    def is_free(self, node: ir.Node) -> bool:
+        """Whether a region may still take this node."""
+        is_here = node.graph is self.graph and node.domain in ("", "ai.onnx") and node not in self.owner
+        return is_here and self.is_work(node) and self.spec(node.outputs[0]) is not None
+
+    def may_move(self, node: ir.Node) -> bool:
+        """As `is_free`, and not of images: their layout follows from what the ops of a region are."""
+        specs = [self.spec(value) for value in (*node.inputs, *node.outputs) if value is not None]
+        return self.is_free(node) and all(s is None or s.layout == "contiguous" for s in specs)
+
+    def take(self, draft: Draft, nodes: Iterable[ir.Node]) -> None:
+        """Make free nodes part of a region."""
+        nodes = list(nodes)
+        draft.add(nodes)
+        self.owner.update((node, draft) for node in nodes)
+
+    def consumers(self, value: ir.Value) -> list[ir.Node]:
+        return list(dict.fromkeys(node for node, _ in value.uses() if node.graph is self.graph))
+
+    def used_in_subgraph(self, value: ir.Value) -> bool:
+        return any(node.graph is not self.graph for node, _ in value.uses())
+
+    def leaving(self, nodes: list[ir.Node]) -> list[ir.Value]:
+        """Values that others need from these nodes."""
+        inside = set(nodes)
+        return [
+            value
+            for node in nodes
+            for value in node.outputs
+            if value.is_graph_output() or any(user not in inside for user, _ in value.uses())
+        ]
+
+    def blocked(self, nodes: list[ir.Node], joining: ir.Node, like: TensorSpec | None) -> str | None:
+        """Why `joining` may not become part of a region made of `nodes`; None when it may."""
+        if joining.op_type not in POINTWISE or joining.domain not in ("", "ai.onnx"):
+            return boundary_reason(joining)
+        if joining in self.owner:
+            return "it is part of another region already"
+        if not self.is_work(joining):
+            return "it is shape arithmetic, settled on the host"
+        mine = self.spec(joining.outputs[0])
+        if mine is None or like is None:
+            return "its shape depends on data"
+        if mine.shape != like.shape:
+            return f"its result is {mine}, the region works on {like}"
+        if len(nodes) >= MAX_OPS:
+            return f"the region has {MAX_OPS} ops already"
+        inside = set(nodes)
+        mask = sum(1 << self.order[node] for node in nodes)
+        for value in read_values(joining):
+            producer = value.producer()
+            if producer is None or producer in inside or producer not in self.order:
+                continue
+            if self.ancestors[producer] & mask:
+                return f"its input {value.name!r} needs the region's result first"
+        return None
+
+    def refuse(self, rule: str, reason: str, at: ir.Node, value: ir.Value) -> None:
+        spec = self.spec(value)
+        # what crosses memory because of it: written once, read once
+        lost = 2 * spec.nbytes if spec is not None else None
+        self.refusals.append(Refusal(rule=rule, reason=reason, at=node_name(at), bytes_lost=lost))
+
+
+def read_values(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, through its subgraphs too."""
+    yield from (v for v in node.inputs if v is not None)
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            for inner in attr.as_graph():
+                yield from read_values(inner)
+
+
+def boundary_reason(node: ir.Node) -> str:
+    """Why a neighbour that is not pointwise stays outside."""
+    kind = node.op_type
+    if kind in PRODUCTS:
+        return f"{kind} needs whole rows of its input: it starts a region of its own"
+    if kind in ROWS:
+        return f"{kind} reduces over elements of other tiles: it starts a region of its own"
+    if kind in VIEWS:
+        return f"{kind} moves nothing: it is a view of the same memory"
+    if kind in MOVEMENT:
+        return f"{kind} changes which element goes where: kept as a copy of its own"
+    return f"{kind} is not pointwise"

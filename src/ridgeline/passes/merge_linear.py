@@ -1,0 +1,228 @@
+"""Merges products of one input with constant weights (q, k and v; gate and up) into one with a Split behind.
+
+One wide product reads the input once and fills a GPU better than its parts. Which products are merged is told
+by where they meet again: projections of one input for several layers stay apart. K input columns, N output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.passes.fold_shape import sizes
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.op_kinds import MOVEMENT, PRODUCTS
+from ridgeline.passes.rule import (
+    RULE,
+    SOURCES,
+    GraphOps,
+    Names,
+    Refusal,
+    merged_sources,
+    nbytes,
+    node_name,
+    replace_value,
+)
+
+NAME = "MergeLinear"
+# between a projection and the product that takes it lie views, a bias, a rotation; more is another layer
+MAX_STEPS = 48
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A product with constant weights [K, N], and the bias that follows it if there is one."""
+
+    nodes: tuple[ir.Node, ...]
+    weight: np.ndarray
+    bias: np.ndarray | None
+
+    @property
+    def result(self) -> ir.Value:
+        return self.nodes[-1].outputs[0]
+
+    @property
+    def columns(self) -> int:
+        return int(self.weight.shape[1])
+
+
+def merge_linear(model: ir.Model) -> list[Refusal]:
+    """Merge what may be merged; a sibling that may not says why."""
+    refusals: list[Refusal] = []
+    names = Names(model)
+    for graph in list(model.graphs()):
+        for source in _sources(graph):
+            groups: dict[ir.Node | None, list[Linear]] = {}
+            for node in _siblings(source, graph):
+                found = _read(node)
+                meeting = _meeting(found.result) if isinstance(found, Linear) else None
+                if isinstance(found, Linear):
+                    found = _other_reader(found, meeting) or found
+                if isinstance(found, Linear):
+                    groups.setdefault(meeting, []).append(found)
+                else:
+                    refusals.append(Refusal(NAME, found, node_name(node), nbytes(source)))
+            for group in _joined(groups):
+                if len(group) > 1:
+                    _merge(source, group, names)
+    return refusals
+
+
+def _sources(graph: ir.Graph) -> list[ir.Value]:
+    """Values that several products read."""
+    made = [out for node in graph for out in node.outputs]
+    return [value for value in (*graph.inputs, *made) if len(_siblings(value, graph)) > 1]
+
+
+def _siblings(source: ir.Value, graph: ir.Graph) -> list[ir.Node]:
+    readers = [
+        use.node
+        for use in source.uses()
+        if use.idx == 0 and use.node.op_type in ("MatMul", "Gemm") and use.node.domain in ("", "ai.onnx")
+    ]
+    return [node for node in dict.fromkeys(readers) if node.graph is graph]
+
+
+def _read(node: ir.Node) -> Linear | str:
+    """The product as K columns to N, or why it cannot stand beside others."""
+    weight, out = constant(node.inputs[1]), node.outputs[0]
+    if weight is None:
+        return f"weight {node.inputs[1].name!r} is not a constant"
+    if weight.ndim != 2:
+        return f"weight {node.inputs[1].name!r} has {weight.ndim} axes, want two"
+    if out.is_graph_output():
+        return f"{out.name!r} is an output of the model"
+    rank = sizes(node.inputs[0])
+    if rank is None or len(rank) < 2:
+        return f"{node.inputs[0].name!r} is not known to have two axes"
+    if node.op_type == "Gemm":
+        return _read_gemm(node, weight)
+    add = _bias_add(out, int(weight.shape[1]))
+    if add is None:
+        return Linear((node,), weight, None)
+    bias = next(array for array in map(constant, add.inputs) if array is not None)
+    if add.outputs[0].is_graph_output():
+        return f"{add.outputs[0].name!r} is an output of the model"
+    return Linear((node, add), weight, bias.reshape(-1))
+
+
+def _read_gemm(node: ir.Node, weight: np.ndarray) -> Linear | str:
+    if attribute(node, "transA"):
+        return "Gemm transposes its input: its K is another axis"
+    if attribute(node, "alpha") != 1.0 or attribute(node, "beta") != 1.0:
+        return f"Gemm scales by {attribute(node, 'alpha')} and {attribute(node, 'beta')}, want 1"
+    if attribute(node, "transB"):
+        weight = weight.T
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return Linear((node,), weight, None)
+    bias, columns = constant(node.inputs[2]), int(weight.shape[1])
+    if bias is None or bias.shape not in ((columns,), (1, columns)):
+        return f"bias {node.inputs[2].name!r} is not a constant row of {columns}"
+    return Linear((node,), weight, bias.reshape(-1))
+
+
+def _bias_add(product: ir.Value, columns: int) -> ir.Node | None:
+    """The Add of one constant row that alone reads a product."""
+    uses = list(product.uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node.graph is not product.producer().graph:
+        return None
+    add: ir.Node = uses[0].node
+    bias = constant(add.inputs[1 - uses[0].idx])
+    is_row = bias is not None and bias.size == columns and bias.shape[-1:] == (columns,)
+    rank = sizes(product)
+    return add if is_row and bias is not None and rank is not None and bias.ndim <= len(rank) else None
+
+
+def _meeting(value: ir.Value) -> ir.Node | None:
+    """The first product or attention that needs this value, whatever lies between."""
+    waiting, seen = deque([value]), 0
+    while waiting and seen < MAX_STEPS:
+        for node, _ in waiting.popleft().uses():
+            if node.op_type in PRODUCTS:
+                found: ir.Node = node
+                return found
+            waiting.extend(node.outputs)
+            seen += 1
+    return None
+
+
+def _joined(groups: Mapping[ir.Node | None, list[Linear]]) -> list[list[Linear]]:
+    """The groups, with those in one that attend side by side: queries here are keys over there."""
+    attentions = [m for m in groups if m is not None and m.op_type == "Attention"]
+    alone = [group for meeting, group in groups.items() if meeting not in attentions]
+    if len(attentions) > 1 and not any(_needs_another(meeting, attentions) for meeting in attentions):
+        return [*alone, [linear for meeting in attentions for linear in groups[meeting]]]
+    return list(groups.values())
+
+
+def _needs_another(attention: ir.Node, others: Sequence[ir.Node]) -> bool:
+    """Whether one of the others is computed first: then they belong to different layers."""
+    waiting, seen = [attention], {attention}
+    while waiting:
+        for maker in waiting.pop().predecessors():
+            if maker in others:
+                return True
+            if maker not in seen:
+                seen.add(maker)
+                waiting.append(maker)
+    return False
+
+
+def _other_reader(linear: Linear, meeting: ir.Node | None) -> str | None:
+    """Why a part of the merged result would have to be copied out for somebody beside `meeting`."""
+    value = linear.result
+    while meeting is not None:
+        readers = list(dict.fromkeys(node for node, _ in value.uses()))
+        others = [node for node in readers if node is not meeting]
+        if value.is_graph_output():
+            return f"{value.name!r} is an output of the model"
+        if meeting in readers:
+            return f"{value.name!r} is read by {node_name(others[0])} too" if others else None
+        if len(readers) != 1 or readers[0].op_type not in MOVEMENT:
+            return None  # computed with before it meets the others: copied in any case
+        value = readers[0].outputs[0]
+    return None
+
+
+def _merge(source: ir.Value, group: Sequence[Linear], names: Names) -> None:
+    nodes = [node for linear in group for node in linear.nodes]
+    graph = nodes[0].graph
+    first = min(nodes, key={node: i for i, node in enumerate(graph)}.__getitem__)
+    op = GraphOps(graph, names, stem=f"{node_name(group[0].nodes[0])}/{NAME}")
+    merged = op.MatMul(source, op.const(np.concatenate([linear.weight for linear in group], axis=1)))
+    if any(linear.bias is not None for linear in group):
+        merged = op.Add(merged, op.const(np.concatenate(list(_biases(group)))))
+    counts = op.const(np.array([linear.columns for linear in group], dtype=np.int64))
+    op.Split(merged, counts, axis=-1)
+    split = _with_outputs(op.nodes.pop(), len(group), names)
+    sources = merged_sources(nodes)
+    for node in (*op.nodes, split):
+        node.metadata_props.update({SOURCES: sources, RULE: NAME})
+        node.name = f"{node_name(group[0].nodes[0])}/{NAME}/{node.op_type}"
+    graph.insert_before(first, [*op.nodes, split])
+    for linear, part in zip(group, split.outputs, strict=True):
+        replace_value(linear.result, part)
+    graph.remove(nodes[::-1], safe=True)
+
+
+def _biases(group: Sequence[Linear]) -> Iterator[np.ndarray]:
+    for linear in group:
+        # a product without a bias gets zeros, which add nothing
+        yield linear.bias if linear.bias is not None else np.zeros(linear.columns, linear.weight.dtype)
+
+
+def _with_outputs(split: ir.Node, count: int, names: Names) -> ir.Node:
+    """A Split with as many outputs as parts; `GraphOps` makes nodes of one."""
+    stem = split.outputs[0].name
+    wide = ir.Node(
+        "", "Split", list(split.inputs), attributes=list(split.attributes.values()), num_outputs=count
+    )
+    split.replace_input_with(0, None)
+    split.replace_input_with(1, None)
+    for out in wide.outputs:
+        out.name = names.fresh(str(stem))
+    return wide

@@ -1,0 +1,191 @@
+"""Rows that nobody reads are not computed: a selection moves up to where rows meet one another.
+
+A classifier reads one token of the last layer; everything there but keys and values is then of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.passes.fold_shape import sizes
+from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.op_kinds import POINTWISE
+from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
+
+NAME = "UnreadRows"
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax"})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some of the rows along one axis, counted from the first."""
+
+    axis: int
+    start: int
+    count: int
+
+
+def drop_unread_rows(model: ir.Model) -> None:
+    """Narrow what is computed row by row and read only in part, where a product or a norm gains by it."""
+    names = Names(model)
+    for graph in list(model.graphs()):
+        wanted = _wanted(graph)
+        gains = any(n.op_type in _NORMS | {"MatMul", "Attention"} for n in graph if n.outputs[0] in wanted)
+        if gains:
+            _narrow(graph, wanted, names)
+
+
+def _wanted(graph: ir.Graph) -> dict[ir.Value, Rows]:
+    """The values of which only these rows are read, and which can be computed for them alone."""
+    demands: dict[ir.Value, Rows | None] = dict.fromkeys(graph.outputs)
+    for node in reversed(list(graph)):
+        out = node.outputs[0] if node.outputs else None
+        rows = demands.get(out) if out is not None else None
+        demands.update(dict.fromkeys(node.outputs[1:]))
+        picked = _picked(node)
+        operands = _row_operands(node, rows) if rows is not None else None
+        if rows is not None and operands is None and out is not None:
+            demands[out] = None  # made whole; its readers take their part of it
+        for index, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            asked = picked if index == 0 else None
+            if operands is not None:
+                asked = _of_operand(rows, node, value) if index in operands else None
+                if index not in operands and _is_untouched(node, index):
+                    continue
+            demands[value] = asked if demands.get(value, asked) == asked else None
+        for inner in _captured(node):
+            demands[inner] = None
+    return {
+        value: rows for value, rows in demands.items() if rows is not None and value.producer() is not None
+    }
+
+
+def _captured(node: ir.Node) -> set[ir.Value]:
+    """What the subgraphs of a node read."""
+    found: set[ir.Value] = set()
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            for inner in attr.as_graph():
+                found |= {value for value in inner.inputs if value is not None} | _captured(inner)
+    return found
+
+
+def _picked(node: ir.Node) -> Rows | None:
+    """The rows that a Gather of one place or a Slice of some takes out of its input."""
+    if node.op_type not in ("Gather", "Slice") or node.domain not in ("", "ai.onnx"):
+        return None
+    dims = sizes(node.inputs[0])
+    bounds = [constant(value) for value in node.inputs[1:] if value is not None]
+    if dims is None or len(dims) < 3 or any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    numbers = [int(bound.item()) for bound in bounds if bound is not None]
+    axis = attribute(node, "axis") if node.op_type == "Gather" else numbers[2] if len(numbers) > 2 else 0
+    axis, length = axis % len(dims), dims[axis % len(dims)]
+    if axis == len(dims) - 1 or not isinstance(length, int):
+        return None
+    if node.op_type == "Gather":
+        return Rows(axis, numbers[0] % length, 1) if -length <= numbers[0] < length else None
+    start, end, step = slice(numbers[0], numbers[1], numbers[3] if len(numbers) > 3 else 1).indices(length)
+    return Rows(axis, start, end - start) if step == 1 and 0 < end - start < length else None
+
+
+def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
+    """The inputs of which the same rows are enough; None when an output row needs more than them."""
+    out = sizes(node.outputs[0])
+    if out is None or any(extra.uses() or extra.is_graph_output() for extra in node.outputs[1:]):
+        return None
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in _NORMS:
+        axis = attribute(node, "axis")
+        return [0] if axis % len(out) == len(out) - 1 else None
+    if node.op_type == "MatMul":
+        weight, left = constant(node.inputs[1]), sizes(node.inputs[0])
+        return [0] if weight is not None and weight.ndim == 2 and left is not None else None
+    if node.op_type == "Attention":
+        is_plain = not any(value is not None for value in node.inputs[3:]) and not attribute(
+            node, "is_causal"
+        )
+        return [0] if is_plain and len(out) == 3 and rows.axis == 1 else None
+    if node.op_type not in POINTWISE:
+        return None
+    found = []
+    for index, value in enumerate(node.inputs):
+        dims = sizes(value) if value is not None else ()
+        if dims is None:
+            return None
+        place = rows.axis - (len(out) - len(dims))
+        if place >= 0 and dims[place] == out[rows.axis]:
+            found.append(index)
+        elif place >= 0 and dims[place] != 1:
+            return None
+    return found
+
+
+def _of_operand(rows: Rows | None, node: ir.Node, value: ir.Value) -> Rows | None:
+    """The same rows in an operand of lower rank."""
+    mine, out = sizes(value), sizes(node.outputs[0])
+    if rows is None or mine is None or out is None:
+        return None
+    return Rows(rows.axis - (len(out) - len(mine)), rows.start, rows.count)
+
+
+def _is_untouched(node: ir.Node, index: int) -> bool:
+    """A constant that rows do not run along asks nothing of anybody."""
+    return constant(node.inputs[index]) is not None
+
+
+def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> None:
+    parts: dict[tuple[ir.Value, Rows], ir.Value] = {}
+    for node in list(graph):
+        rows = wanted.get(node.outputs[0]) if node.outputs else None
+        if rows is not None:
+            for index in _row_operands(node, rows) or ():
+                value = node.inputs[index]
+                asked = _of_operand(rows, node, value)
+                if value not in wanted and asked is not None:
+                    if (value, asked) not in parts:
+                        parts[value, asked] = _part(node, value, asked, names)
+                    node.replace_input_with(index, parts[value, asked])
+        elif node.inputs and node.inputs[0] in wanted:
+            _put_aside(node, wanted[node.inputs[0]], names)
+    for value, rows in wanted.items():
+        dims = list(value.shape)
+        dims[rows.axis] = rows.count
+        value.shape = ir.Shape(dims)
+
+
+def _part(reader: ir.Node, value: ir.Value, rows: Rows, names: Names) -> ir.Value:
+    """A Slice of a value that others need whole, in front of its reader; of a constant, another constant."""
+    op = GraphOps(reader.graph, names, stem=f"{value.name}/{NAME}")
+    array = constant(value)
+    if array is not None:
+        return op.const(np.take(array, range(rows.start, rows.start + rows.count), axis=rows.axis))
+    bounds = (np.array([n], dtype=np.int64) for n in (rows.start, rows.start + rows.count, rows.axis))
+    part: ir.Value = op.Slice(value, *map(op.const, bounds))
+    (node,) = op.nodes
+    node.name = part.name
+    node.metadata_props.update({SOURCES: merged_sources([reader]), RULE: NAME})
+    reader.graph.insert_before(reader, node)
+    return part
+
+
+def _put_aside(selector: ir.Node, rows: Rows, names: Names) -> None:
+    """The selection itself, of a value that now is what it takes: nothing is left but a lost axis."""
+    graph, old, whole = selector.graph, selector.outputs[0], selector.inputs[0]
+    first = constant(selector.inputs[1])
+    if selector.op_type == "Gather" and first is not None and first.ndim == 0:
+        op = GraphOps(graph, names, stem=f"{old.name}/{NAME}")
+        whole = op.Squeeze(whole, op.const(np.array([rows.axis], dtype=np.int64)))
+        (node,) = op.nodes
+        node.name = whole.name
+        node.metadata_props.update({SOURCES: merged_sources([selector]), RULE: NAME})
+        graph.insert_before(selector, node)
+    replace_value(old, whole)
+    graph.remove(selector, safe=True)

@@ -1,0 +1,322 @@
+"""The reference: the original model, run unfused in fp32 by somebody else, and how far rounding carries it.
+
+Tolerances are measured on it: how far its outputs move when weights and inputs move by what rounding moves
+them anyway. Of a half model, the same graph in fp32 is the reference, and what rounding every result to half
+does is the measure. What it computed for a model is a fact, and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+from ridgeline.errors import BuildError, first_line
+from ridgeline.facts import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
+from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
+from ridgeline.spec import EPSILON
+from ridgeline.tactics.cache import measuring_context
+from ridgeline.wide import Wide, half_type
+
+Feeds = Mapping[str, np.ndarray]
+Outputs = dict[str, np.ndarray]
+PROBES = 2
+# results are rounded as often as weights: a few such steps add up along a path
+HALF_STEPS = 4
+FEW_ELEMENTS, FEW_DRAWS = 1024, 8
+# a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
+COPIED_BYTES = 64 << 20
+PIECE = 1 << 16
+PROVIDERS = ["CPUExecutionProvider"]
+CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
+
+
+class Reference:
+    """The original model as ONNX Runtime runs it with every optimisation off, else the onnx reference."""
+
+    def __init__(self, loaded: Loaded, *, threads: int, facts: Facts | None = None) -> None:
+        self.loaded, self.threads = loaded, threads
+        self.facts = facts or Facts()
+        self._digest = ModelDigest(loaded) if self.facts.path is not None else None
+        self._probes: list[Callable[[Feeds], Outputs]] | None = None
+        self.names = [port.name for port in loaded.original.graph.output]
+        self._half = half_type(loaded.original)
+        self.who = ""
+
+    @cached_property
+    def _run(self) -> Callable[[Feeds], Outputs]:
+        """Opened when it is first asked: what is known of a model needs no second run."""
+        wide = self._open_wide() if self._half else None
+        if wide is not None:
+            return wide
+        loaded = self.loaded
+        self.who = f"onnxruntime {ort.__version__}, all optimisations off"
+        try:
+            return self._session(loaded.original)
+        except Exception as error:  # ORT lacks an op, a type or an opset: the slow evaluator has most of them
+            try:
+                # a file is read again, whole: the evaluator finds no weights that lie outside
+                evaluator = ReferenceEvaluator(loaded.original if loaded.path is None else str(loaded.path))
+            except Exception as second:
+                raise BuildError(
+                    f"nobody can run {loaded.name!r} as a reference to verify against",
+                    rows=[f"ONNX Runtime: {first_line(error)}", f"onnx reference: {first_line(second)}"],
+                    help="ridge build MODEL --verify off builds it unverified",
+                ) from second
+            self.who = f"onnx {onnx.__version__} reference evaluator"
+            return lambda feeds: dict(zip(self.names, evaluator.run(None, dict(feeds)), strict=True))
+
+    def open(self) -> None:
+        """Raise now if nobody can run the model."""
+        _ = self._run
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """What the model computes: from the cache if these very inputs were run before, else now."""
+        key = self.fact_key("outputs", feeds)
+        known, arrays = self.facts.find(key), self.facts.find_arrays(key)
+        if known is not None and arrays is not None and list(arrays) == self.names:
+            self.who = str(known["who"])
+            return arrays
+        made = self._run(feeds)
+        if self.facts.keep_arrays(key, made):
+            self.facts.keep(key, {"who": self.who})
+        return made
+
+    def _open_wide(self) -> Callable[[Feeds], Outputs] | None:
+        """A half model as float32 computes it; None where ONNX Runtime does not take it so."""
+        try:
+            self._wide = Wide(self.loaded.original, folder_of(self.loaded))
+            run = self._wide.session(self._options(), self._wide.weights)
+        except Exception:  # whatever it is, the model as it stands is the next best reference
+            return None
+        self.who = f"onnxruntime {ort.__version__} in float32, all optimisations off"
+        return run
+
+    def _half_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
+        """What rounding every result to half does: the model as it stands, else weights moved by as much."""
+        try:
+            yield self._session(self.loaded.original)
+        except Exception:  # ONNX Runtime has few ops in bfloat16
+            steps = HALF_STEPS * EPSILON[self._half] / EPSILON["float32"]
+            for seed in range(PROBES):
+                moved = {n: jitter(a, steps, seed) for n, a in self._wide.weights.items()}
+                yield self._wide.session(self._options(), moved)
+
+    def _session(
+        self, proto: onnx.ModelProto, changed: Mapping[str, np.ndarray] | None = None
+    ) -> Callable[[Feeds], Outputs]:
+        options = self._options()
+        # ORT reads these for as long as the session lives, and does not keep them alive itself
+        kept = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in (changed or {}).items()}
+        for name, value in kept.items():
+            options.add_initializer(name, value)
+        if self.loaded.path is not None:
+            # weights that lie outside, in the file itself too, are mapped from there and not copied
+            folder = str(self.loaded.path.absolute().parent)
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        is_large_file = proto is self.loaded.original and self.loaded.path and proto.ByteSize() > COPIED_BYTES
+        source: Any = str(self.loaded.path) if is_large_file else proto.SerializeToString()
+        session = ort.InferenceSession(source, options, PROVIDERS)
+
+        def run(feeds: Feeds, _held: object = (kept, changed)) -> Outputs:
+            return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
+
+        return run
+
+    def run_other(
+        self, proto: onnx.ModelProto, weights: Mapping[str, np.ndarray], feeds: Feeds
+    ) -> Outputs | None:
+        """Another graph with the same outputs, run as the reference is; None where ONNX Runtime refuses."""
+        options = self._options()
+        options.add_external_initializers(
+            list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        )
+        try:
+            session = ort.InferenceSession(proto.SerializeToString(), options, PROVIDERS)
+        except Exception:  # the reference is not ONNX Runtime then either
+            return None
+        return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
+
+    def _options(self) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # packing weights takes longer than the few runs a reference makes
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        return options
+
+    def fact_key(self, kind: str, feeds: Feeds, *more: str) -> str | None:
+        """Names all that a fact about the model at these inputs depends on; None where facts are not kept."""
+        model = None if self._digest is None else self._digest.value()
+        if model is None:
+            return None
+        context = (measuring_context(self.threads), _code_digest(), ort.__version__, onnx.__version__)
+        return f"{kind}-{digest_texts([model, digest_arrays(feeds), *context, *more])[:40]}"
+
+    def weights_digest(self, weights: Mapping[str, np.ndarray]) -> str:
+        return "" if self._digest is None else self._digest.of_weights(weights)
+
+    def tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
+        """How far rounding alone may carry each output from `expected`: measured once for a model."""
+        key = self.fact_key("tolerance", feeds)
+        known = self.facts.find(key)
+        if known is not None and set(known) == set(expected):
+            return {n: Tolerance(distance, share, FROM_CACHE) for n, (distance, share) in known.items()}
+        made = self._measure_tolerance(feeds, expected)
+        self.facts.keep(key, {name: (limit.distance, limit.share) for name, limit in made.items()})
+        return made
+
+    def _measure_tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
+        if self._probes is None:
+            self._probes = list(self._make_probes())
+        # the largest of many elements says enough; of an output of few, one draw can be small by luck
+        smallest = min((a.size for a in expected.values()), default=0)
+        draws = 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
+        seeds = range(draws * len(self._probes))
+        moved = [self._probes[i % len(self._probes)](jitter_feeds(feeds, self._step, i)) for i in seeds]
+        return {name: _tolerance(expected[name], [m[name] for m in moved]) for name in expected}
+
+    @cached_property
+    def _is_small(self) -> bool:
+        tensors = self.loaded.original.graph.initializer
+        return bool(sum(4 * math.prod(t.dims) for t in tensors) <= COPIED_BYTES)
+
+    @cached_property
+    def _step(self) -> float:
+        """How many eps rounding moves a value: the root of the longest sum."""
+        return math.sqrt(longest_sum(self.loaded.original))
+
+    def _make_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
+        """The reference with its weights moved by rounding."""
+        if self._half:
+            yield from self._half_probes()
+            return
+        for seed in range(PROBES if self._is_small else 1):
+            try:
+                yield self._moved(seed)
+            except Exception:  # the onnx reference has no such door: inputs alone are moved then
+                yield self._run
+
+    def _moved(self, seed: int) -> Callable[[Feeds], Outputs]:
+        original = self.loaded.original
+        if self._is_small:
+            proto = onnx.ModelProto()
+            proto.CopyFrom(original)
+            for tensor in all_tensors(proto):
+                if _is_weight(tensor) and not _is_outside(tensor):
+                    array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
+                    name = tensor.name
+                    tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+            return self._session(proto, self._moved_initializers(seed, outside_only=True))
+        return self._session(original, self._moved_initializers(seed, outside_only=False))
+
+    def _moved_initializers(self, seed: int, *, outside_only: bool) -> dict[str, np.ndarray]:
+        folder = folder_of(self.loaded)
+        return {
+            t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
+            for t in self.loaded.original.graph.initializer
+            if _is_weight(t) and (_is_outside(t) or not outside_only)
+        }
+
+
+def _is_weight(tensor: onnx.TensorProto) -> bool:
+    """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
+    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    return bool(tensor.data_type in kinds and math.prod(tensor.dims) > 8)
+
+
+def _is_outside(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    """Of the code that measures tolerances and verdicts."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """For floats the largest allowed distance; for the rest the largest allowed share of other values."""
+
+    distance: float
+    share: float = 0.0
+    note: str = ""
+
+
+def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
+    """Both engine and reference round, hence twice what one of them moves, and the type's own step."""
+    kind = str(expected.dtype)
+    same_shape = [m for m in moved if m.shape == expected.shape]
+    if kind not in EPSILON:
+        share = max((float(np.mean(m != expected)) for m in same_shape if m.size), default=0.0)
+        reach = max((distance_of(m, expected) for m in same_shape if m.size), default=0.0)
+        return Tolerance(2 * reach, min(1.0, 2 * share))
+    finite = np.isfinite(expected)
+    scale = float(np.abs(expected[finite], dtype=np.float64).max()) if finite.any() else 0.0
+    reach = 0.0
+    for m in same_shape:
+        both = finite & np.isfinite(m)
+        reach = max(reach, reach_of(m, expected) if both.all() else reach_of(m[both], expected[both]))
+    return Tolerance(2 * reach + 2 * EPSILON[kind] * scale)
+
+
+def reach_of(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest distance between finite floats, piece by piece: fresh memory costs more than the sums."""
+    one, other = got.reshape(-1), want.reshape(-1)
+    pieces = (slice(i, i + PIECE) for i in range(0, one.size, PIECE))
+    return max((float(np.abs(one[p].astype(np.float64) - other[p]).max()) for p in pieces), default=0.0)
+
+
+def distance_of(got: np.ndarray, want: np.ndarray) -> float:
+    """How far integers are apart; for strings and the like, infinitely if at all."""
+    if want.dtype.kind not in "iub":
+        return 0.0 if np.array_equal(got, want) else math.inf
+    return reach_of(got, want.astype(np.float64))
+
+
+def longest_sum(proto: onnx.ModelProto) -> int:
+    """The most terms that one product or convolution of the model adds up."""
+    sizes = {t.name: tuple(t.dims) for t in all_tensors(proto) if t.name}
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            sizes.update((node.output[0], tuple(a.t.dims)) for a in node.attribute if a.name == "value")
+    longest = 16
+    for node in proto.graph.node:
+        if node.op_type not in CONTRACTIONS or len(node.input) < 2 or node.input[1] not in sizes:
+            continue
+        shape = sizes[node.input[1]]
+        terms = math.prod(shape[1:]) if CONTRACTIONS[node.op_type] else max(shape[-2:], default=1)
+        longest = max(longest, terms)
+    return longest
+
+
+def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
+    """The array with every element moved by up to `steps` eps of its type."""
+    reach = steps * EPSILON[str(array.dtype)]
+    # a short pattern repeated: as good as fresh numbers here, and many times quicker on large weights
+    pattern = np.random.default_rng(seed).uniform(-reach, reach, min(array.size, 65521)).astype(array.dtype)
+    moved = np.resize(pattern, array.shape)
+    moved *= array
+    # masks hold the largest float there is, and that cannot move up
+    np.copyto(moved, 0, where=np.abs(array) > 1e30)
+    moved += array
+    return moved
+
+
+def jitter_feeds(feeds: Feeds, steps: float, seed: int) -> Outputs:
+    kinds = ("float32", "float64")
+    return {
+        n: jitter(a, steps, seed + 7) if str(a.dtype) in kinds and a.ndim else a for n, a in feeds.items()
+    }

@@ -1,0 +1,38 @@
+"""A context on a GPU: as on the CPU, and it can be captured over the caller's own device tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.options import Profile
+from ridgeline.runtime.context import Context
+from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
+from ridgeline.runtime.io import AnyBorder
+from ridgeline.spec import Port, TensorSpec
+
+
+class CudaContext(Context):
+    """Runs an engine on the GPU for one thread at a time, on whatever stream is current."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Port],
+        profile: Profile,
+        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder],
+        make_instance: Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance],
+    ) -> None:
+        super().__init__(inputs, profile, make_border)
+        self._make_instance = make_instance
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> Bound:
+        """Capture the engine over these inputs: a run then is one graph launch that copies nothing."""
+        arrays = dict(zip(self._names, self._checked(tensors), strict=True))
+        for port in self._ports.values():
+            check_bound(port.name, arrays[port.name], port.dtype)
+        specs = {
+            port.name: TensorSpec(port.dtype, tuple(arrays[port.name].shape)) for port in self._ports.values()
+        }
+        return Bound(self._make_instance(specs, arrays))

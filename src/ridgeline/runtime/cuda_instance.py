@@ -1,0 +1,248 @@
+"""An instance on a GPU: its steps are captured once in a CUDA graph, and a run is one launch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import InputError, RidgelineError
+from ridgeline.gpu_graph import CaptureError, own_stream, pool_bytes, record, warm
+from ridgeline.runtime.device import DeviceError, device_error, require_memory
+from ridgeline.runtime.held import code_bytes, storages
+from ridgeline.runtime.instance import Instance, as_numpy
+from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.spec import TensorSpec
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.fallback import TORCH_DTYPES
+
+ALIGNMENT = 16  # of addresses that kernels were compiled for
+
+
+class CudaInstance(Instance):
+    """Bound steps over one arena on the device."""
+
+    device = "cuda"
+    graph: torch.cuda.CUDAGraph | None = None
+    why_eager = ""  # why there is no graph, once a run has shown it
+    poison = ""  # the CUDA error after which nothing here can be trusted
+    notes: list[str] | None = None  # where the engine keeps what did not go as planned
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Where the steps are captured, and where runs go that come without a stream of their own."""
+        return own_stream(self)
+
+    def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
+        input_bytes = sum(spec.nbytes for spec in inputs.values())
+        require_memory({"arena": self.layout.arena_bytes, "inputs": input_bytes})
+        super()._allocate(inputs)
+
+    def execute(self) -> None:
+        """Queue the whole run on the current stream."""
+        self.require_alive()
+        try:
+            if self.graph is not None:
+                self.graph.replay()
+            elif self.why_eager:
+                super().execute()
+            else:
+                self._capture()
+        except (RuntimeError, RidgelineError) as error:
+            self.blame(error)
+            raise
+
+    def require_alive(self) -> None:
+        if self.poison:
+            raise DeviceError(
+                "this context met a CUDA error and cannot run again",
+                got=self.poison,
+                help="start a new process: the driver takes back the device's memory after such an error",
+            )
+
+    def _capture(self) -> None:
+        """Run, so that libraries load and choose; capture; and leave the results of a run behind."""
+        warm(super().execute, self.stream)
+        try:
+            self.graph = record(super().execute, self.stream)
+        except CaptureError as error:
+            self.why_eager = f"the steps cannot be captured in a CUDA graph and run one by one: {error}"
+            if self.notes is not None:
+                self.notes.append(self.why_eager)
+            super().execute()
+            return
+        self.graph.replay()
+
+    def blame(self, error: Exception) -> None:
+        """Raise a failure of the GPU as what it is; after a fatal one this instance does not run again."""
+        found = device_error(error)
+        if found is not None:
+            self.poison = found.got if found.is_fatal else ""
+            raise found from error
+
+    def is_at(self, shapes: Mapping[str, TensorSpec]) -> bool:
+        """Whether this instance was made for inputs of these shapes, and keeps memory of its own for them."""
+        return bool(self._own_inputs) and all(
+            tuple(self.inputs[name].shape) == spec.shape for name, spec in shapes.items()
+        )
+
+    def memory(self, engine_holds: Mapping[int, int]) -> dict[str, int]:
+        """Device bytes of this instance by kind, without what the engine shares between instances."""
+        scratch = storages(self.calls)
+        arena, inputs = (storages([held]) for held in (self.arena, list(self._own_inputs.values())))
+        apart = {*engine_holds, *arena, *inputs, *storages(list(self.inputs.values()))}
+        graph = pool_bytes(self.graph) if self.graph is not None else 0
+        return {
+            "arena": sum(arena.values()),
+            "inputs": sum(inputs.values()),
+            "scratch": sum(size for place, size in scratch.items() if place not in apart),
+            "graph": graph,
+        }
+
+
+def gpu_memory(
+    instance: CudaInstance, launches: Iterable[Launch], weights: Mapping[str, Tensor]
+) -> dict[str, int]:
+    """Device bytes by kind: of the engine, then of one of its contexts."""
+    launches = list(launches)
+    held = storages(weights.held()) if isinstance(weights, DeviceWeights) else {}
+    engine_holds = storages(launches) | held
+    parts = {
+        "weights": sum(held.values()),
+        "packed": sum(size for place, size in engine_holds.items() if place not in held),
+        "kernels": code_bytes(launches),
+        **instance.memory(engine_holds),
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+class CudaBorder:
+    """Between a caller and a GPU instance: pinned memory for numpy, the caller's own stream for torch."""
+
+    def __init__(self, instance: CudaInstance, dtypes: Sequence[Any]) -> None:
+        self.instance: Instance = instance
+        self._blame, self._own = instance.blame, instance
+        self._inputs = list(zip(instance.inputs.items(), dtypes, strict=True))
+        self._pinned: dict[str, Tensor] = {}
+        self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
+
+    def run(self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]) -> dict[str, Any] | None:
+        """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
+        if feeds.__class__ is not dict or len(feeds) != len(self._inputs):
+            return None
+        for (name, tensor), dtype in self._inputs:
+            array = feeds.get(name)
+            if getattr(array, "shape", None) != tuple(tensor.shape) or getattr(array, "dtype", None) != dtype:
+                return None
+        self._own.require_alive()
+        stream = self._own.stream
+        try:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                self._order(stream)
+                self.load([feeds[name] for (name, _), _ in self._inputs])
+                execute(self.instance)
+                made = {name: self._fetch(name) for name in self.instance.program.outputs}
+            stream.synchronize()
+        except (RuntimeError, RidgelineError) as error:
+            self._blame(error)
+            raise
+        self._busy = None
+        return {name: as_numpy(tensor) for name, tensor in made.items()}
+
+    def run_tensors(self, tensors: Sequence[Any], execute: Callable[[Instance], object]) -> dict[str, Tensor]:
+        """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
+        try:
+            return self._run_tensors(tensors, execute)
+        except (RuntimeError, RidgelineError) as error:
+            self._blame(error)
+            raise
+
+    def _run_tensors(
+        self, tensors: Sequence[Any], execute: Callable[[Instance], object]
+    ) -> dict[str, Tensor]:
+        self._own.require_alive()
+        stream = torch.cuda.current_stream()
+        self._order(stream)
+        with torch.inference_mode():
+            self.load(tensors)
+            execute(self.instance)
+        results = {name: self.instance.result(name)[0] for name in self.instance.program.outputs}
+        is_there = [isinstance(t, Tensor) and t.is_cuda for t in tensors]
+        if not any(is_there):
+            return {name: result.cpu() for name, result in results.items()}
+        made = {name: result.clone() for name, result in results.items()}
+        if not all(is_there):
+            # callers may write to their arrays, and we to our pinned copies, once `run` is over
+            stream.synchronize()
+        return made
+
+    def load(self, arrays: Sequence[Any]) -> None:
+        for array, ((name, tensor), _) in zip(arrays, self._inputs, strict=True):
+            if not isinstance(array, Tensor):
+                pinned = self._pin(name, tensor)
+                as_numpy(pinned)[...] = array
+                tensor.copy_(pinned, non_blocking=True)
+            elif array.data_ptr() != tensor.data_ptr() or array.device != tensor.device:
+                tensor.copy_(array, non_blocking=True)
+
+    def _order(self, stream: torch.cuda.Stream) -> None:
+        """Two runs share memory: on another stream than the last, come after it."""
+        if self._busy is not None and self._busy != stream:
+            stream.wait_stream(self._busy)
+        self._busy = stream
+
+    def _pin(self, name: str, like: Tensor) -> Tensor:
+        if name not in self._pinned:
+            self._pinned[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        return self._pinned[name]
+
+    def _fetch(self, name: str) -> Tensor:
+        result = self.instance.result(name)[0]
+        made = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        return made.copy_(result, non_blocking=True)
+
+
+class Bound:
+    """An engine captured over the caller's own tensors: a run is one graph launch and copies nothing."""
+
+    def __init__(self, instance: CudaInstance) -> None:
+        self._instance = instance
+        self.inputs = dict(instance.inputs)
+        with torch.inference_mode():
+            instance.execute()
+        if instance.graph is None:
+            raise DeviceError("this engine cannot be bound", got=instance.why_eager, help="use engine.run")
+        self.outputs = {name: instance.result(name)[0] for name in instance.program.outputs}
+        self.graph = instance.graph
+        self._replay = instance.graph.replay
+
+    def run(self) -> dict[str, Tensor]:
+        """Queue a run on the current stream. Inputs are read, and outputs written, where they were bound."""
+        try:
+            self._replay()
+        except RuntimeError as error:
+            self._instance.blame(error)
+            raise
+        return self.outputs
+
+
+def check_bound(name: str, tensor: Any, dtype: str) -> None:
+    """A tensor that kernels can read where it lies, or an error that says what is wrong with it."""
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name!r} cannot be bound", got=type(tensor).__name__, want="a torch tensor")
+    problems = []
+    if tensor.device.type != "cuda":
+        problems.append(f"it is on {tensor.device}, want cuda: bind tensor.cuda()")
+    elif tensor.device.index != torch.cuda.current_device():
+        problems.append(f"it is on {tensor.device}, want cuda:{torch.cuda.current_device()}")
+    if not tensor.is_contiguous():
+        problems.append("it is not contiguous: bind tensor.contiguous()")
+    if tensor.data_ptr() % ALIGNMENT:
+        problems.append(f"its memory is not aligned to {ALIGNMENT} bytes: bind tensor.clone()")
+    if tensor.dtype != TORCH_DTYPES[dtype]:
+        problems.append(f"it is {tensor.dtype}, want {dtype}")
+    if problems:
+        raise InputError(f"{name!r} cannot be bound", rows=problems)

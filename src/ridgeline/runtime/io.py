@@ -1,0 +1,249 @@
+"""The border of an instance: callers' arrays are lent to its steps, results are made in memory to give away.
+
+Only what no step can be pointed at is copied. Between runs every step points home, at the instance's own
+memory: nobody's array is held or read then, and whoever calls steps one by one finds what `load` put there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from ridgeline.runtime.instance import Instance, as_numpy
+from ridgeline.tactics.base import Move
+
+# below this a copy is quicker than pointing steps elsewhere and back
+LENT_BYTES = 1 << 16
+# what every allocator gives; libraries may add in another order where vectors begin elsewhere
+ALIGNMENT = 16
+# of results: vectors that straddle cache lines are slow to write
+RESULT_ALIGNMENT = 64
+KEPT_RESULTS = 3
+# how to point a step at memory, and where in that memory its value begins, in bytes
+Execute: TypeAlias = Callable[[Instance], object]
+Pointers = tuple[tuple[Move, int], ...]
+
+
+class AnyBorder(Protocol):
+    """Between a caller and an instance, wherever the instance lies."""
+
+    instance: Instance
+
+    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
+        """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
+
+    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, torch.Tensor]:
+        """torch in, torch out."""
+
+    def load(self, arrays: Sequence[Any]) -> None:
+        """Copy arrays or tensors into the instance's own memory."""
+
+
+class Lent:
+    """A value whose steps can be pointed at other memory for the length of a run, and home again."""
+
+    def __init__(self, home: np.ndarray, pointers: Pointers) -> None:
+        self.home = home
+        self._pointers = pointers
+        self._ways_home = [(move, home.ctypes.data + skipped) for move, skipped in pointers]
+        self.array: np.ndarray | None = None  # held while steps point at it
+
+    def lend(self, array: np.ndarray, address: int) -> None:
+        self.array = array
+        for move, skipped in self._pointers:
+            move(address + skipped)
+
+    def go_home(self) -> None:
+        self.array = None
+        for move, address in self._ways_home:
+            move(address)
+
+
+class LentInput(Lent):
+    """An input that is read where the caller keeps it."""
+
+    def put(self, array: np.ndarray) -> None:
+        if array.flags.c_contiguous and (address := array.ctypes.data) % ALIGNMENT == 0:
+            self.lend(array, address)
+        else:
+            np.copyto(self.home, array)
+
+
+class Result:
+    """Memory that callers get views of, and that is used again when none of them is left."""
+
+    def __init__(self, like: np.ndarray) -> None:
+        self._memory = np.empty(like.nbytes + RESULT_ALIGNMENT, np.uint8)
+        begin = -self._memory.ctypes.data % RESULT_ALIGNMENT
+        self._array = self._memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+        self.address = self._array.ctypes.data
+        self._own_holders = self._holders()
+
+    def is_free(self) -> bool:
+        return self._holders() == self._own_holders
+
+    def array(self) -> np.ndarray:
+        """A new view each time: a caller may change the shape of the array it was given."""
+        return self._array.view()
+
+    def _holders(self) -> int:
+        return sys.getrefcount(self._memory)
+
+
+class Results:
+    """A few results of one output: fresh pages cost more than a copy, so those let go of are used again."""
+
+    def __init__(self, home: np.ndarray) -> None:
+        self._home = home
+        self._kept: list[Result] = []
+
+    def free(self) -> Result:
+        for result in self._kept:
+            if result.is_free():
+                return result
+        result = Result(self._home)
+        if len(self._kept) < KEPT_RESULTS:
+            self._kept.append(result)
+        return result
+
+    def copied(self) -> np.ndarray:
+        array = self.free().array()
+        np.copyto(array, self._home)
+        return array
+
+
+class LentOutput(Lent):
+    """An output that is made in the memory of its result."""
+
+    def __init__(self, home: np.ndarray, pointers: Pointers) -> None:
+        super().__init__(home, pointers)
+        self._results = Results(home)
+
+    def begin(self) -> None:
+        result = self._results.free()
+        self.lend(result.array(), result.address)
+
+    def take(self) -> np.ndarray | None:
+        return self.array
+
+
+class Border:
+    """All that a run does besides its steps. It is on the way of every call, so it calls little itself."""
+
+    def __init__(self, instance: Instance, dtypes: Sequence[Any]) -> None:
+        self.instance = instance
+        self._calls_torch = instance.calls_torch
+        self._lent: list[Lent] = []
+        self._lent_outputs: list[LentOutput] = []
+        self._homes = [as_numpy(tensor) for tensor in instance.inputs.values()]
+        self._puts = [
+            (name, home.shape, dtype, self._put(name, home))
+            for name, home, dtype in zip(instance.inputs, self._homes, dtypes, strict=True)
+        ]
+        self._takes = [(name, self._take(name)) for name in instance.program.outputs]
+
+    def _put(self, name: str, home: np.ndarray) -> Callable[[np.ndarray], object]:
+        pointers = input_pointers(self.instance, name)
+        if not pointers:
+            return partial(np.copyto, home)
+        lent = LentInput(home, pointers)
+        self._lent.append(lent)
+        return lent.put
+
+    def _take(self, name: str) -> Callable[[], Any]:
+        if name not in self.instance.tensors:
+            return partial(_moved, self.instance.moving, name)
+        home = as_numpy(self.instance.tensors[name])
+        pointers = output_pointers(self.instance, name)
+        if not pointers:
+            return home.copy if home.nbytes < LENT_BYTES else Results(home).copied
+        lent = LentOutput(home, pointers)
+        self._lent.append(lent)
+        self._lent_outputs.append(lent)
+        return lent.take
+
+    def run(
+        self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]
+    ) -> dict[str, np.ndarray] | None:
+        """Outputs by name, in memory of their own; None if the inputs are not just the arrays wanted here."""
+        if feeds.__class__ is not dict or len(feeds) != len(self._puts):
+            return None
+        if self._calls_torch:
+            with torch.inference_mode():
+                return self._run(feeds, execute)
+        return self._run(feeds, execute)
+
+    def _run(
+        self, feeds: dict[str, Any], execute: Callable[[Instance], object]
+    ) -> dict[str, np.ndarray] | None:
+        try:
+            for name, shape, dtype, put in self._puts:
+                array = feeds.get(name)
+                if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                    return None
+                put(array)
+            for output in self._lent_outputs:
+                output.begin()
+            execute(self.instance)
+            return {name: take() for name, take in self._takes}
+        finally:
+            for lent in self._lent:
+                lent.go_home()
+
+    def run_tensors(
+        self, arrays: Sequence[Any], execute: Callable[[Instance], object]
+    ) -> dict[str, torch.Tensor]:
+        """Tensors by name, for inputs with tensors among them: copied in and out."""
+        with torch.inference_mode():
+            self.load(arrays)
+            execute(self.instance)
+        # outside: callers may write to tensors of their own, and to inference tensors nobody may
+        return {name: self.instance.result(name)[0].clone() for name in self.instance.program.outputs}
+
+    def load(self, arrays: Sequence[Any]) -> None:
+        """Copy arrays or tensors into the instance's own memory."""
+        for array, home, tensor in zip(arrays, self._homes, self.instance.inputs.values(), strict=True):
+            if isinstance(array, torch.Tensor):
+                tensor.copy_(array)
+            else:
+                np.copyto(home, array)
+
+
+def _moved(moving: Mapping[str, torch.Tensor], name: str) -> np.ndarray:
+    """An output that a library allocated in this run."""
+    return as_numpy(moving[name].contiguous())
+
+
+def input_pointers(instance: Instance, name: str) -> Pointers:
+    """How to lend an input's steps other memory; no way where an output is a view of its own."""
+    looked_at = {instance.layout.root(output)[0] for output in instance.program.outputs}
+    return () if name in looked_at else _pointers(instance, name)
+
+
+def output_pointers(instance: Instance, name: str) -> Pointers:
+    """How to let the steps write an output elsewhere: all of its memory, and that of no other output."""
+    layout, specs = instance.layout, instance.settled.specs
+    root, _ = layout.root(name)
+    shared = [other for other in set(instance.program.outputs) if layout.root(other)[0] == root]
+    if root not in layout.offsets or len(shared) > 1 or specs[root].numel != specs[name].numel:
+        return ()
+    return _pointers(instance, root) if specs[name].layout == "contiguous" else ()
+
+
+def _pointers(instance: Instance, root: str) -> Pointers:
+    """Every use of a value and of what looks at it, or none: they must all see the same memory."""
+    spec = instance.settled.specs[root]
+    found = []
+    for name, move in instance.uses:
+        owner, first = instance.layout.root(name)
+        if owner == root:
+            found.append((move, first * spec.nbytes // max(spec.numel, 1)))
+    if spec.nbytes < LENT_BYTES or spec.layout != "contiguous":
+        return ()
+    pointers = tuple((move, skipped) for move, skipped in found if move is not None)
+    return pointers if len(pointers) == len(found) else ()

@@ -1,0 +1,70 @@
+"""The kernels of a plan: which ones its steps launch, their machine code, what to say when it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ridgeline.errors import PlanError
+from ridgeline.kernels.triton.compiler import Compiled, compile_kernels, find_compiled
+from ridgeline.kernels.triton.source import Kernel, triton_version
+from ridgeline.plan.plan import Step
+from ridgeline.spec import Site
+from ridgeline.tactics.base import HasKernels, Tactic
+from ridgeline.tactics.own_kernels import kernels_of
+
+# of every step: for a choice that the machine itself settles, or where the first cannot run
+RUNNERS_UP = 2
+
+Tactics = Mapping[str, Tactic]
+
+
+def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics) -> dict[str, Compiled]:
+    """Machine code of every step's choice and of its runners-up, by digest; compiled now if need be."""
+    wanted: dict[str, dict[str, Kernel]] = {}
+    seen: set[str] = set()
+    for step, site in steps:
+        if site.key not in seen:  # equal sites have equal choices
+            seen.add(site.key)
+            of_arch = wanted.setdefault(site.target.arch, {})
+            of_arch.update((kernel.digest, kernel) for kernel in _kernels(step, site, tactics))
+    found: dict[str, Compiled] = {}
+    for arch, kernels in wanted.items():
+        made = zip(kernels, compile_kernels(list(kernels.values()), arch), strict=True)
+        found |= {digest: answer for digest, answer in made if isinstance(answer, Compiled)}
+    return found
+
+
+def _kernels(step: Step, site: Site, tactics: Tactics) -> Iterator[Kernel]:
+    """The choice's, and those of the next few candidates that have any."""
+    yield from kernels_of(tactics, site, step.tactic, step.config)
+    left = RUNNERS_UP
+    for rival in step.losers:
+        if rival.refused is None and left and (some := kernels_of(tactics, site, rival.tactic, rival.config)):
+            left -= 1
+            yield from some
+
+
+def require_kernels(
+    planned: Callable[[], Sequence[tuple[Step, Site]]], tactics: Tactics, *, left_out: str
+) -> None:
+    """Raise where the plan's kernels are neither on board nor to be compiled: the rest would be a crawl."""
+    if triton_version() is not None:
+        return
+    missing = [
+        step.name
+        for step, site in planned()
+        if isinstance(tactic := tactics.get(step.tactic), HasKernels)
+        and any(find_compiled(k, site.target.arch) is None for k in tactic.kernels(site, step.config))
+    ]
+    if missing:
+        raise PlanError(
+            f"{len(missing)} steps of this engine need kernels that cannot be compiled here",
+            rows=missing,
+            got="Triton is not installed" + (f", and {left_out}" if left_out else ""),
+            help="pip install 'ridgeline[gpu]'" + (f"; {TRUST}" if left_out == LEFT_OUT else ""),
+        )
+
+
+OTHER_VERSION = "the compiled kernels in the file are of another version of ridgeline"
+LEFT_OUT = "the compiled kernels in the file were left alone: it was not made on this machine"
+TRUST = "or, if you trust whoever made the file, load it with --trust (ridgeline.load(path, trust=True))"

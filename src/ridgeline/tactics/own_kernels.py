@@ -1,0 +1,81 @@
+"""What tactics with kernels of our own share: whether there can be any, compiling ahead, which may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.triton.compiler import (
+    CACHE_DIR,
+    Compiled,
+    CompileError,
+    compile_kernels,
+    why_no_kernels,
+)
+from ridgeline.kernels.triton.ranking import device_of
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import HasKernels, Tactic
+
+FIRST_ARCH = 80  # the first with asynchronous copies
+
+
+def why_not_own(site: Site, *, first_arch: int = 0) -> str | None:
+    """Why no kernel of ours can run there, whatever the region is."""
+    if site.target.kind != "cuda":
+        return f"target is {site.target}, want cuda"
+    if int(site.target.arch.removeprefix("sm_")) < first_arch:
+        return f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
+    return why_no_kernels(site.target.arch)
+
+
+def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Config) -> Sequence[Kernel]:
+    """Those that one candidate launches; none for a library, or where the candidate refuses the site."""
+    tactic = tactics.get(name)
+    if not isinstance(tactic, HasKernels):
+        return ()
+    return () if tactics[name].why_not(site) is not None else tactic.kernels(site, config)
+
+
+def compile_ahead(
+    tactic: HasKernels, jobs: Sequence[tuple[Site, Config]], *, cache_dir: Path = CACHE_DIR
+) -> list[CompileError]:
+    """Compile what these sites will bind, several at a time; failures return when bound."""
+    by_arch: dict[str, list[Kernel]] = {}
+    for site, config in jobs:
+        by_arch.setdefault(site.target.arch, []).extend(tactic.kernels(site, config))
+    made = [
+        m for arch, kernels in by_arch.items() for m in compile_kernels(kernels, arch, cache_dir=cache_dir)
+    ]
+    return [answer for answer in made if isinstance(answer, CompileError)]
+
+
+def require_fit(made: Compiled | CompileError) -> Compiled:
+    """Raise for a kernel that does not compile, or would run slowly or not at all."""
+    if isinstance(made, CompileError):
+        raise made
+    limit = device_of(made.arch).shared_bytes
+    if made.shared > limit:
+        raise CompileError(f"wants {made.shared:,} bytes of shared memory, {made.arch} has {limit:,}")
+    if made.spills:
+        raise CompileError(f"spills {made.spills} bytes of registers per thread")
+    return made
+
+
+def shapes_only(site: Site) -> dict[str, Tensor]:
+    """The site's weights without their data, to see what packing would make of them."""
+    return {
+        name: torch.empty(site.specs[name].shape, dtype=getattr(torch, site.specs[name].dtype), device="meta")
+        for name in site.weights
+        if name in site.specs
+    }
+
+
+def bytes_packed(stored: Tensor, pack: Callable[[Tensor], Tensor]) -> int:
+    """Of the copy that packing makes; 0 where the weight lies so already."""
+    packed = pack(stored)
+    is_view = packed.untyped_storage()._cdata == stored.untyped_storage()._cdata
+    return 0 if is_view else packed.nbytes

@@ -1,0 +1,155 @@
+"""Times of candidates where nothing can be timed: a build for a GPU that is not here.
+
+Rates scale with the architecture (`ranking.Device`); what a launch costs besides is fitted to one H200, all
+figures being those of docs/gpu.md: graph replays, fp16, µs. The order of candidates is what matters; the
+machine itself settles it at the first run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ridgeline.kernels.triton.ranking import CYCLES_PER_US, Device, block_us, device_of, tile_us
+from ridgeline.spec import Body, Config, Op, Site
+from ridgeline.tactics.attention_site import require_attention
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.conv_site import require_conv
+from ridgeline.tactics.cublas import read_product
+from ridgeline.tactics.triton_attention import Blocks, estimate_cycles
+from ridgeline.work import body_bytes, body_flops, op_flops
+
+Estimate: TypeAlias = Callable[[Any, Site, Config], float]
+
+# chains of 128x768 in one graph: a generated pointwise kernel takes 1.0 µs, one that reduces rows 1.4
+POINTWISE_US, ROWS_US = 1.0, 1.4
+# cuBLAS: 128x768x768 3.4 µs, 128x2304x768 4.2, 128x768x3072 7.1; 4096³ at 628 TFLOP/s
+CUBLAS_US, CUBLAS_US_PER_DEPTH, CUBLAS_SHARE = 2.1, 1.13e-3, 0.82
+# fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3; at batch 32 half the peak
+CUDNN_US, CUDNN_US_PER_DEPTH, CUDNN_SHARE = 5.2, 1.5e-3, 0.5
+# depthwise convolutions by cuDNN read their images several times
+CUDNN_DEPTHWISE_READS = 3.0
+# SDPA of 12 heads, 128 queries: flash 5.3 µs and cuDNN 5.9; at batch 32 13.3 and 10.5. µs, share of the peak
+SDPA = {"cudnn": (5.7, 0.45), "flash": (4.9, 0.28), "efficient": (6.0, 0.15), "math": (40.0, 0.08)}
+# one op of the floor: a launch that waits for the one before it, besides a µs per depth of a sum
+FLOOR_OP_US = 2.5
+FLOOR_US = {
+    "MatMul": (CUBLAS_US, CUBLAS_US_PER_DEPTH), "Gemm": (CUBLAS_US, CUBLAS_US_PER_DEPTH),
+    "Conv": (CUDNN_US, CUDNN_US_PER_DEPTH), "Attention": (SDPA["math"][0], 0.0),
+}  # fmt: skip
+# after a library our next kernel cannot start early (docs/gpu.md, dependent launch)
+NO_OVERLAP_US = 0.3
+# configs come best guess first: a later one must look better by more than the model can tell
+PER_RANK = 0.01
+
+
+def predict_us(tactic: Tactic, site: Site, config: Config, *, rank: int = 0) -> float:
+    """The time one launch should take; `rank` is the config's place in its tactic's own order."""
+    estimate = ESTIMATES.get(tactic.name, _floor)
+    return round(float(estimate(tactic, site, config)) * (1 + PER_RANK * rank), 3)
+
+
+def _device(site: Site) -> Device:
+    return device_of(site.target.arch)
+
+
+def _moving_us(site: Site) -> float:
+    return body_bytes(site.body, site.specs) / _device(site).bytes
+
+
+def _pointwise(_: Any, site: Site, config: Config) -> float:
+    return POINTWISE_US + max(_moving_us(site), body_flops(site.body, site.specs) / _device(site).plain_flops)
+
+
+def _rows(_: Any, site: Site, config: Config) -> float:
+    # the longer way through a row, and a second launch where programs share one
+    return ROWS_US + 1.1 * _moving_us(site) + (POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0)
+
+
+def _product(tactic: Any, site: Site, config: Config) -> float:
+    own = tile_us(tactic.read(site).problem, tactic.parse(config), _device(site))
+    return max(own, _moving_us(site))
+
+
+def _few_rows(_: Any, site: Site, config: Config) -> float:
+    # every row is multiplied on plain cores while the weight streams by
+    return ROWS_US + max(
+        1.1 * _moving_us(site), 2 * body_flops(site.body, site.specs) / _device(site).plain_flops
+    )
+
+
+def _depthwise(tactic: Any, site: Site, config: Config) -> float:
+    return block_us(tactic.read(site).problem, tactic.parse(config), _device(site))
+
+
+def _own_attention(_: Any, site: Site, config: Config) -> float:
+    attention = require_attention(site)
+    cycles = estimate_cycles(attention, Blocks.of(config), int(site.target.arch.removeprefix("sm_")))
+    return POINTWISE_US + cycles / CYCLES_PER_US
+
+
+def _cublas(tactic: Any, site: Site, config: Config) -> float:
+    product = read_product(site)
+    assert not isinstance(product, str), f"a refused site came back: {product}"
+    fixed = CUBLAS_US + CUBLAS_US_PER_DEPTH * product.depth
+    return fixed + _library(site, CUBLAS_SHARE) + _rest(tactic, site, config)
+
+
+def _cudnn(tactic: Any, site: Site, config: Config) -> float:
+    conv = require_conv(site, "Conv")
+    if conv.groups > 1:
+        return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site) + _rest(tactic, site, config)
+    depth = math.prod(conv.kernel) * conv.x.shape[1]
+    busy = max(CUDNN_US + CUDNN_US_PER_DEPTH * depth, _library(site, CUDNN_SHARE))
+    return busy + _rest(tactic, site, config)
+
+
+def _sdpa(_: Any, site: Site, config: Config) -> float:
+    fixed, share = SDPA[str(config["backend"])]
+    flops = body_flops(site.body, site.specs) / (2 if require_attention(site).is_causal else 1)
+    return fixed + NO_OVERLAP_US + flops / (share * _device(site).flops)
+
+
+def _library(site: Site, share: float) -> float:
+    """What a library needs for the arithmetic, or for the bytes."""
+    device = _device(site)
+    is_half = any(spec is not None and spec.dtype in ("float16", "bfloat16") for spec in site.inputs)
+    rate = share * device.flops if is_half else device.plain_flops
+    return max(body_flops(site.body, site.specs) / rate, _moving_us(site))
+
+
+def _rest(tactic: Any, site: Site, config: Config) -> float:
+    rest = tactic.rest(site, config)
+    return NO_OVERLAP_US + (0.0 if rest is None else _pointwise(None, rest, {}))
+
+
+def _floor(_: Any, site: Site, config: Config) -> float:
+    """Op by op: every value goes to memory and comes back."""
+    return math.fsum(_op_us(op, site) for op in site.body.ops)
+
+
+def _op_us(op: Op, site: Site) -> float:
+    device = _device(site)
+    alone = Body(op.inputs, op.outputs, (op,))
+    moving_us = body_bytes(alone, site.specs) / device.bytes
+    flops = op_flops(op, site.specs)
+    fixed, per_depth = FLOOR_US.get(op.op_type, (FLOOR_OP_US, 0.0))
+    made = site.specs[op.outputs[0]].numel if op.outputs[0] in site.specs else 0
+    depth = flops / (2 * made) if made else 0.0
+    return NO_OVERLAP_US + fixed + per_depth * depth + max(moving_us, flops / (CUDNN_SHARE * device.flops))
+
+
+ESTIMATES: dict[str, Estimate] = {
+    "triton.pointwise": _pointwise,
+    "triton.rows": _rows,
+    "triton.gemm": _product,
+    "triton.gemv": _few_rows,
+    "triton.conv1x1": _product,
+    "triton.conv": _product,
+    "triton.depthwise": _depthwise,
+    "triton.attention": _own_attention,
+    "cublas": _cublas,
+    "cudnn": _cudnn,
+    "cuda.sdpa": _sdpa,
+}

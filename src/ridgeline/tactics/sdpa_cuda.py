@@ -1,0 +1,130 @@
+"""Attention on the GPU through torch: flash, cuDNN, memory-efficient and plain SDPA, each a config.
+
+Operands are strided views of the region's inputs; the backends copy only what they cannot address.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ridgeline.errors import UnsupportedError, first_line
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
+from ridgeline.tactics.base import Footprint, Launch
+
+# B batch, H heads, S queries, T keys, D head width
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+HALF = ("float16", "bfloat16")
+
+# attend(q, k, v, mask) -> [B, H, S, D]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class CudaSdpa:
+    """y = softmax(scale · q kᵀ + mask) v by one of torch's backends."""
+
+    name = "cuda.sdpa"
+
+    def why_not(self, site: Site) -> str | None:
+        if site.target.kind != "cuda":
+            return f"target is {site.target}, want cuda"
+        attention = read_attention(site)
+        return attention if isinstance(attention, str) else None
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return [{"backend": name} for name in _backends(require_attention(site))]
+
+    def footprint(self, site: Site, config: Config) -> Footprint:
+        return Footprint(writes_out=False)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        attention = require_attention(site)
+        attend = _bind_attend(attention, str(config["backend"]))
+        view_in, view_out = attention.bind_views(), attention.bind_result(site)
+
+        def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return (view_out(attend(*view_in(inputs))),)
+
+        return Launch(call)
+
+
+def _backends(attention: AttentionSite) -> list[str]:
+    """Those that may have a plan; what they still refuse, they say when called."""
+    _, _, queries, keys = attention.scores
+    # SDPA's triangle starts in the upper left corner; flash-style kernels begin it at the last key
+    is_square = not attention.is_causal or queries == keys
+    is_half = attention.dtype in HALF
+    found = ["cudnn"] if is_half and is_square else []
+    if is_half and is_square and not attention.mask_dtype and attention.width == attention.value_width:
+        found.append("flash")
+    return [*found, *(["efficient"] if attention.dtype != "float64" else []), "math"]
+
+
+def _bind_attend(attention: AttentionSite, name: str) -> Attend:
+    if not attention.mask_dtype:
+        return _bind_backend(attention, name, is_causal=attention.is_causal)
+    inner = _bind_backend(attention, name, is_causal=False)
+    # SDPA takes a mask or the triangle, so the triangle joins the mask
+    join = attention.bind_causal_mask() if attention.is_causal else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None, "a site with a mask passes it"
+        whole = mask if join is None else join(mask)
+        # a query that may see no key gets zeros, where some backends give NaN
+        return inner(q, k, v, whole).masked_fill_(_is_blind(whole), 0.0)
+
+    return attend
+
+
+def _is_blind(mask: Tensor) -> Tensor:
+    """[..., S or 1, 1]: the queries to which every key is masked."""
+    is_masked = ~mask if mask.dtype == torch.bool else mask == -math.inf
+    return is_masked.all(-1, keepdim=True)
+
+
+def _bind_backend(attention: AttentionSite, name: str, *, is_causal: bool) -> Attend:
+    backend, scale, is_grouped = BACKENDS[name], attention.scale, attention.groups > 1
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+            )
+
+    has_plan = False
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        nonlocal has_plan
+        if not has_plan:
+            _require_plan(sdpa, name, q, k, v, mask)
+            has_plan = True
+        return sdpa(q, k, v, mask)
+
+    return attend
+
+
+def _require_plan(sdpa: Attend, name: str, *operands: Any) -> None:
+    """Raise with torch's reasons: it says them in warnings, and only "no available kernel" as the error."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            sdpa(*operands)
+        except RuntimeError as error:
+            texts = [first_line(w.message) for w in said if isinstance(w.message, Warning)]
+            # a headline names each backend; the reason is the next warning
+            reasons = [text for text in texts if "not used because" not in text] or [first_line(error)]
+            raise UnsupportedError(f"torch's {name} attention: {'; '.join(reasons)}") from error

@@ -1,0 +1,311 @@
+"""Attention by our own Triton kernel: strided views read where they lie, blocks chosen by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernel
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.spec import ITEM_BITS, Config, Site
+from ridgeline.tactics.attention_site import AttentionSite, Operand, Place, read_attention, require_attention
+from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.own_kernels import FIRST_ARCH, compile_ahead, require_fit, why_not_own
+
+# B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys
+
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+MAX_WIDTH = 128
+MAX_CONFIGS = 6
+# up to here the sizes are constants of the kernel: the loop over the keys is unrolled, its checks fold away
+FIXED_KEYS = 256
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+PLAIN_SHARED_BYTES = 99 << 10
+GRID_LIMIT = 65535
+INT32 = 2**31
+PROCESSORS = 132
+
+# cycles, fitted to nothing but the order of candidates: a program's start, a block's latency, and per score
+START, STEP, SOFTMAX = 1500.0, 500.0, 0.12
+FLOPS_PER_CYCLE = {"wgmma": 3000.0, "mma": 1800.0, "fma": 200.0}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a program is shaped; the names are those of a config."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def config(self) -> Config:
+        return {"queries": self.queries, "keys": self.keys, "warps": self.warps, "stages": self.stages}
+
+    @staticmethod
+    def of(config: Config) -> Blocks:
+        return Blocks(*(int(config[key]) for key in ("queries", "keys", "warps", "stages")))
+
+
+class TritonAttention:
+    """y = softmax(scale · q kᵀ + mask) v in one kernel."""
+
+    name = "triton.attention"
+
+    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
+        self.cache_dir = cache_dir
+
+    def why_not(self, site: Site) -> str | None:
+        reason = why_not_own(site, first_arch=FIRST_ARCH)
+        if reason is not None:
+            return reason
+        attention = read_attention(site)
+        return attention if isinstance(attention, str) else _why_not(attention)
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return [blocks.config() for blocks in rank_blocks(require_attention(site), _arch(site))]
+
+    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
+        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+
+    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
+        return [kernel_of(site, config)]
+
+    def footprint(self, site: Site, config: Config) -> Footprint:
+        return Footprint(writes_out=True)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        attention = require_attention(site)
+        compiled = compile_kernel(kernel_of(site, config), site.target.arch, cache_dir=self.cache_dir)
+        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, Blocks.of(config))
+
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            launcher.launch(grid, arguments(attention, inputs, outputs))
+
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Any:
+            return launcher.freeze(grid, arguments(attention, inputs, outputs))
+
+        return Launch(call, writes_out=True, freeze=freeze)
+
+
+def _arch(site: Site) -> int:
+    return int(site.target.arch.removeprefix("sm_"))
+
+
+def _why_not(attention: AttentionSite) -> str | None:
+    if attention.dtype not in TYPES:
+        return f"dtype is {attention.dtype}, want {', '.join(TYPES)}"
+    for width in (attention.width, attention.value_width):
+        if width % 8 or width > MAX_WIDTH:
+            return f"heads are {width} wide, want a multiple of 8 up to {MAX_WIDTH}"
+    batch, heads, queries, keys = attention.scores
+    if max(batch, heads) > GRID_LIMIT:
+        return f"{max(batch, heads)} batches or heads, a grid has {GRID_LIMIT}"
+    for operand, name in zip(attention.operands, "qkv", strict=True):
+        if operand.place is None:
+            return f"the views that make {name} move its elements"
+    if attention.result_place is None:
+        return "the views after the Attention move its elements"
+    places = [_place(operand) for operand in attention.operands] + [attention.result_place]
+    if any(abs(place.strides[2]) * max(queries, keys) >= INT32 for place in places):
+        return "rows of a head lie more than 2**31 elements apart"
+    if attention.mask is not None and keys > 1 and _place(attention.mask).strides[3] != 1:
+        return "the mask's keys do not lie side by side"
+    return None
+
+
+def _place(operand: Operand) -> Place:
+    assert operand.place is not None, "a site whose views move elements was refused"
+    return operand.place
+
+
+def grid_of(attention: AttentionSite, blocks: Blocks) -> tuple[int, int, int]:
+    batch, heads, queries, _ = attention.scores
+    return math.ceil(queries / blocks.queries), heads, batch
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Strides as the kernel takes them: outer ones in units, so that it knows how rows are aligned."""
+
+    unit: int
+    mask_unit: int
+    places: dict[str, Place]  # q, k, v, y
+
+    @staticmethod
+    def of(attention: AttentionSite) -> _Layout:
+        assert attention.result_place is not None, "a site whose views move elements was refused"
+        places = {name: _place(o) for name, o in zip("qkv", attention.operands, strict=True)}
+        places["y"] = attention.result_place
+        outer = [stride for place in places.values() for stride in place.strides[:2]]
+        mask_outer = _place(attention.mask).strides[:3] if attention.mask else ()
+        unit = math.gcd(_per_16_bytes(attention.dtype), *outer)
+        mask_unit = math.gcd(_per_16_bytes(attention.mask_dtype or "bool"), *mask_outer)
+        return _Layout(unit, mask_unit, places)
+
+    def outer(self, name: str) -> tuple[int, int]:
+        batch, head = self.places[name].strides[:2]
+        return batch // self.unit, head // self.unit
+
+
+def _per_16_bytes(dtype: str) -> int:
+    return 128 // ITEM_BITS[dtype]
+
+
+def arguments(
+    attention: AttentionSite, inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> list[Tensor | int]:
+    """What a launch passes: tensors where the operands begin, sizes unless fixed, outer strides."""
+    layout = _Layout.of(attention)
+    args: list[Tensor | int] = [_place(o).of(inputs[o.slot], o.shape) for o in attention.operands]
+    if attention.mask is not None:
+        args.append(inputs[attention.mask.slot])
+    args.append(layout.places["y"].of(outputs[0], attention.result_shape))
+    if not has_fixed_sizes(attention):
+        args += attention.scores[2:]
+    args += [stride for name in "qkv" for stride in layout.outer(name)]
+    if attention.mask is not None:
+        args += [stride // layout.mask_unit for stride in _place(attention.mask).strides[:3]]
+    return [*args, *layout.outer("y")]
+
+
+def has_fixed_sizes(attention: AttentionSite) -> bool:
+    return max(attention.scores[2:]) <= FIXED_KEYS
+
+
+def kernel_of(site: Site, config: Config) -> Kernel:
+    """The kernel of this site and config, as a description."""
+    attention, blocks, arch = require_attention(site), Blocks.of(config), _arch(site)
+    kind, layout = TYPES[attention.dtype], _Layout.of(attention)
+    mask_kind = {"": "constexpr", "bool": "*i1"}.get(attention.mask_dtype, f"*{kind}")
+    size_kind = "constexpr" if has_fixed_sizes(attention) else "i32"
+    constants = _constants(attention, blocks, layout) | {"PDL": arch >= 90}
+    signature: list[tuple[str, Any]] = [
+        *((f"{name}_ptr", f"*{kind}") for name in "qkv"),
+        ("mask_ptr", mask_kind), ("y_ptr", f"*{kind}"), ("S", size_kind), ("T", size_kind),
+        *((f"{name}_outer", ("i64", "i64")) for name in "qkv"),
+        ("mask_outer", ("i64",) * 3 if attention.mask else "constexpr"), ("y_outer", ("i64", "i64")),
+        *((name, "constexpr") for name in constants),
+    ]  # fmt: skip
+    if attention.mask is None:
+        constants |= {"mask_ptr": None, "mask_outer": None}
+    if has_fixed_sizes(attention):
+        constants |= dict(zip("ST", attention.scores[2:], strict=True))
+    bytes_each = ITEM_BITS[attention.dtype] // 8
+    return Kernel(
+        function="attention_kernel",
+        module="ridgeline.kernels.triton.attention",
+        signature=tuple(signature),
+        constants=tuple(constants.items()),
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+        pdl=arch >= 90,
+        unaligned=tuple(f"{n}_ptr" for n, place in layout.places.items() if place.offset * bytes_each % 16),
+    )
+
+
+def _constants(attention: AttentionSite, blocks: Blocks, layout: _Layout) -> dict[str, Any]:
+    keys = attention.scores[3]
+    return {
+        "SCALE": attention.scale,
+        "CAUSAL": attention.is_causal,
+        "GROUPS": attention.groups,
+        "WIDTH": attention.width,
+        "VALUE_WIDTH": attention.value_width,
+        "BLOCK_D": _padded(attention.width),
+        "BLOCK_V": _padded(attention.value_width),
+        **{f"{name.upper()}_INNER": place.strides[2:] for name, place in layout.places.items()},
+        "UNIT": layout.unit,
+        "MASK_UNIT": layout.mask_unit,
+        "MASK": {"": "", "bool": "bool"}.get(attention.mask_dtype, "float"),
+        "PER_QUERY": bool(attention.mask and _place(attention.mask).strides[2]),
+        "BLOCK_M": blocks.queries,
+        "BLOCK_N": blocks.keys,
+        "ONE_BLOCK": has_fixed_sizes(attention) and keys <= blocks.keys,
+    }
+
+
+def _padded(size: int) -> int:
+    """A power of two that a matrix instruction takes."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def rank_blocks(attention: AttentionSite, arch: int) -> list[Blocks]:
+    """The few shapes worth timing, best guess first; the two best of them with other warps or stages too."""
+    limit = SHARED_BYTES.get(arch, PLAIN_SHARED_BYTES)
+    fitting = [b for b in block_shapes(attention, arch) if _shared_bytes(attention, b) <= limit]
+    chosen: dict[tuple[int, int], list[Blocks]] = {}
+    for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, arch)):
+        chosen.setdefault((blocks.queries, blocks.keys), []).append(blocks)
+    firsts = [alike[0] for alike in chosen.values()]
+    seconds = [blocks for alike in list(chosen.values())[:2] for blocks in alike[1:2]]
+    return [*firsts[: MAX_CONFIGS - len(seconds)], *seconds]
+
+
+def block_shapes(attention: AttentionSite, arch: int) -> Iterable[Blocks]:
+    """Every shape that suits the sizes and should not spill, whatever it costs."""
+    _, _, queries, keys = attention.scores
+    for m, n in product((16, 32, 64, 128), (32, 64, 128, 256)):
+        # the smaller block covers as much
+        if (m > 16 and m >= 2 * queries) or (n > 32 and n >= 2 * keys):
+            continue
+        is_one_block = has_fixed_sizes(attention) and keys <= n
+        # 256 keys only to take all of a short sequence at once
+        if n == 256 and not is_one_block:
+            continue
+        fitting = [warps for warps in (4, 8) if _fits_registers(attention, m, n, warps, arch)]
+        for warps in fitting if m == 128 else fitting[:1]:
+            for stages in (1,) if is_one_block else (2, 3):
+                yield Blocks(m, n, warps, stages)
+
+
+def _fits_registers(attention: AttentionSite, m: int, n: int, warps: int, arch: int) -> bool:
+    """Whether scores and sums fit beside the rest, by what was seen to spill when compiled."""
+    is_one_block = has_fixed_sizes(attention) and attention.scores[3] <= n
+    sums = 0 if is_one_block else _padded(attention.value_width)
+    per_thread = m * (n + sums) / (32 * warps)
+    if attention.dtype == "float32":
+        return per_thread <= 24 and n <= 64
+    if arch < 90:
+        return per_thread < 96
+    return per_thread <= 128 if is_one_block or warps == 8 else per_thread < 128
+
+
+def _shared_bytes(attention: AttentionSite, blocks: Blocks) -> int:
+    """Keys and values of every stage, and the queries."""
+    width, value_width = _padded(attention.width), _padded(attention.value_width)
+    elements = blocks.queries * width + blocks.stages * blocks.keys * (width + value_width)
+    return elements * ITEM_BITS[attention.dtype] // 8
+
+
+def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int) -> float:
+    """Programs in waves: the latency of each wave, and the arithmetic of all."""
+    batch, heads, queries, keys = attention.scores
+    rows, steps = math.ceil(queries / blocks.queries), math.ceil(keys / blocks.keys)
+    if attention.is_causal:
+        seen = [min(keys, (row + 1) * blocks.queries) for row in range(rows)]
+        steps = max(1, round(sum(math.ceil(n / blocks.keys) for n in seen) / rows))
+    programs = batch * heads * rows
+    width = _padded(attention.width) + _padded(attention.value_width)
+    at_once = _programs_at_once(attention, blocks, arch)
+    unit = "wgmma" if blocks.queries >= 64 and arch >= 90 else "mma"
+    unit = "fma" if attention.dtype == "float32" else unit
+    per_score = 2 * width / FLOPS_PER_CYCLE[unit] + SOFTMAX
+    waves = math.ceil(programs / (PROCESSORS * at_once))
+    work = math.ceil(programs / PROCESSORS) * steps * blocks.queries * blocks.keys * per_score
+    return waves * (START + steps * STEP) + work
+
+
+def _programs_at_once(attention: AttentionSite, blocks: Blocks, arch: int) -> int:
+    """How many programs one processor holds, by registers and by shared memory."""
+    threads = 32 * blocks.warps
+    registers = 60 + 1.3 * blocks.queries * (blocks.keys + _padded(attention.value_width)) / threads
+    by_shared = SHARED_BYTES.get(arch, PLAIN_SHARED_BYTES) / _shared_bytes(attention, blocks)
+    return max(1, int(min(65536 / (registers * threads), by_shared)))

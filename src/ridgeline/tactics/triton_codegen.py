@@ -1,0 +1,289 @@
+"""Generated Triton as tactics on a GPU: elementwise regions, and reductions over rows with all around them.
+
+The text comes from `kernels/triton`; here it is offered in a few cuts, compiled and bound to tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Memory, Program
+from ridgeline.kernels.scalar.reductions import REDUCTIONS
+from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernels
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, why_not_pointwise
+from ridgeline.kernels.triton.rows import RowCut, Rows, row_stages
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, Stages
+from ridgeline.kernels.triton.text import lower
+from ridgeline.spec import Config, Site, TensorSpec
+from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.own_kernels import compile_ahead, require_fit, why_not_own
+
+PDL_ARCH = 90  # the first architecture with dependent launch
+PROCESSORS = 132
+ALIGNMENT = 16  # bytes: kernels are compiled for pointers like this
+WHOLE_COLUMNS = 65536  # of a row in the registers of one program
+
+
+class TritonTactic:
+    """What the tactics share: refusals as reasons, compiling ahead, binding to tensors."""
+
+    name: str
+
+    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
+        self.cache_dir = cache_dir
+
+    def why_not(self, site: Site) -> str | None:
+        reason = why_not_own(site)
+        if reason is not None:
+            return reason
+        try:
+            stages = self.stages(site, next(iter(self.configs(site))))
+        except Refusal as refusal:
+            return str(refusal)
+        most = max((stage.programs for stage in stages.launches), default=0)
+        return f"{most} programs, a grid has {MAX_PROGRAMS}" if most > MAX_PROGRAMS else None
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        raise NotImplementedError
+
+    def stages(self, site: Site, config: Config) -> Stages:
+        """The launches of one config, or `Refusal`."""
+        raise NotImplementedError
+
+    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
+        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+
+    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
+        return [stage.kernel for stage in self.stages(site, config).launches]
+
+    def footprint(self, site: Site, config: Config) -> Footprint:
+        stages = self.stages(site, config)
+        return Footprint(
+            writes_out=True,
+            in_place=may_lie_on_inputs(site, lower(site)),
+            packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
+            scratch_bytes=4 * stages.scratch_items,
+        )
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        stages = self.stages(site, config)
+        kernels = [stage.kernel for stage in stages.launches]
+        launchers = [
+            Launcher(require_fit(made))
+            for made in compile_kernels(kernels, site.target.arch, cache_dir=self.cache_dir)
+        ]
+        bound = _Bound(site, stages, launchers)
+        return Launch(
+            bound.call,
+            writes_out=True,
+            freeze=bound.freeze,
+            in_place=may_lie_on_inputs(site, lower(site)),
+            packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
+            reads=frozenset(stages.pointers.inputs),
+            scratch_bytes=4 * stages.scratch_items,
+        )
+
+
+class TritonPointwise(TritonTactic):
+    """y = f(x…): one generated kernel for any region of elementwise ops and moves."""
+
+    name = "triton.pointwise"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return [{"width": c.width, "warps": c.warps, "height": c.height} for c in pointwise_cuts(lower(site))]
+
+    def stages(self, site: Site, config: Config) -> Stages:
+        reduced = next((op.key for op in site.body.ops if op.key in REDUCTIONS), None)
+        program = lower(site)
+        reason = why_not_pointwise(program)
+        if reason is not None:
+            raise Refusal(f"op {reduced} is not pointwise" if reduced else reason)
+        cut = Cut(int(config["width"]), int(config["warps"]), int(config["height"]))
+        return pointwise_stages(program, _constants(site), cut, pdl=_has_pdl(site))
+
+
+class TritonRows(TritonTactic):
+    """Pointwise, reduce over the row, pointwise: softmax, norms and means with what surrounds them."""
+
+    name = "triton.rows"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return [
+            {"rows": c.rows, "cols": c.cols, "warps": c.warps, "whole": c.is_whole, "splits": c.splits,
+             "stages": c.stages}
+            for c in row_cuts(lower(site))
+        ]  # fmt: skip
+
+    def stages(self, site: Site, config: Config) -> Stages:
+        cut = RowCut(
+            int(config["rows"]), int(config["cols"]), int(config["warps"]),
+            is_whole=bool(config["whole"]), splits=int(config["splits"]),
+            stages=int(config["stages"]),
+        )  # fmt: skip
+        return row_stages(lower(site), _constants(site), cut, pdl=_has_pdl(site))
+
+
+def _constants(site: Site) -> frozenset[int]:
+    return frozenset(i for i, name in enumerate(site.body.inputs) if name in site.weights)
+
+
+def _has_pdl(site: Site) -> bool:
+    return int(site.target.arch.removeprefix("sm_")) >= PDL_ARCH
+
+
+# which cuts are worth timing, best guess first
+
+
+def pointwise_cuts(program: Program) -> list[Cut]:
+    total = math.prod(program.sizes.values())
+    if why_not_pointwise(program) is None and not program.is_empty and crossing(program) is not None:
+        return [Cut(64, 4, 64), Cut(32, 4, 32), Cut(1024, 4)]
+    if total < 64 * PROCESSORS:
+        return [Cut(128, 4), Cut(256, 1)]
+    if total < 1024 * PROCESSORS:
+        return [Cut(512, 4), Cut(512, 2), Cut(256, 4)]
+    if total < 8192 * PROCESSORS:
+        return [Cut(1024, 4), Cut(512, 2), Cut(2048, 8)]
+    return [Cut(1024, 4), Cut(2048, 4), Cut(4096, 8)]
+
+
+def row_cuts(program: Program) -> list[RowCut]:
+    if program.is_empty:
+        return [RowCut(1, 1, 1)]
+    rows = Rows(program)
+    cuts = _tail_cuts(rows) if rows.is_tail else _line_cuts(rows)
+    split = _split_cut(rows)
+    if split is not None:
+        # few programs would leave most of the machine idle
+        cuts = [split, *cuts] if -(-rows.count // split.rows) < PROCESSORS // 4 else [*cuts[:3], split]
+    return cuts[:4]
+
+
+def _line_cuts(rows: Rows) -> list[RowCut]:
+    """Columns lie side by side: 16 to 32 of them a thread, fewer where rows are few."""
+    cols = 1 << (max(1, rows.columns) - 1).bit_length()
+    are_few = rows.count < 4 * PROCESSORS
+    if cols > 16384:
+        return _long_line_cuts(rows.columns, cols)
+    if cols == 16384:
+        return [RowCut(1, cols, 8), RowCut(1, cols, 16), RowCut(1, 8192, 16, False)]
+    if cols >= 2048:
+        wide, narrow = RowCut(1, cols, cols // 512), RowCut(1, cols, cols // 1024)
+        return [RowCut(1, cols, min(32, cols // 256)), wide] if are_few else [narrow, wide]
+    # several rows a program, but enough programs
+    most = max(1, rows.count // (2 * PROCESSORS))
+    room = 1 << (most.bit_length() - 1)
+    tiles = [(1024, 4), (1024, 1)] if are_few else [(2048, 4), (4096, 8), (4096, 4)]
+    heights = [(min(room, max(1, items // cols)), warps) for items, warps in tiles]
+    return [RowCut(h, cols, min(w, max(1, h * cols // 64))) for h, w in dict.fromkeys(heights)]
+
+
+def _long_line_cuts(columns: int, cols: int) -> list[RowCut]:
+    """A row fills most of a processor's registers: a second look at it, from the cache, is often quicker."""
+    whole = [RowCut(1, cols, 32)] if cols <= WHOLE_COLUMNS else []
+    if columns % 8:
+        # rows start anywhere, accesses are narrow: long tiles need too many of them
+        return [*whole, RowCut(1, 4096, 8, False), RowCut(1, 2048, 8, False)]
+    loops = [RowCut(1, 16384, 32, False), RowCut(1, 8192, 16, False)]
+    return [*loops, *(whole if cols <= 32768 else [RowCut(1, 32768, 32, False)])]
+
+
+def _tail_cuts(rows: Rows) -> list[RowCut]:
+    """Rows lie side by side: a tile is wide in rows, and a thread adds down its columns."""
+    cols = 1 << (max(1, rows.columns) - 1).bit_length()
+    if cols <= 64:
+        return [RowCut(wide, cols, max(1, wide * cols // 2048)) for wide in (64, 32, 16)]
+    return [RowCut(32, 128, 8, cols == 128), RowCut(32, 64, 2, False), RowCut(64, 64, 4, False)]
+
+
+def _split_cut(rows: Rows) -> RowCut | None:
+    """Several programs to a row, so that there are enough of them; None where rows are many or short."""
+    groups = rows.passes()
+    if len(groups) > 1 or any(fold.dtype != "float32" for group in groups[0] for fold in group.folds):
+        return None
+    height, cols, warps, least = (32, 64, 4, 192) if rows.is_tail else (1, 4096, 8, 4096)
+    blocks = -(-rows.count // height)
+    if blocks >= 2 * PROCESSORS or rows.columns < 4 * least:
+        return None
+    splits = min(rows.columns // least, max(2, 4 * PROCESSORS // blocks), 128)
+    return RowCut(height, cols, warps, False, splits)
+
+
+# from stages to a launch
+
+
+def may_lie_on_inputs(site: Site, program: Program) -> bool:
+    """Whether every input that has an output's spec is read exactly where that output is written."""
+    slots = {f"p{place}": site.inputs[i] for place, i in enumerate(program.inputs)}
+    return all(
+        _is_same_place(load, store)
+        for store, spec in zip(program.stores, site.outputs, strict=True)
+        for load in program.loads
+        if slots.get(load.pointer) == spec
+    )
+
+
+def _is_same_place(load: Memory, store: Memory) -> bool:
+    return dict(load.strides) == dict(store.strides) and not (load.offset or load.guards or load.gathers)
+
+
+class _Bound:
+    """Loaded kernels and the layouts they were generated for."""
+
+    def __init__(self, site: Site, stages: Stages, launchers: Sequence[Launcher]) -> None:
+        self.stages, self.launchers = stages, launchers
+        self.extras = [torch.from_numpy(array).to("cuda") for array in stages.pointers.extras]
+        self.inputs = stages.pointers.inputs
+        self.specs = [*(site.inputs[i] for i in self.inputs), *site.outputs]
+
+    def call(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        given = [*(inputs[i] for i in self.inputs), *outputs]
+        placed = [_placed(t, spec) for t, spec in zip(given, self.specs, strict=True)]
+        count = len(self.inputs)
+        for run in self._launches(placed[:count], placed[count:]):
+            run()
+        for made, wanted in zip(placed[count:], outputs, strict=True):
+            if made is not wanted:
+                wanted.copy_(made)
+
+    def freeze(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+        reads = [inputs[i] for i in self.inputs]
+        given = zip([*reads, *outputs], self.specs, strict=True)
+        if not all(_placed(t, spec) is t for t, spec in given):
+            return partial(self.call, inputs, outputs)
+        runs = self._launches(reads, outputs)
+        return runs[0] if len(runs) == 1 else partial(_run_all, runs)
+
+    def _launches(self, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> list[Callable[[], None]]:
+        tensors = dict(zip(self.stages.pointers.names, [*reads, *self.extras, *writes], strict=True))
+        if self.stages.scratch_items:
+            tensors[SCRATCH] = torch.empty(self.stages.scratch_items, dtype=torch.float32, device="cuda")
+        return [
+            launcher.freeze((stage.programs,), [*(tensors[name] for name in stage.pointers), *stage.numbers])
+            for launcher, stage in zip(self.launchers, self.stages.launches, strict=True)
+        ]
+
+
+def _run_all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
+
+
+def _placed(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
+    """The tensor itself where it lies as the kernel expects, else a copy that does."""
+    form = torch.contiguous_format
+    if spec is not None and spec.layout == "channels_last":
+        form = torch.channels_last if len(spec.shape) == 4 else torch.channels_last_3d
+    if tensor.is_contiguous(memory_format=form) and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=form)

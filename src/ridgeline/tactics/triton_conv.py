@@ -1,0 +1,119 @@
+"""Convolutions by our own Triton kernels: 1x1 as products, windows as implicit products, depthwise ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.products import (
+    Block,
+    Depthwise,
+    Product,
+    Window,
+    pack_depthwise,
+    pack_weight,
+    pack_window,
+    row_stride,
+)
+from ridgeline.kernels.triton.ranking import rank_depthwise
+from ridgeline.spec import ITEM_BITS, Config, Site
+from ridgeline.tactics.conv_site import ConvSite, read_conv
+from ridgeline.tactics.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+
+
+class TritonConv1x1(TritonProduct):
+    """epilogue(x · W) over the channels of every position."""
+
+    name = "triton.conv1x1"
+
+    def read(self, site: Site) -> Reading:
+        conv = _read(site)
+        if not conv.is_pointwise:
+            raise Refusal(f"kernel {list(conv.kernel)} stride {list(conv.stride)}, want 1x1 stride 1")
+        images, depth, *size = conv.x.shape
+        positions = math.prod(size)
+        stride = row_stride(depth, ITEM_BITS[conv.x.dtype] // 8)
+        sizes = (conv.channels, depth, conv.x.dtype)
+        if conv.x.layout == "channels_last" or positions == 1:
+            problem = Product(images * positions, *sizes, (0, depth, 1), (0, stride, 1))
+        elif images <= GRID_LIMIT:  # image by image, rows along the positions
+            problem = Product(
+                positions, *sizes, (depth * positions, 1, positions), (0, stride, 1), batch=images
+            )
+        else:
+            raise Refusal(f"{images} contiguous images, a grid has {GRID_LIMIT}")
+        return _reading(conv, problem, lambda stored: pack_weight(stored.reshape(conv.channels, depth)))
+
+
+class TritonConv(TritonProduct):
+    """epilogue(Σ x · w over the window) as a product whose rows are found on the way."""
+
+    name = "triton.conv"
+
+    def read(self, site: Site) -> Reading:
+        conv = _read(site)
+        if conv.groups != 1:
+            raise Refusal(f"{conv.groups} groups, want one")
+        if conv.is_pointwise:
+            raise Refusal("a plain product: triton.conv1x1 takes it")
+        return _reading(conv, _window(conv, Window), lambda stored: pack_window(_as_image(stored)))
+
+
+class TritonDepthwise(TritonProduct):
+    """epilogue(Σ x · w over the window) channel by channel."""
+
+    name = "triton.depthwise"
+
+    def read(self, site: Site) -> Reading:
+        conv = _read(site)
+        channels = conv.x.shape[1]
+        if not conv.groups == channels == conv.channels:
+            raise Refusal(f"{conv.groups} groups of {channels} channels into {conv.channels}, want all alike")
+        if conv.x.layout != "channels_last":
+            raise Refusal("channels of x do not lie together")
+        return _reading(conv, _window(conv, Depthwise), lambda stored: pack_depthwise(_as_image(stored)))
+
+    def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
+        return rank_depthwise(problem, site.target.arch)
+
+    def parse(self, config: Config) -> Block:
+        return Block(**{key: int(value) for key, value in config.items()})
+
+
+def _read(site: Site) -> ConvSite:
+    conv = read_conv(site, "Conv")
+    if isinstance(conv, str):
+        raise Refusal(conv)
+    require_dtype(conv.x.dtype, site.specs[conv.weight].dtype)
+    if conv.rank > 2:
+        raise Refusal(f"{conv.rank} spatial axes, want at most 2")
+    return conv
+
+
+def _reading(conv: ConvSite, problem: Any, pack: Any) -> Reading:
+    return Reading(conv.anchor, problem, x=conv.slot, weight=conv.weight, pack=pack, columns_axis=1)
+
+
+def _window(conv: ConvSite, kind: type[Window]) -> Window:
+    """The geometry as (height, width); one spatial axis is an image one line high."""
+    image, channel, *rest = conv.x.strides
+    line, column = rest if conv.rank == 2 else (0, *rest)
+    return kind(
+        images=conv.x.shape[0], channels=conv.x.shape[1], columns=conv.channels,
+        size=_pair(conv.x.shape[2:], 1), made=_pair(conv.y.shape[2:], 1), kernel=_pair(conv.kernel, 1),
+        stride=_pair(conv.stride, 1), dilation=_pair(conv.dilation, 1), pads=_pair(conv.pads_begin, 0),
+        x_strides=(image, line, column, channel), dtype=conv.x.dtype,
+    )  # fmt: skip
+
+
+def _pair(values: Sequence[int], missing: int) -> tuple[int, int]:
+    high, wide = values if len(values) == 2 else (missing, *values)
+    return high, wide
+
+
+def _as_image(weight: Tensor) -> Tensor:
+    return weight if weight.dim() == 4 else weight.unsqueeze(2)

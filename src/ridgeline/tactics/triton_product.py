@@ -1,0 +1,211 @@
+"""What the Triton tactics around one product or convolution share: refusals, compiling ahead, binding.
+
+How a region is read is each tactic's own; descriptions and the ranking of cuts come from `kernels/triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernel
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
+from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
+from ridgeline.kernels.triton.ranking import rank_gemm
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.spec import Config, Op, Site
+from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.epilogue import constant_tensors
+from ridgeline.tactics.own_kernels import (
+    FIRST_ARCH,
+    bytes_packed,
+    compile_ahead,
+    require_fit,
+    shapes_only,
+    why_not_own,
+)
+
+ALIGNED_BYTES = 16  # where the kernels take tensors to begin
+GRID_LIMIT = 65_535
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A region as a kernel sees it: the sum, where its operands come from, where its columns lie."""
+
+    anchor: Op
+    problem: Problem
+    x: int  # slot among the region's inputs
+    weight: str
+    pack: Callable[[Tensor], Tensor] | None  # None: the second operand is an input too, read where it lies
+    columns_axis: int  # of the anchor's output
+
+
+class TritonProduct:
+    """epilogue(Σ x · w) in one kernel."""
+
+    name: str
+
+    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
+        self.cache_dir = cache_dir
+
+    def read(self, site: Site) -> Reading:
+        """The sum of the region, or `Refusal`."""
+        raise NotImplementedError
+
+    def cuts(self, site: Site, problem: Any) -> Sequence[Tile] | Sequence[Block]:
+        """Best guess first."""
+        return rank_gemm(problem, site.target.arch)
+
+    def parse(self, config: Config) -> Any:
+        sizes: dict[str, Any] = dict(config)
+        return Tile(**sizes)
+
+    def why_not(self, site: Site) -> str | None:
+        reason = why_not_own(site, first_arch=FIRST_ARCH)
+        if reason is not None:
+            return reason
+        try:
+            reading = self.read(site)
+            make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
+        except Refusal as refusal:
+            return str(refusal)
+        return None if self.cuts(site, reading.problem) else "no tile suits these sizes"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        try:
+            problem = self.read(site).problem
+        except Refusal:
+            return []
+        return [_config(cut) for cut in self.cuts(site, problem)]
+
+    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
+        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+
+    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
+        return [self.kernel(site, config)]
+
+    def footprint(self, site: Site, config: Config) -> Footprint:
+        reading = self.read(site)
+        stored = constant_tensors(site, shapes_only(site)).get(reading.weight)
+        packed = 0 if reading.pack is None or stored is None else bytes_packed(stored, reading.pack)
+        return Footprint(
+            writes_out=True,
+            packed_bytes=packed,
+            scratch_bytes=reading.problem.scratch_bytes(self.parse(config)),
+        )
+
+    def kernel(self, site: Site, config: Config) -> Kernel:
+        """The kernel of this site and config, as a description."""
+        reading = self.read(site)
+        tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
+        pdl = int(site.target.arch.removeprefix("sm_")) >= 90
+        return reading.problem.describe(self.parse(config), tail, pdl=pdl)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        compiled = compile_kernel(self.kernel(site, config), site.target.arch, cache_dir=self.cache_dir)
+        launcher = Launcher(require_fit(compiled))
+        operands = self.operands(site, config, weights, device="cuda")
+
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+            before, inputs = _stage(inputs)
+            after, places = _stage(outputs)
+            call = launcher.freeze(operands.grid, operands.arguments(inputs, places))
+            if not before and not after:
+                return call
+
+            def call_staged() -> None:
+                for given, place in before:
+                    place.copy_(given)
+                call()
+                for given, place in after:
+                    given.copy_(place)
+
+            return call_staged
+
+        def call_once(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            freeze(inputs, outputs)()
+
+        return Launch(
+            call_once,
+            writes_out=True,
+            freeze=freeze,
+            packed_bytes=operands.packed_bytes,
+            reads=operands.reads,
+            scratch_bytes=operands.problem.scratch_bytes(operands.cut),
+        )
+
+    def operands(self, site: Site, config: Config, weights: Mapping[str, Tensor], *, device: str) -> Operands:
+        """Everything a launch passes, packed weights and constants already on the device."""
+        reading = self.read(site)
+        tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
+        weight: Tensor | int
+        packed_bytes = 0
+        if reading.pack is None:
+            weight = site.body.inputs.index(reading.weight)
+        else:
+            stored = constant_tensors(site, weights)[reading.weight].detach()
+            weight = reading.pack(stored.to(device))
+            packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
+        extras = [torch.from_numpy(array).to(device) for array in tail.extras]
+        return Operands(
+            reading.problem, self.parse(config), tail, reading.x, weight, tuple(extras), packed_bytes, device
+        )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one bound launch hands to its kernel."""
+
+    problem: Problem
+    cut: Tile | Block
+    tail: Epilogue
+    x: int
+    weight: Tensor | int  # a slot: an input of every call
+    extras: tuple[Tensor, ...]
+    packed_bytes: int
+    device: str
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.problem.grid(self.cut)
+
+    @property
+    def reads(self) -> frozenset[int]:
+        second = (self.weight,) if isinstance(self.weight, int) else ()
+        return frozenset((self.x, *second, *self.tail.inputs))
+
+    def arguments(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | int]:
+        """In the order of the kernel's signature; scratch of its own for every frozen call."""
+        weight = inputs[self.weight] if isinstance(self.weight, int) else self.weight
+        scratch = self.problem.scratch(self.cut, self.device)
+        pointers = self.tail.pointers(inputs, self.extras, outputs)
+        return [inputs[self.x], weight, *scratch, *pointers, self.problem.extent]
+
+
+def _config(cut: Tile | Block) -> Config:
+    return {key: value for key, value in asdict(cut).items() if key != "group"}
+
+
+def require_dtype(dtype: str, other: str) -> None:
+    if dtype not in TYPES or dtype != other:
+        raise Refusal(f"operands are {dtype} and {other}, want both {' or '.join(TYPES)}")
+
+
+def _stage(tensors: Sequence[Any]) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
+    """Tensors with aligned stand-ins for those that begin anywhere, and the pairs to copy between."""
+    placed = [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+        if isinstance(t, Tensor) and t.is_cuda and t.data_ptr() % ALIGNED_BYTES
+        else t
+        for t in tensors
+    ]
+    pairs = zip(tensors, placed, strict=True)
+    return [(given, place) for given, place in pairs if given is not place], placed

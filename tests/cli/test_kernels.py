@@ -1,0 +1,124 @@
+"""`ridge build --target`, `ridge kernels` and `ridge settle` on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cross_models import mlp
+from ridgeline.analyze.kernel_report import blocks_per_sm, report_kernels
+from ridgeline.builder import build
+from ridgeline.kernels.triton.compiler import Compiled
+from ridgeline.runtime.device import why_no_gpu
+
+Ridge = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session")
+def cross_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network for an H200. Do not write to it."""
+    path = tmp_path_factory.mktemp("cross") / "mlp.ridge"
+    return build(mlp(), target="cuda:sm_90", level=1).save(path)
+
+
+def test_build_for_another_machine(ridge: Ridge, here: Path) -> None:
+    (here / "mlp.onnx").write_bytes(mlp())
+    code, stdout, stderr = ridge("build", "mlp.onnx", "--target", "cuda:sm_90", "--level", "0")
+    assert code == 0, stderr
+    for words in ("cuda:sm_90", "not yet", "first run", "predicted"):
+        assert words in stdout
+    summary = json.loads(ridge("show", "mlp.ridge", "--json")[1])
+    assert summary["verdict"]["verified"] is False
+    assert all(step["predicted_us"] > 0 for step in summary["steps"])
+    assert "predicted" in ridge("show", "mlp.ridge")[1]
+    assert "predicted" in ridge("explain", "mlp.ridge")[1]
+
+
+def test_a_mistyped_target_is_met_with_the_near_one(ridge: Ridge, here: Path) -> None:
+    (here / "mlp.onnx").write_bytes(mlp())
+    code, _, stderr = ridge("build", "mlp.onnx", "--target", "cuda:sm90")
+    assert code == 1
+    assert "did you mean 'cuda:sm_90'" in stderr
+
+
+def test_kernels_as_a_table(ridge: Ridge, cross_engine: Path) -> None:
+    code, stdout, stderr = ridge("kernels", cross_engine)
+    assert code == 0, stderr
+    for word in ("regs", "spill", "per SM", "tensor", "HMMA", "gemm"):
+        assert word in stdout
+
+
+def test_kernels_as_json(ridge: Ridge, cross_engine: Path) -> None:
+    code, stdout, _ = ridge("kernels", cross_engine, "--json")
+    assert code == 0
+    report = json.loads(stdout)
+    assert report["target"] == "cuda:sm_90"
+    assert report["kernels"]
+    for row in report["kernels"]:
+        assert row["registers"] > 0
+        assert row["spilled_bytes"] == 0
+        assert 1 <= row["blocks_per_sm"] <= 32
+        assert 0 < row["occupancy"] <= 1
+        assert row["steps"]
+        evidence = row["evidence"]
+        assert evidence["local"] == 0
+        assert evidence["load"].startswith("LDG")
+        assert evidence["store"].startswith("STG")
+        assert evidence["load_bits"] in (32, 64, 128)
+    assert any(row["evidence"]["tensor_core"] in ("HMMA", "HGMMA") for row in report["kernels"])
+
+
+def test_without_a_disassembler_the_stored_facts_are_left(
+    ridge: Ridge, cross_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    report = json.loads(ridge("kernels", cross_engine, "--json")[1])
+    assert all(row["evidence"] is None and row["registers"] > 0 for row in report["kernels"])
+    assert "Triton" in report["note"]
+    assert "Triton" in ridge("kernels", cross_engine)[1]
+
+
+def test_an_engine_just_built_has_a_report_too() -> None:
+    engine = build(mlp(), target="cuda:sm_90", level=1, verify="off")
+    assert not engine.brought
+    rows = report_kernels(engine).kernels
+    assert {row.digest for row in rows} == {d for step in engine.plan.steps for d in step.kernels}
+
+
+def test_kernels_of_a_host_engine(ridge: Ridge, tiny_engine: Path) -> None:
+    code, _, stderr = ridge("kernels", tiny_engine)
+    assert code == 1
+    assert "has no GPU kernels" in stderr
+    assert "--target cuda:sm_90" in stderr
+
+
+def test_running_and_settling_want_the_gpu(ridge: Ridge, here: Path, cross_engine: Path) -> None:
+    if why_no_gpu() is None:
+        pytest.skip("this machine has a GPU")
+    for words in (("run", cross_engine, "--trust"), ("settle", cross_engine, "-o", "settled.ridge")):
+        code, _, stderr = ridge(*words)
+        assert code == 1
+        assert "there is no GPU to run on" in stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "arch", "blocks", "limit"),
+    [
+        (32, 0, 4, "sm_90", 16, "registers"),
+        (80, 98_304, 4, "sm_90", 2, "shared memory"),
+        (255, 0, 8, "sm_90", 1, "registers"),
+        (16, 0, 1, "sm_90", 32, "blocks"),
+        (24, 0, 4, "sm_86", 12, "warps"),
+        (64, 164_864, 4, "sm_80", 1, "shared memory"),
+    ],
+)
+def test_how_many_blocks_a_processor_holds(
+    registers: int, shared: int, warps: int, arch: str, blocks: int, limit: str
+) -> None:
+    made = Compiled("k", arch, b"", shared, warps, True, 0, (), registers, 0, 0.0, "")
+    assert blocks_per_sm(made) == (blocks, limit)

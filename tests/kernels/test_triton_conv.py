@@ -1,0 +1,152 @@
+"""Convolutions in Triton: numbers in the interpreter, machine code, how sites are read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from product_cases import (
+    BiasRelu,
+    machine_code,
+    make_site,
+    op,
+    random,
+    require_close,
+    require_dependent_launch,
+    run_tactic,
+    run_twice,
+)
+
+from ridgeline.kernels.triton.products import Tile, Window, pack_window
+from ridgeline.kernels.triton.ranking import rank_gemm
+from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1
+from ridgeline.tactics.triton_product import TritonProduct
+
+HALF, SINGLE = torch.float16, torch.float32
+
+
+def window(
+    x: tuple[int, int, int, int], columns: int, kernel: int, *, stride: int = 1, pad: int = 0,
+    dilation: int = 1, dtype: torch.dtype = HALF, is_nchw: bool = False,
+) -> Window:  # fmt: skip
+    """x as (images, channels, height, width)."""
+    images, channels, *size = x
+    high, wide = size
+    made = [(side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side in size]
+    nchw = (channels * high * wide, wide, 1, high * wide)
+    nhwc = (channels * high * wide, wide * channels, channels, 1)
+    return Window(
+        images, channels, columns, (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride),
+        (dilation, dilation), (pad, pad), nchw if is_nchw else nhwc, str(dtype).removeprefix("torch."),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile"),
+    [
+        pytest.param(window((2, 16, 5, 7), 24, 3, pad=1), Tile(32, 16, 16), id="3x3 padded"),
+        pytest.param(window((1, 32, 7, 6), 20, 3, stride=2, pad=1), Tile(16, 16, 32, split=3), id="stride"),
+        pytest.param(window((1, 16, 9, 9), 16, 3, dilation=2), Tile(16, 16, 16, split=4), id="dilation"),
+        pytest.param(window((1, 32, 7, 5), 16, 1, stride=2), Tile(16, 16, 32), id="1x1 stride 2"),
+        pytest.param(window((1, 16, 6, 6), 16, 3, pad=2), Tile(32, 16, 16, split=2), id="uneven parts"),
+        pytest.param(
+            window((2, 3, 9, 11), 8, 5, stride=2, pad=2, is_nchw=True), Tile(32, 16, 32), id="stem"
+        ),
+        pytest.param(window((1, 12, 5, 5), 8, 3, pad=1, dtype=SINGLE), Tile(16, 16, 32), id="odd channels"),
+    ],
+)  # fmt: skip
+def test_conv(problem: Window, tile: Tile) -> None:
+    dtype = getattr(torch, problem.dtype)
+    x = random(problem.images, problem.channels, *problem.size, dtype=dtype)
+    w = random(problem.columns, problem.channels, *problem.kernel, dtype=dtype)
+    bias, y = random(problem.columns, dtype=dtype), torch.empty(problem.rows, problem.columns, dtype=dtype)
+    placed = x if problem.x_strides[3] != 1 else x.permute(0, 2, 3, 1).contiguous()
+    run_twice(problem, tile, placed, pack_window(w), bias, y)
+
+    def summed(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        made = torch.conv2d(x, w, bias, problem.stride, problem.pads, problem.dilation)
+        return made.permute(0, 2, 3, 1).reshape(problem.rows, problem.columns)
+
+    want = torch.relu(summed(x.double(), w.double(), bias.double()))
+    magnitude = summed(x.double().abs(), w.double().abs(), bias.double().abs())
+    require_close(y, want, magnitude, terms=problem.depth)
+
+
+# tactics
+
+
+@pytest.mark.parametrize(
+    ("shapes", "ops", "last", "tactic"),
+    [
+        pytest.param(
+            {"x": (2, 16, 6, 5), "w": (24, 16, 3, 3), "b": (24,), "r": (2, 24, 6, 5)},
+            [op("Conv", "x w b", "c", pads=(1, 1, 1, 1)), op("Add", "c r", "s"), op("Relu", "s", "y")],
+            "x r c s y", TritonConv(), id="3x3, residual, relu",
+        ),
+        pytest.param(
+            {"x": (1, 3, 12, 12), "w": (8, 3, 7, 7), "b": (8,)},
+            [op("Conv", "x w b", "c", strides=(2, 2), pads=(3, 3, 2, 2)), op("Relu", "c", "y")],
+            "c y", TritonConv(), id="stem from NCHW, uneven pads",
+        ),
+        pytest.param(
+            {"x": (2, 16, 9), "w": (8, 16, 3)}, [op("Conv", "x w", "y", pads=(1, 1))],
+            "", TritonConv(), id="one spatial axis, NCW throughout",
+        ),
+        pytest.param(
+            {"x": (2, 24, 5, 3), "w": (16, 24, 1, 1), "b": (16,)}, [op("Conv", "x w b", "y")],
+            "x y", TritonConv1x1(), id="1x1",
+        ),
+        pytest.param(
+            {"x": (2, 24, 5, 3), "w": (16, 24, 1, 1)}, [op("Conv", "x w", "y")],
+            "", TritonConv1x1(), id="1x1, NCHW",
+        ),
+    ],
+)  # fmt: skip
+def test_tactic(shapes: dict, ops: list, last: str, tactic: TritonProduct) -> None:
+    tensors = {name: random(*shape, dtype=HALF) for name, shape in shapes.items()}
+    site, values = make_site(tensors, ops, weights="w b", channels_last=last)
+    assert tactic.why_not(site) is None
+    magnitude = make_site({n: t.abs() for n, t in tensors.items()}, ops)[1]["y"]
+    configs = list(tactic.configs(site))
+    for config in (configs[0], configs[-1]):
+        y = run_tactic(tactic, site, config, tensors)
+        require_close(y, values["y"], magnitude, terms=tensors["w"][0].numel())
+
+
+@pytest.mark.parametrize(
+    ("weight", "attrs", "tactic", "reason"),
+    [
+        ((8, 16, 1, 1), {}, TritonConv(), "triton.conv1x1 takes it"),
+        ((8, 16, 3, 3), {}, TritonConv1x1(), "want 1x1 stride 1"),
+        ((16, 4, 3, 3), {"group": 4}, TritonConv(), "4 groups, want one"),
+    ],
+)
+def test_refuses(weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, reason: str) -> None:
+    tensors = {"x": random(1, 16, 5, 5, dtype=HALF), "w": random(*weight, dtype=HALF)}
+    site, _ = make_site(tensors, [op("Conv", "x w", "y", **attrs)], weights="w", channels_last="x y")
+    assert reason in str(tactic.why_not(site))
+
+
+# ranking and machine code
+
+
+def test_small_maps_are_split() -> None:
+    assert rank_gemm(window((1, 512, 7, 7), 512, 3, pad=1), "sm_90")[0].split > 1
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_machine_code(arch: str) -> None:
+    is_new = arch == "sm_90"
+    problems = [
+        window((1, 512, 7, 7), 512, 3, pad=1),
+        window((32, 64, 56, 56), 64, 3, pad=1),
+        window((1, 3, 224, 224), 64, 7, stride=2, pad=3, is_nchw=True),
+    ]
+    tiles = [rank_gemm(problem, arch)[0] for problem in problems]
+    kernels = [p.describe(t, BiasRelu(p.columns), pdl=is_new) for p, t in zip(problems, tiles, strict=True)]
+    for (compiled, code), tile in zip(machine_code(kernels, arch), tiles, strict=True):
+        assert not compiled.spills, f"{tile} spills"
+        assert "LDGSTS.E.BYPASS.128" in code, "copies are narrow"
+        assert ("CCTL.E.PF2" in code) == (tile.prefetch and is_new)
+        assert ("HGMMA" if is_new and tile.bm >= 64 else "HMMA") in code
+        if is_new:
+            require_dependent_launch(code)

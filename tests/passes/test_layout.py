@@ -1,0 +1,46 @@
+"""Which values lie channels last: between convolutions, and what is computed for convolutions alone."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ridgeline.passes.body import read_program
+from ridgeline.passes.layout import assign_layouts
+from ridgeline.passes.settle import settle
+from ridgeline.spec import TensorSpec
+
+
+def last(lines: str, outputs: str = "float[1,16,4,4] y", channels: int = 16) -> set[str]:
+    """The values that lie channels last; x lies as the user gives it."""
+    inputs = f"float[1,{channels},4,4] x, float[16,{channels},3,3] w"
+    head = f'<ir_version: 10, opset_import: ["": 23]>\ng ({inputs}) => ({outputs})'
+    program = read_program(ir.from_onnx_text(f"{head} {{ {lines} }}"))
+    shapes = {"x": (1, channels, 4, 4), "w": (16, channels, 3, 3)}
+    state = settle(program, {n: TensorSpec("float32", s) for n, s in shapes.items()}, {}, {})
+    assign_layouts(program, state)
+    return {name for name, spec in state.specs.items() if spec.layout == "channels_last"}
+
+
+CONV = "c = Conv<pads = [1, 1, 1, 1]>(s, w)\ny = Relu(c)\n"
+
+
+def test_what_is_computed_for_a_convolution_is_written_as_it_wants_it() -> None:
+    assert last("s = Sigmoid(x)\n" + CONV) == {"s", "c"}
+
+
+def test_what_others_read_too_lies_as_it_was_made() -> None:
+    lines = "s = Sigmoid(x)\n" + CONV + "z = MatMul(s, s)"
+    assert last(lines, "float[1,16,4,4] y, float[1,16,4,4] z") == {"c"}
+
+
+def test_an_output_of_the_model_lies_as_users_expect() -> None:
+    assert last("s = Sigmoid(x)\n" + CONV, "float[1,16,4,4] y, float[1,16,4,4] s") == {"c"}
+
+
+def test_few_channels_lie_as_they_were_made() -> None:
+    assert last("s = Sigmoid(x)\n" + CONV, channels=3) == {"c"}
+
+
+def test_a_move_lies_as_it_was_made() -> None:
+    pad = "pads = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()\ns = Pad(x, pads)\n"
+    assert last(pad + "c = Conv(s, w)\ny = Relu(c)") == {"c"}

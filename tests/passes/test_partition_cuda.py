@@ -1,0 +1,129 @@
+"""Regions for a GPU: attention with its views, kernels that read by index, norms with several results."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_regions import regions
+
+from ridgeline.spec import Target
+
+MERGED = "q, k, v = Split<axis = -1, num_outputs = 3>(x)\n"
+ATTEND = "{} = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, v)\n"
+
+
+def packed(lines: str, out: str = "float[2,3,8]", more: str = "") -> str:
+    return f"g (float[2,3,24] x) => ({out} y{more}) {{ {lines} }}"
+
+
+def test_attention_takes_its_split() -> None:
+    assert regions(packed(MERGED + ATTEND.format("y"))) == ["Split Attention"]
+
+
+def test_the_host_keeps_the_split_outside() -> None:
+    body = packed(MERGED + ATTEND.format("y"))
+    assert regions(body, target=Target()) == ["Split", "Attention"]
+
+
+def test_a_part_that_others_read_keeps_the_split_outside() -> None:
+    body = packed(MERGED + ATTEND.format("y") + "z = Relu(v)", more=", float[2,3,8] z")
+    assert regions(body) == ["Split", "Attention", "Relu"]
+
+
+HEADS = """split = Constant<value_ints = [2, 3, 2, 4]>()
+    join = Constant<value_ints = [2, 3, 8]>()
+    q3, k3, v3 = Split<axis = -1, num_outputs = 3>(x)
+    q4 = Reshape(q3, split)
+    q = Transpose<perm = [0, 2, 1, 3]>(q4)
+    k4 = Reshape(k3, split)
+    k = Transpose<perm = [0, 2, 1, 3]>(k4)
+    v4 = Reshape(v3, split)
+    v = Transpose<perm = [0, 2, 1, 3]>(v4)
+    o = Attention(q, k, v)
+"""
+
+
+def test_heads_are_split_and_joined_inside() -> None:
+    body = packed(HEADS + "t = Transpose<perm = [0, 2, 1, 3]>(o)\n y = Reshape(t, join)")
+    (region,) = regions(body)
+    assert sorted(region.split()) == sorted(
+        ["Split", *["Reshape", "Transpose"] * 3, "Attention", "Transpose", "Reshape"]
+    )
+
+
+def test_views_without_a_split_are_taken_for_their_transpose() -> None:
+    body = """g (float[2,3,2,4] a, float[2,2,3,4] k, float[2,2,3,4] v) => (float[2,2,3,4] y) {
+        q = Transpose<perm = [0, 2, 1, 3]>(a)
+        y = Attention(q, k, v)
+    }"""
+    assert regions(body) == ["Transpose Attention"]
+
+
+def test_slices_of_one_projection_are_taken() -> None:
+    part = "{n}s = Constant<value_ints = [{a}]>()\n {n}e = Constant<value_ints = [{b}]>()\n"
+    part += "{n} = Slice({x}, {n}s, {n}e, last)\n"
+    lines = "last = Constant<value_ints = [2]>()\n"
+    lines += "".join(part.format(n=n, x="x", a=8 * i, b=8 * i + 8) for i, n in enumerate("qkv"))
+    assert regions(packed(lines + ATTEND.format("y"))) == ["Slice Slice Slice Attention"]
+
+
+def test_the_epilogue_of_attention_still_joins() -> None:
+    body = packed(MERGED + ATTEND.format("a") + "y = Mul(a, a)")
+    assert regions(body) == ["Split Attention Mul"]
+
+
+def test_gate_and_up_are_read_from_one_buffer() -> None:
+    lines = "a, b = Split<axis = -1, num_outputs = 2>(x)\n s = Sigmoid(a)\n t = Mul(a, s)\n y = Mul(t, b)"
+    assert regions(packed(lines, "float[2,3,12]")) == ["Split Sigmoid Mul Mul"]
+
+
+def test_a_norm_reads_its_table_by_index_and_hands_out_the_sum() -> None:
+    body = """g (int64[2,3] ids, float[5,8] table, float[1,3,8] p, float[8] w) =>
+        (float[2,3,8] y, float[2,3,8] z) {
+        e = Gather(table, ids)
+        a = Add(e, p)
+        y = LayerNormalization(a, w)
+        z = Neg(a)
+    }"""
+    assert regions(body, "table", "p", "w") == ["Gather Add LayerNormalization", "Neg"]
+
+
+def test_a_residual_sum_stays_in_the_product_and_the_norm_reads_one_value() -> None:
+    body = """g (float[2,3,8] x, float[2,3,8] r, float[8,8] m, float[8] b, float[8] w) =>
+        (float[2,3,8] y) {
+        p = MatMul(x, m)
+        c = Add(p, b)
+        a = Add(c, r)
+        n = LayerNormalization(a, w)
+        q = MatMul(n, m)
+        y = Add(q, a)
+    }"""
+    assert regions(body, "m", "b", "w") == ["MatMul Add Add", "LayerNormalization", "MatMul Add"]
+
+
+@pytest.mark.parametrize("act", ["Relu(s)", "Clip(s, zero, six)"])
+def test_a_convolution_takes_sum_and_activation(act: str) -> None:
+    body = f"""g (float[1,4,5,5] x, float[1,4,5,5] r, float[4,4,3,3] w, float[4] b) => (float[1,4,5,5] y) {{
+        zero = Constant<value_float = 0.0>()
+        six = Constant<value_float = 6.0>()
+        c = Conv<pads = [1, 1, 1, 1]>(x, w, b)
+        s = Add(c, r)
+        y = {act}
+    }}"""
+    assert regions(body, "w", "b") == [f"Conv Add {act.split('(')[0]}"]
+
+
+def test_images_keep_what_moves_them_outside() -> None:
+    body = """g (float[1,4,5,5] a, float[1,4,5,5] b) => (float[1,8,5,5] y) {
+        j = Concat<axis = 1>(a, b)
+        y = Relu(j)
+    }"""
+    assert regions(body) == ["Concat Relu"]
+    assert regions(body, image="j") == ["Concat", "Relu"]
+
+
+def test_a_gather_that_others_read_stays_outside() -> None:
+    body = """g (int64[2,3] ids, float[5,8] table) => (float[2,3,8] y, float[2,3,8] e) {
+        e = Gather(table, ids)
+        y = Relu(e)
+    }"""
+    assert regions(body, "table") == ["Gather", "Relu"]

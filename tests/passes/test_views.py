@@ -1,0 +1,40 @@
+"""Splits and joins without copies: on a GPU only where every part begins at aligned memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.passes.views import joins_of, views_of
+from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+
+
+def site(op_type: str, parts: tuple[int, ...], kind: str, dtype: str = "float16", batch: int = 1) -> Site:
+    """A Split of rows into parts, or their Concat."""
+    names = tuple(f"p{i}" for i in range(len(parts)))
+    specs = {name: TensorSpec(dtype, (batch, size)) for name, size in zip(names, parts, strict=True)}
+    specs["x"] = TensorSpec(dtype, (batch, sum(parts)))
+    ends = (("x",), names) if op_type == "Split" else (names, ("x",))
+    op = Op(op_type, *ends, {"axis": 1})
+    return Site(
+        Body(*ends, (op,), {}), specs, frozenset(), {}, Target(kind, "sm_90" if kind == "cuda" else "")
+    )
+
+
+def test_aligned_parts_are_views() -> None:
+    assert views_of(site("Split", (16, 8, 3), "cuda")) == (("p0", "x", 0), ("p1", "x", 16), ("p2", "x", 24))
+    assert joins_of(site("Concat", (16, 8, 3), "cuda")) == (("p0", 0), ("p1", 16), ("p2", 24))
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"), [((4, 12), "float16"), ((16, 4, 4), "float16"), ((8, 8), "int8")]
+)
+def test_parts_that_begin_between_are_copied_on_a_gpu(parts: tuple[int, ...], dtype: str) -> None:
+    assert views_of(site("Split", parts, "cuda", dtype)) == ()
+    assert joins_of(site("Concat", parts, "cuda", dtype)) == ()
+    assert len(views_of(site("Split", parts, "cpu", dtype))) == len(parts)
+    assert len(joins_of(site("Concat", parts, "cpu", dtype))) == len(parts)
+
+
+def test_parts_of_several_rows_are_copied() -> None:
+    assert views_of(site("Split", (16, 8), "cuda", batch=2)) == ()
+    assert joins_of(site("Concat", (16, 8), "cuda", batch=2)) == ()
