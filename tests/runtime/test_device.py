@@ -11,6 +11,7 @@ import torch
 
 import ridgeline
 from ridgeline.errors import RidgelineError
+from ridgeline.runtime import device
 from ridgeline.runtime.device import (
     Device,
     DeviceError,
@@ -44,8 +45,6 @@ def test_every_question_about_the_device_is_answered_so() -> None:
 
 
 def test_another_architecture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.runtime import device
-
     here = Device("Some GPU", "sm_80", 108, 80 << 30, 163 << 10, 40 << 20, "12.8", "13.0")
     monkeypatch.setattr(device, "current_device", lambda: here)
     with pytest.raises(DeviceError, match="another GPU") as found:
