@@ -6,7 +6,7 @@ Nothing here runs. Same model, options and timings give the same text, so no clo
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from ridgeline.options import DimRange
@@ -134,11 +134,20 @@ class Plan:
         return any(step.predicted_us is not None for step in self.steps)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        return json.dumps(_plain(self), indent=1, sort_keys=True) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Plan:
         return _plan(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    """As `asdict`, which copies every leaf: a plan has tens of thousands."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _plan(raw: dict[str, Any]) -> Plan:

@@ -5,6 +5,7 @@ Everything that can be decided before work starts is decided in here; `execute` 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,12 @@ from ridgeline.passes.sites import make_site
 from ridgeline.passes.views import joins_of, views_of
 from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.spec import Site, Target, TensorSpec
-from ridgeline.tactics.base import Footprint, Launch, Movable, Move
+from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 
 # torch types that numpy knows only through ml_dtypes
 BITS_ONLY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+KEPT_PLACES = 8
 Bind = Callable[[int, Site], Launch]
 
 
@@ -163,22 +165,10 @@ class Instance:
     def _moving_call(
         self, moving: dict[str, Any], launch: Launch, io: StepIO, dead: Sequence[str]
     ) -> Callable[[], object]:
-        call, names = launch.own_call(), io.outputs
-        outs = [self.tensors[n] for n in names] if io.writes_out else []
+        outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
         fixed = self._fixed_inputs(launch, io.inputs)
         moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
-
-        def step() -> None:
-            ins = list(fixed)
-            for i, n in moved:
-                ins[i] = moving[n]
-            made = call(ins, outs)
-            if made is not None:
-                moving.update(zip(names, made, strict=True))
-            for name in dead:
-                moving[name] = None
-
-        return step
+        return _MovingStep(moving, launch.own_call(), fixed, moved, outs, io.outputs, dead)
 
     def _moving_views(
         self, moving: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
@@ -223,6 +213,61 @@ def lay_out_steps(program: Program, ios: Sequence[StepIO], settled: Settled) -> 
     """Where everything lies that these steps make."""
     borders = {*program.inputs, *program.weights, *settled.values}
     return lay_out(ios, settled.specs, borders=borders, outputs=program.outputs)
+
+
+class _MovingStep:
+    """A step that reads values which libraries allocate anew in every run; the others can be re-pointed."""
+
+    def __init__(
+        self,
+        moving: dict[str, Any],
+        call: Call,
+        fixed: list[Tensor | None],
+        moved: Sequence[tuple[int, str]],
+        outs: list[Tensor],
+        names: Sequence[str],
+        dead: Sequence[str],
+    ) -> None:
+        self.moving, self.call, self.fixed, self.moved = moving, call, fixed, moved
+        self.outs, self.names, self.dead = outs, names, dead
+
+    def __call__(self) -> None:
+        moving = self.moving
+        ins = list(self.fixed)
+        for i, name in self.moved:
+            ins[i] = moving[name]
+        made = self.call(ins, self.outs)
+        if made is not None:
+            moving.update(zip(self.names, made, strict=True))
+        for name in self.dead:
+            moving[name] = None
+
+    def mover(self, argument: int) -> Move | None:
+        n = len(self.fixed)
+        tensors: list[Any] = self.fixed if argument < n else self.outs
+        place = argument if argument < n else argument - n
+        home = tensors[place] if place < len(tensors) else None
+        if home is None or home.device.type != "cpu":
+            return None
+
+        # results come back to the same few places
+        known = {home.data_ptr(): home}
+
+        def move(address: int) -> None:
+            tensor = known.get(address)
+            if tensor is None:
+                while len(known) > KEPT_PLACES:
+                    del known[next(reversed(known))]
+                tensor = known[address] = tensor_at(address, home)
+            tensors[place] = tensor
+
+        return move
+
+
+def tensor_at(address: int, like: Tensor) -> Tensor:
+    """Memory that somebody else keeps alive, seen as a contiguous tensor."""
+    items = (ctypes.c_byte * like.nbytes).from_address(address)
+    return torch.frombuffer(items, dtype=like.dtype).view(like.shape)
 
 
 class Outside:

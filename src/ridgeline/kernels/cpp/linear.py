@@ -142,6 +142,8 @@ def pack(weight_kn: Tensor, panel: int) -> Tensor:
     """[K, N] as [N / panel][K][panel], zeros behind the last column."""
     k, n = weight_kn.shape
     panels = -(-n // panel)
+    if n == panels * panel and weight_kn.dtype == torch.float32:
+        return weight_kn.reshape(k, panels, panel).permute(1, 0, 2).contiguous()
     padded = torch.zeros(k, panels * panel, dtype=torch.float32)
     padded[:, :n] = weight_kn
     return padded.view(k, panels, panel).permute(1, 0, 2).contiguous()
