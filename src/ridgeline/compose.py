@@ -158,7 +158,7 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
     offers = []
     for region, site in todo:
         willing, refused = candidates_of(site, shop.tactics, all_configs=effort.all_configs)
-        willing, more = _valid_everywhere(shop, region, willing)
+        willing, more = valid_everywhere(shop, region, willing)
         offers.append((region, site, willing, [*refused, *more]))
     shop.options.tell("compile", 0, len(offers))
     for tactic in shop.tactics:
@@ -184,7 +184,7 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
     return made
 
 
-def _valid_everywhere(
+def valid_everywhere(
     shop: Workshop, region: Region, willing: Sequence[Measured]
 ) -> tuple[list[Measured], list[Measured]]:
     """Tactics are chosen at opt and must be valid from min to max."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ridgeline.compose import Selection, Workshop, remember, single, stale
+from ridgeline.compose import Selection, Workshop, remember, single, stale, valid_everywhere
 from ridgeline.errors import failure
 from ridgeline.gpu_graph import CaptureError
 from ridgeline.gpu_timing import interleave_graphs
@@ -89,7 +89,11 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection, off
 
 def _time_sites(shop: Workshop, todo: Mapping[str, tuple[Region, Site]], offer: Offer) -> dict[str, Entry]:
     rounds = SITE_ROUNDS[shop.options.level]
-    offers = {key: offer(site) for key, (_, site) in todo.items()}
+    offers = {}
+    for key, (region, site) in todo.items():
+        willing, refused = offer(site)
+        willing, more = valid_everywhere(shop, region, willing)
+        offers[key] = (willing, [*refused, *more])
     for i, tactic in enumerate(shop.tactics):
         if isinstance(tactic, Compiles):
             shop.options.tell("compile", i, len(shop.tactics), tactic.name)

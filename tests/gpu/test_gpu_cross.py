@@ -29,7 +29,7 @@ for name, make in MODELS.items():
 RUN = """
 import json, sys, time
 sys.modules["triton"] = None
-import ridgeline
+import ridgeline, ridgeline.builder  # libraries are imported before the clock starts
 start = time.perf_counter()
 engine = ridgeline.load({path!r}, trust={trust!r})
 load_s = time.perf_counter() - start

@@ -16,7 +16,7 @@ from product_cases import (
     run_twice,
 )
 
-from ridgeline.kernels.triton.products import Tile, Window, pack_window
+from ridgeline.kernels.triton.products import Tile, Window
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1
 from ridgeline.tactics.triton_product import TritonProduct
@@ -51,6 +51,7 @@ def window(
         pytest.param(
             window((2, 3, 9, 11), 8, 5, stride=2, pad=2, is_nchw=True), Tile(32, 16, 32), id="stem"
         ),
+        pytest.param(window((2, 3, 16, 24), 24, 8, stride=8, is_nchw=True), Tile(16, 16, 64), id="patches"),
         pytest.param(window((1, 12, 5, 5), 8, 3, pad=1, dtype=SINGLE), Tile(16, 16, 32), id="odd channels"),
     ],
 )  # fmt: skip
@@ -60,7 +61,7 @@ def test_conv(problem: Window, tile: Tile) -> None:
     w = random(problem.columns, problem.channels, *problem.kernel, dtype=dtype)
     bias, y = random(problem.columns, dtype=dtype), torch.empty(problem.rows, problem.columns, dtype=dtype)
     placed = x if problem.x_strides[3] != 1 else x.permute(0, 2, 3, 1).contiguous()
-    run_twice(problem, tile, placed, pack_window(w), bias, y)
+    run_twice(problem, tile, placed, problem.pack(w), bias, y)
 
     def summed(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         made = torch.conv2d(x, w, bias, problem.stride, problem.pads, problem.dilation)

@@ -117,6 +117,20 @@ def test_tactic(shapes: dict, ops: list, tactic: TritonGemm) -> None:
         require_close(y, values["y"], magnitude, terms=shapes["x"][-1])
 
 
+def test_a_larger_batch_than_planned_has_all_its_rows() -> None:
+    """A config chosen for two rows, bound for seven: what a profile does at its other end."""
+    planned, _ = make_site(
+        {"x": random(2, 40, dtype=HALF), "w": random(40, 24, dtype=HALF)}, [op("MatMul", "x w", "y")],
+        weights="w",
+    )  # fmt: skip
+    config = next(iter(TritonGemv().configs(planned)))
+    tensors = {"x": random(7, 40, dtype=HALF), "w": random(40, 24, dtype=HALF)}
+    site, values = make_site(tensors, [op("MatMul", "x w", "y")], weights="w")
+    y = run_tactic(TritonGemv(), site, config, tensors)
+    magnitude = tensors["x"].double().abs() @ tensors["w"].double().abs()
+    require_close(y, values["y"], magnitude, terms=40)
+
+
 def test_splits_where_tiles_are_few() -> None:
     tensors = {"x": random(8, 2048, dtype=HALF), "w": random(2048, 32, dtype=HALF)}
     site, values = make_site(tensors, [op("MatMul", "x w", "y")], weights="w")

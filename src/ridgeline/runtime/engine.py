@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import BuildError, first_line
 from ridgeline.gpu_timing import times_in_turn
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import Compiled, CompileError
 from ridgeline.passes.body import Program, Region, read_program
 from ridgeline.passes.settle import Settled
@@ -248,7 +249,7 @@ class Engine:
             if tactic is not None and reason is None:
                 try:
                     return tactic.bind(site, config, weights)
-                except CompileError as error:
+                except (CompileError, Refusal) as error:
                     reason = f"its kernel cannot be had: {first_line(error)}"
                 except (KeyError, TypeError, ValueError, AssertionError) as error:
                     raise BuildError(

@@ -38,6 +38,7 @@ from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Launch, Move
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
+KEPT_SOURCES = 1024
 # tiles of one or two vectors wait for their broadcast loads (measured on AVX-512)
 _DRAG = {1: 1.8, 2: 1.1}
 
@@ -49,6 +50,7 @@ class CppTactic:
 
     def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
         self.cache_dir = cache_dir
+        self._sources: dict[tuple[Any, ...], tuple[Program, str]] = {}
 
     def why_not(self, site: Site) -> str | None:
         if site.target.kind != "cpu":
@@ -57,7 +59,7 @@ class CppTactic:
             return "no C++ compiler found"
         try:
             self._require(site)
-            self._source(site, next(iter(self.configs(site))))
+            self.source(site, next(iter(self.configs(site))))
         except Refusal as refusal:
             return str(refusal)
         return None
@@ -68,16 +70,23 @@ class CppTactic:
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
         """Compile what these sites will bind, several at a time; failures return when bound."""
-        return compile_many(
-            [self._source(site, config)[1] for site, config in jobs], cache_dir=self.cache_dir
-        )
+        return compile_many([self.source(site, config)[1] for site, config in jobs], cache_dir=self.cache_dir)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self._source(site, config)
+        program, source = self.source(site, config)
         return self.launch(site, program, source, ())
 
     def _require(self, site: Site) -> None:
         """Raise `Refusal` for a site of another kind."""
+
+    def source(self, site: Site, config: Config) -> tuple[Program, str]:
+        """Written once for equal sites: a model's layers are mostly alike."""
+        key = (site.key, *sorted(config.items()))
+        if key not in self._sources:
+            if len(self._sources) >= KEPT_SOURCES:
+                self._sources.clear()
+            self._sources[key] = self._source(site, config)
+        return self._sources[key]
 
     def _source(self, site: Site, config: Config) -> tuple[Program, str]:
         raise NotImplementedError
@@ -136,7 +145,7 @@ class CppProduct(CppTactic):
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         linear = self.find(site)
-        program, source = self._source(site, config)
+        program, source = self.source(site, config)
         weight_kn = linear.weight_kn(constant(site, linear.weight, weights))
         return self.launch(site, program, source, (pack(weight_kn, int(config["panel"])),))
 

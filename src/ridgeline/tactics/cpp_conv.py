@@ -89,7 +89,7 @@ class CppDepthwise(CppTactic):
         return depthwise_source(site, _conv2d(site), outputs=outputs, threads=threads, lanes=lanes)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self._source(site, config)
+        program, source = self.source(site, config)
         weight = constant(site, _conv2d(site).weight, weights)
         return self.launch(site, program, source, (pack_depthwise(weight),))
 
@@ -129,7 +129,7 @@ class CppConvSmall(CppTactic):
         return small_source(site, _conv2d(site), panel=panel, rows=rows, threads=threads)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self._source(site, config)
+        program, source = self.source(site, config)
         weight = window_weight(constant(site, _conv2d(site).weight, weights))
         return self.launch(site, program, source, (pack(weight, int(config["panel"])),))
 

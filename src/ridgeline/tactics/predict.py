@@ -68,7 +68,8 @@ def _rows(_: Any, site: Site, config: Config) -> float:
 
 
 def _product(tactic: Any, site: Site, config: Config) -> float:
-    own = tile_us(tactic.read(site).problem, tactic.parse(config), _device(site))
+    problem = tactic.read(site).problem
+    own = tile_us(problem, tactic.cut_of(problem, config), _device(site))
     return max(own, _moving_us(site))
 
 
@@ -80,7 +81,8 @@ def _few_rows(_: Any, site: Site, config: Config) -> float:
 
 
 def _depthwise(tactic: Any, site: Site, config: Config) -> float:
-    return block_us(tactic.read(site).problem, tactic.parse(config), _device(site))
+    problem = tactic.read(site).problem
+    return block_us(problem, tactic.cut_of(problem, config), _device(site))
 
 
 def _own_attention(_: Any, site: Site, config: Config) -> float:

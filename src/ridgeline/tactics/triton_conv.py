@@ -16,7 +16,6 @@ from ridgeline.kernels.triton.products import (
     Window,
     pack_depthwise,
     pack_weight,
-    pack_window,
     row_stride,
 )
 from ridgeline.kernels.triton.ranking import rank_depthwise
@@ -60,7 +59,8 @@ class TritonConv(TritonProduct):
             raise Refusal(f"{conv.groups} groups, want one")
         if conv.is_pointwise:
             raise Refusal("a plain product: triton.conv1x1 takes it")
-        return _reading(conv, _window(conv, Window), lambda stored: pack_window(_as_image(stored)))
+        window = _window(conv, Window)
+        return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
 
 class TritonDepthwise(TritonProduct):
@@ -80,7 +80,7 @@ class TritonDepthwise(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
         return rank_depthwise(problem, site.target.arch)
 
-    def parse(self, config: Config) -> Block:
+    def cut_of(self, problem: Any, config: Config) -> Block:
         return Block(**{key: int(value) for key, value in config.items()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
-from ridgeline.spec import ITEM_BITS, Op, Site, TensorSpec
+from ridgeline.spec import ITEM_BITS, Config, Op, Site, TensorSpec
 from ridgeline.tactics.epilogue import find_anchor, is_constant
 from ridgeline.tactics.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
 
@@ -47,6 +48,11 @@ class TritonGemv(TritonProduct):
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile]:
         return rank_gemv(problem, site.target.arch)
+
+    def cut_of(self, problem: Any, config: Config) -> Tile:
+        tile: Tile = super().cut_of(problem, config)
+        # one program has all rows: of a larger batch there are more than were planned for
+        return replace(tile, bm=max(tile.bm, 1 << (problem.extent - 1).bit_length()))
 
 
 def _read_operands(site: Site) -> tuple[Op, TensorSpec, TensorSpec]:

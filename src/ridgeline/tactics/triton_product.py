@@ -64,7 +64,8 @@ class TritonProduct:
         """Best guess first."""
         return rank_gemm(problem, site.target.arch)
 
-    def parse(self, config: Config) -> Any:
+    def cut_of(self, problem: Any, config: Config) -> Any:
+        """How this problem is cut; it may be of another batch than the config was chosen for."""
         sizes: dict[str, Any] = dict(config)
         return Tile(**sizes)
 
@@ -99,7 +100,7 @@ class TritonProduct:
         return Footprint(
             writes_out=True,
             packed_bytes=packed,
-            scratch_bytes=reading.problem.scratch_bytes(self.parse(config)),
+            scratch_bytes=reading.problem.scratch_bytes(self.cut_of(reading.problem, config)),
         )
 
     def kernel(self, site: Site, config: Config) -> Kernel:
@@ -107,7 +108,7 @@ class TritonProduct:
         reading = self.read(site)
         tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
         pdl = int(site.target.arch.removeprefix("sm_")) >= 90
-        return reading.problem.describe(self.parse(config), tail, pdl=pdl)
+        return reading.problem.describe(self.cut_of(reading.problem, config), tail, pdl=pdl)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         compiled = compile_kernel(self.kernel(site, config), site.target.arch, cache_dir=self.cache_dir)
@@ -155,9 +156,8 @@ class TritonProduct:
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
         extras = [torch.from_numpy(array).to(device) for array in tail.extras]
-        return Operands(
-            reading.problem, self.parse(config), tail, reading.x, weight, tuple(extras), packed_bytes, device
-        )
+        cut = self.cut_of(reading.problem, config)
+        return Operands(reading.problem, cut, tail, reading.x, weight, tuple(extras), packed_bytes, device)
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,13 @@ def conv(
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     IS_PADDED: tl.constexpr, N: tl.constexpr, W_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    HALVES: tl.constexpr, IS_FOLDED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
-    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
+    HALVES: tl.constexpr, IS_FOLDED: tl.constexpr, IS_PLANES: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """y[(i, h, w), n] = epilogue(Σ_{r, s, c} x[i, h·S + r·D - P, w·S + s·D - P, c] · w[n, (r, s, c)]).
 
     One step takes channels of one tap; IS_FOLDED (few or odd channels): BK neighbours of K wherever they lie.
+    IS_PLANES (channels far apart): K counts (c, r, s), so that neighbours of K are neighbours in a line.
     """
     K: tl.constexpr = KERNEL_H * KERNEL_W * C
     STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
@@ -69,7 +70,10 @@ def conv(
         depth = first_depth + step * BK
         if IS_FOLDED:
             k = depth + inner
-            tap, channel = k // C, k % C
+            if IS_PLANES:
+                channel, tap = k // (KERNEL_H * KERNEL_W), k % (KERNEL_H * KERNEL_W)
+            else:
+                tap, channel = k // C, k % C
             line, column = tap // KERNEL_W * DILATION_H, tap % KERNEL_W * DILATION_W
             offset = line * X_LINE + column * X_COLUMN + channel * X_CHANNEL
             x_tile = x_row[:, None] + offset[None, :]

@@ -196,6 +196,16 @@ class Window(Tiled):
         return math.prod(self.kernel) * self.channels
 
     @property
+    def is_planes(self) -> bool:
+        """Whether channels lie apart, each a plane of its own, as users hand images over."""
+        return self.channels > 1 and self.x_strides[3] != 1
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """[N, C, KH, KW] as rows in the order in which the kernel walks the window."""
+        rows = weight if self.is_planes else weight.permute(0, 2, 3, 1)
+        return pack_weight(rows.reshape(weight.shape[0], -1))
+
+    @property
     def reads_outside(self) -> bool:
         """Whether some window reaches over the edge of the image."""
         axes = zip(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads, strict=True)
@@ -204,7 +214,8 @@ class Window(Tiled):
     def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
-            "GROUP_M": tile.group, "HALVES": _halves(tile), "IS_FOLDED": self.channels % tile.bk != 0,
+            "GROUP_M": tile.group, "HALVES": _halves(tile),
+            "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
             "PRECISION": self.precision,
         }  # fmt: skip
         return self._kernel("conv", "conv", constants, tile, tail, pdl=pdl)
@@ -276,11 +287,6 @@ def pack_weight(weight_nk: Tensor) -> Tensor:
     packed = weight_nk.new_zeros(n, width)
     packed[:, :k] = weight_nk
     return packed
-
-
-def pack_window(weight: Tensor) -> Tensor:
-    """[N, C, KH, KW] as rows of (kh, kw, c): channels lie together, as in the images."""
-    return pack_weight(weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1))
 
 
 def pack_depthwise(weight: Tensor) -> Tensor:
