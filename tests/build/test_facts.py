@@ -128,3 +128,16 @@ def test_a_damaged_file_is_reported_and_ignored(tiny_model: Path, tmp_path: Path
     assert any("facts.json is damaged" in warning for warning in report.warnings)
     assert remembered(report.checks) == []
     assert max(check.tolerance for check in report.checks) < 1
+
+
+def test_edited_outputs_of_the_reference_are_not_believed(tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "timings.toml"
+    build(tiny_model, cache)
+    kept = sorted((tmp_path / "timings.toml.facts").glob("*.npz"))
+    assert kept
+    for path in kept:
+        with np.load(path) as arrays:
+            moved = {name: arrays[name] + 1 for name in arrays.files}
+        np.savez(path, **moved)
+    engine = build(tiny_model, cache)  # computed again, so the engine still passes
+    assert all(check.passed for check in engine.report.checks)
