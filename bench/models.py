@@ -122,6 +122,10 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
         engine, row["build_warm_s"] = build(path, cache, **options)
         row["stages_warm"] = dict(engine.report.stage_seconds)
     row["verified"] = engine.report.verified
+    if args.memory:
+        del engine
+        row |= memory_row(path, cache, {n: t.cuda() for n, t in half(inputs).items()}, **options)
+        engine, _ = build(path, cache, **options)
     feeds = {n: t.cuda() for n, t in half(inputs).items()}
     bound = engine.context().bind(feeds)
     row["host_us_bound"] = round(host_us(bound.run), 1)
@@ -161,6 +165,7 @@ def main() -> None:
     parser.add_argument("--verify", default="full")
     parser.add_argument("--level", type=int, default=3)
     parser.add_argument("--no-warm", dest="warm", action="store_false")
+    parser.add_argument("--memory", action="store_true", help="one more build: stated and driver's bytes")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--budget-s", type=float, default=1e9, help="start no case after this")
     parser.add_argument("--out", type=Path, default=Path(f"bench/results/gpu-{date.today()}.json"))

@@ -78,7 +78,7 @@ def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int =
 
 def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None:
     """Why no graph can hold this call: recorded on trial past PyTorch's allocator, and thrown away."""
-    driver, handle, graph = _driver(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    driver, handle, graph = cuda_driver(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
     code = driver.cuStreamBeginCapture_v2(handle, RELAXED)
     if code:
         return f"the driver begins no capture: CUDA error {code}"
@@ -101,7 +101,8 @@ def pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def cuda_driver() -> ctypes.CDLL:
+    """The driver's library; `OSError` where there is none."""
     return ctypes.CDLL("libcuda.so.1")
 
 

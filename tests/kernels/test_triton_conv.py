@@ -16,6 +16,7 @@ from product_cases import (
     run_twice,
 )
 
+from ridgeline.kernels.triton.conv import conv_ref
 from ridgeline.kernels.triton.products import Tile, Window
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1
@@ -64,8 +65,8 @@ def test_conv(problem: Window, tile: Tile) -> None:
     run_twice(problem, tile, placed, problem.pack(w), bias, y)
 
     def summed(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        made = torch.conv2d(x, w, bias, problem.stride, problem.pads, problem.dilation)
-        return made.permute(0, 2, 3, 1).reshape(problem.rows, problem.columns)
+        made = conv_ref(x, w, stride=problem.stride, pads=problem.pads * 2, dilation=problem.dilation)
+        return made.permute(0, 2, 3, 1).reshape(problem.rows, problem.columns) + bias
 
     want = torch.relu(summed(x.double(), w.double(), bias.double()))
     magnitude = summed(x.double().abs(), w.double().abs(), bias.double().abs())

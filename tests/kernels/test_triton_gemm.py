@@ -17,6 +17,7 @@ from product_cases import (
     run_twice,
 )
 
+from ridgeline.kernels.triton.gemm import gemm_ref
 from ridgeline.kernels.triton.products import TYPES, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import device_of, rank_gemm, rank_gemv, shared_bytes
 from ridgeline.spec import Target
@@ -68,8 +69,8 @@ def check(problem: Product, tile: Tile, dtype: torch.dtype) -> None:
     )
     bias, y = random(problem.columns, dtype=dtype), torch.empty(problem.rows, problem.columns, dtype=dtype)
     run_twice(problem, tile, x, pack_weight(w), bias, y)
-    want = torch.relu(x.double() @ w.double().T + bias.double())
-    magnitude = x.double().abs() @ w.double().abs().T + bias.double().abs()
+    want = torch.relu(gemm_ref(x.double(), w.double()) + bias.double())
+    magnitude = gemm_ref(x.double().abs(), w.double().abs()) + bias.double().abs()
     require_close(y, want, magnitude, terms=problem.depth)
 
 

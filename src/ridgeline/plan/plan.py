@@ -177,10 +177,6 @@ def _port(raw: dict[str, Any]) -> Port:
     return Port(raw["name"], raw["dtype"], None if raw["dims"] is None else tuple(raw["dims"]))
 
 
-def _spec(raw: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(raw["dtype"], tuple(raw["shape"]), raw["layout"])
-
-
 def _step(raw: dict[str, Any]) -> Step:
     lists = ("regions", "op_types", "sources", "inputs", "outputs", "notes", "kernels")
     return Step(

@@ -52,16 +52,10 @@ class Launch:
     packed_bytes: int = 0  # weight copies this launch keeps
     # a faster form for fixed inputs and outputs, perhaps `Movable`; None: `call` with its arguments fixed
     freeze: Callable[[Sequence[Any], Sequence[Tensor]], Callable[[], object]] | None = None
-    # a `call` with scratch of its own, for one instance; None: `call` needs none
-    with_scratch: Callable[[], Call] | None = None
     wants_host_values: bool = False  # inputs known on the host stay there, also on a GPU
     reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
     scratch_bytes: int = 0  # memory that each frozen call makes for itself
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
-
-    def own_call(self) -> Call:
-        """`call` for one instance, whose scratch nobody else uses."""
-        return self.call if self.with_scratch is None else self.with_scratch()
 
     def frozen(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         if self.freeze is not None:

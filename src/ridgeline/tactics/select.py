@@ -189,7 +189,20 @@ def _call(launch: Launch, site: Site, inputs: Sequence[Tensor | None]) -> Callab
     return lambda: launch.call(inputs, ())
 
 
-def example_inputs(site: Site, weights: Mapping[str, Tensor]) -> list[Tensor | None]:
+def example(spec: TensorSpec) -> Tensor:
+    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
+    if spec.is_float:
+        return tensor.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+    return tensor.zero_()
+
+
+def example_inputs(
+    site: Site,
+    weights: Mapping[str, Tensor],
+    *,
+    draw: Callable[[TensorSpec], Tensor] = example,
+    device: str = "cpu",
+) -> list[Tensor | None]:
     """Tensors to time with: the real weights, known host values, random floats, zero indices."""
     made: list[Tensor | None] = []
     for name, spec in zip(site.body.inputs, site.inputs, strict=True):
@@ -198,14 +211,7 @@ def example_inputs(site: Site, weights: Mapping[str, Tensor]) -> list[Tensor | N
         elif name in weights:
             made.append(weights[name])
         elif name in site.values:
-            made.append(to_torch(site.values[name]))
+            made.append(to_torch(site.values[name]).to(device))
         else:
-            made.append(example(spec))
+            made.append(draw(spec))
     return made
-
-
-def example(spec: TensorSpec) -> Tensor:
-    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
-    if spec.is_float:
-        return tensor.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-    return tensor.zero_()

@@ -16,7 +16,7 @@ from ridgeline.tactics.aten import Aten, is_settled
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured
 from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
-from ridgeline.tactics.select import UNSTEADY, check_workspace, ranked
+from ridgeline.tactics.select import UNSTEADY, check_workspace, example_inputs, ranked
 
 CALLS_PER_GRAPH = 10
 # a candidate this many times slower than the best at first sight stays behind
@@ -40,7 +40,7 @@ def time_site_cuda(
         return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)
-    inputs = device_inputs(site, weights)
+    inputs = example_inputs(site, weights, draw=_random, device="cuda")
     want = _reference(site, by_name, weights, inputs)
     runnable: list[tuple[Measured, torch.cuda.CUDAGraph]] = []
     eager: list[tuple[Measured, str]] = []
@@ -110,21 +110,6 @@ def bound_call(
         return outputs
 
     return call, run
-
-
-def device_inputs(site: Site, weights: Mapping[str, Tensor]) -> list[Tensor | None]:
-    """Tensors to time with, on the device: real weights, known values, random floats, zero indices."""
-    made: list[Tensor | None] = []
-    for name, spec in zip(site.body.inputs, site.inputs, strict=True):
-        if spec is None:
-            made.append(None)
-        elif name in weights:
-            made.append(weights[name])
-        elif name in site.values:
-            made.append(to_torch(site.values[name]).to("cuda"))
-        else:
-            made.append(_random(spec))
-    return made
 
 
 def _random(spec: TensorSpec) -> Tensor:

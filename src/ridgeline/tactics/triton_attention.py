@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import ITEM_BITS, Config, Site
 from ridgeline.tactics.attention_site import AttentionSite, Operand, Place, read_attention, require_attention
@@ -26,8 +27,6 @@ MAX_WIDTH = 128
 MAX_CONFIGS = 6
 # up to here the sizes are constants of the kernel: the loop over the keys is unrolled, its checks fold away
 FIXED_KEYS = 256
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-PLAIN_SHARED_BYTES = 99 << 10
 GRID_LIMIT = 65535
 INT32 = 2**31
 PROCESSORS = 132
@@ -239,7 +238,7 @@ def _padded(size: int) -> int:
 
 def rank_blocks(attention: AttentionSite, arch: int) -> list[Blocks]:
     """The few shapes worth timing, best guess first; the two best of them with other warps or stages too."""
-    limit = SHARED_BYTES.get(arch, PLAIN_SHARED_BYTES)
+    limit = device_of(f"sm_{arch}").shared_bytes
     fitting = [b for b in block_shapes(attention, arch) if _shared_bytes(attention, b) <= limit]
     chosen: dict[tuple[int, int], list[Blocks]] = {}
     for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, arch)):
@@ -307,5 +306,5 @@ def _programs_at_once(attention: AttentionSite, blocks: Blocks, arch: int) -> in
     """How many programs one processor holds, by registers and by shared memory."""
     threads = 32 * blocks.warps
     registers = 60 + 1.3 * blocks.queries * (blocks.keys + _padded(attention.value_width)) / threads
-    by_shared = SHARED_BYTES.get(arch, PLAIN_SHARED_BYTES) / _shared_bytes(attention, blocks)
+    by_shared = device_of(f"sm_{arch}").shared_bytes / _shared_bytes(attention, blocks)
     return max(1, int(min(65536 / (registers * threads), by_shared)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import RidgelineError
+from ridgeline.gpu_graph import cuda_driver
 from ridgeline.kernels.triton.compiler import Compiled
 
 SCALARS: dict[str, Any] = {
@@ -46,7 +47,7 @@ class _LaunchConfig(ctypes.Structure):
 @cache
 def _cuda() -> ctypes.CDLL:
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        return cuda_driver()
     except OSError as error:
         raise CudaError("no CUDA driver is installed", got=str(error)) from error
 

@@ -156,6 +156,14 @@ def rl_exp_low(x):
 
 
 @triton.jit
+def _exponent(low):
+    """low as n · ln 2 + f, with f near zero."""
+    n = rl_round(low * 1.442695)
+    f = low - n * 6.93145752e-1
+    return n, f - n * 1.42860677e-6
+
+
+@triton.jit
 def rl_exp(x):
     """exp to 2 units in the last place: the hardware's, over a reduced argument."""
     if x.dtype == tl.float64:
@@ -163,9 +171,7 @@ def rl_exp(x):
     else:
         low = tl.where(x < -104.0, -104.0, x)
         low = tl.where(low > 89.0, 89.0, low)
-        n = rl_round(low * 1.442695)
-        f = low - n * 6.93145752e-1
-        f = f - n * 1.42860677e-6
+        n, f = _exponent(low)
         # two factors, so that the step to inf comes out right
         half = tl.floor(n * 0.5)
         return tl.exp2(f * 1.44269502) * tl.exp2(half) * tl.exp2(n - half)
@@ -178,9 +184,7 @@ def rl_expm1(x):
     else:
         low = tl.where(x < -40.0, -40.0, x)
         low = tl.where(low > 88.0, 88.0, low)
-        n = rl_round(low * 1.442695)
-        f = low - n * 6.93145752e-1
-        f = f - n * 1.42860677e-6
+        n, f = _exponent(low)
         r = 1.98412698e-4 * f + 1.38888889e-3
         r = r * f + 8.33333333e-3
         r = r * f + 4.16666667e-2
