@@ -9,6 +9,8 @@ import argparse
 import gc
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -27,7 +29,7 @@ from ridgeline.runtime.device import current_device
 from ridgeline.timing import paired_ratio
 
 ROUNDS = 11
-HOST_CALLS = 50
+HOST_CALLS, HOST_ROUNDS = 100, 5
 
 
 def peer_call(case: Case, model: nn.Module, inputs: dict[str, Tensor], peer: str) -> Callable[[], Any]:
@@ -82,7 +84,11 @@ def bound_us(engine: ridgeline.Engine, top: dict[str, float]) -> float:
 
 
 def host_us(call: Callable[[], object]) -> float:
-    """What the host spends on one run, the queue never full."""
+    """What the host spends on one run, the queue never full: the quietest of a few medians."""
+    return min(_median_host_us(call) for _ in range(HOST_ROUNDS))
+
+
+def _median_host_us(call: Callable[[], object]) -> float:
     samples = []
     for _ in range(HOST_CALLS):
         torch.cuda.synchronize()
@@ -93,18 +99,36 @@ def host_us(call: Callable[[], object]) -> float:
     return sorted(samples)[len(samples) // 2]
 
 
-def memory_row(path: Path, cache: Path, feeds: dict[str, Tensor], **options: Any) -> dict[str, int]:
-    """What the engine says it needs and what the driver saw it take."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info()[0]
-    engine, _ = build(path, cache, **options)
-    engine.run(feeds)
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-    after = torch.cuda.mem_get_info()[0]
-    return {"stated_bytes": engine.memory()["total"], "driver_bytes": before - after}
+MEMORY = """
+import gc, json, sys, torch, ridgeline, ridgeline.builder
+from ridgeline.gpu_timing import capture
+def free():
+    torch.cuda.synchronize(); gc.collect(); torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+x = torch.ones(64, 64, dtype=torch.half, device="cuda")  # libraries, their scratch and a graph come first
+image = torch.ones(1, 64, 8, 8, dtype=torch.half, device="cuda")
+with torch.inference_mode():
+    kept = capture(lambda: (x @ x, torch.conv2d(image, image[:, :, :3, :3])))
+before = free()
+engine = ridgeline.load(sys.argv[1])
+context = engine.context()
+context.run({name: torch.from_numpy(a).cuda() for name, a in engine.example_inputs(0).items()})
+taken = before - free()
+print(json.dumps({"stated": engine.memory(), "driver_bytes": taken}))
+"""
+
+
+def memory_row(engine: ridgeline.Engine, folder: Path) -> dict[str, Any]:
+    """What the engine says it holds and what the driver saw it take, in a process of its own."""
+    path = engine.save(folder / "memory.ridge")
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=False
+    )
+    path.unlink()
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"stated_bytes": found["stated"]["total"], **found}
 
 
 def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder: Path) -> dict[str, Any]:
@@ -112,10 +136,13 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
     model, inputs = randomise(case.make().eval()), case.inputs()
     row: dict[str, Any] = {"case": case.name}
     start = time.perf_counter()
-    path = export(model.half(), inputs, folder / case.name / "model.onnx")
+    path = (args.models or folder) / case.name / "model.onnx"
+    if not path.exists():
+        export(model.half(), inputs, path)
     row["export_s"] = round(time.perf_counter() - start, 1)
     options = {"verify": args.verify, "level": args.level}
     cache = folder / case.name / "timing.toml"
+    cache.parent.mkdir(parents=True, exist_ok=True)
     engine, row["build_cold_s"] = build(path, cache, **options)
     row["stages_cold"] = dict(engine.report.stage_seconds)
     if args.warm:
@@ -123,9 +150,7 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
         row["stages_warm"] = dict(engine.report.stage_seconds)
     row["verified"] = engine.report.verified
     if args.memory:
-        del engine
-        row |= memory_row(path, cache, {n: t.cuda() for n, t in half(inputs).items()}, **options)
-        engine, _ = build(path, cache, **options)
+        row |= memory_row(engine, folder / case.name)
     feeds = {n: t.cuda() for n, t in half(inputs).items()}
     bound = engine.context().bind(feeds)
     row["host_us_bound"] = round(host_us(bound.run), 1)
@@ -165,8 +190,9 @@ def main() -> None:
     parser.add_argument("--verify", default="full")
     parser.add_argument("--level", type=int, default=3)
     parser.add_argument("--no-warm", dest="warm", action="store_false")
-    parser.add_argument("--memory", action="store_true", help="one more build: stated and driver's bytes")
+    parser.add_argument("--memory", action="store_true", help="stated bytes and the driver's")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--models", type=Path, help="keep exported models here, and use those that are there")
     parser.add_argument("--budget-s", type=float, default=1e9, help="start no case after this")
     parser.add_argument("--out", type=Path, default=Path(f"bench/results/gpu-{date.today()}.json"))
     args = parser.parse_args()

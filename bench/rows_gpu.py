@@ -1,6 +1,6 @@
 """Row kernels against a copy: softmax, LayerNorm and RMSNorm at 128 to 262,144 columns, best cut of each.
 
-python bench/rows_gpu.py --out bench/results/rows.json
+python bench/rows_gpu.py --out bench/results/rows-h200-2026-11-15.json
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.gpu_timing import capture, interleave_graphs
+from ridgeline.kernels.triton.source import triton_version
 from ridgeline.runtime.device import current_device
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.select_cuda import bound_call
 from ridgeline.tactics.triton_codegen import TritonRows
 
@@ -50,7 +52,6 @@ def measure(op: Op, columns: int, target: Target, copy_us: float) -> dict[str, A
     rows = ELEMENTS // columns
     site, tactic = make_site(op, rows, columns, target), TritonRows()
     configs = list(tactic.configs(site))
-    tactic.precompile([(site, config) for config in configs])
     x = torch.randn(rows, columns, device="cuda").half()
     weights = {name: torch.randn(columns, device="cuda").half() for name in op.inputs[1:]}
     sample = reference(op, x[:4], weights)
@@ -61,6 +62,7 @@ def measure(op: Op, columns: int, target: Target, copy_us: float) -> dict[str, A
             call, outputs = bound_call(launch, site, [x, *weights.values()])
             error = float((outputs()[0][:4].float() - sample).abs().max() / sample.abs().max())
             assert error < 4e-3, f"off by {error}"
+            assert not outputs()[0][-1].isnan().any(), "the last row has values that were never written"
             graphs.append(capture(call))
             kept.append(config)
         except Exception as problem:
@@ -69,10 +71,33 @@ def measure(op: Op, columns: int, target: Target, copy_us: float) -> dict[str, A
     best = min(range(len(times)), key=times.__getitem__)
     return {
         "op": op.op_type, "columns": columns, "rows": rows, "us": round(times[best], 1),
-        "share_of_copy": round(copy_us / times[best], 3), "config": dict(kept[best]),
+        "share_of_copy": round(copy_us / times[best], 3), "wanted_share": wanted_share(columns),
+        "cut": cut_name(kept[best]), "config": dict(kept[best]),
         "tb_s": round(4 * ELEMENTS / times[best] / 1e6, 2), "refused": refused,
-        "all_us": [round(t, 1) for t in times],
+        "all_us": {cut_name(config): round(us, 1) for config, us in zip(kept, times, strict=True)},
     }  # fmt: skip
+
+
+def wanted_share(columns: int) -> float:
+    return 0.9 if 1024 <= columns <= 32768 else 0.75
+
+
+def cut_name(config: Config) -> str:
+    """Such as `shared 4 x 16384, 8 warps`."""
+    cols, splits, warps = config["cols"], config["splits"], config["warps"]
+    if config["held"]:
+        piece = int(config["held"]) * int(cols)
+        return f"{'shared' if int(splits) > 1 else 'held'} {splits} x {piece}, {warps} warps"
+    kind = "whole" if config["whole"] else "split" if int(splits) > 1 else "loop"
+    return f"{kind} {config['rows']} x {cols}{f' in {splits}' if int(splits) > 1 else ''}, {warps} warps"
+
+
+def compile_all(target: Target) -> float:
+    """Every candidate of every row, all cores at once; what fails is refused where it is measured."""
+    start, tactic = perf_counter(), TritonRows()
+    sites = [make_site(op, ELEMENTS // n, n, target) for op in OPS.values() for n in COLUMNS]
+    tactic.precompile([(site, config) for site in sites for config in tactic.configs(site)])
+    return round(perf_counter() - start, 1)
 
 
 def main() -> None:
@@ -81,17 +106,21 @@ def main() -> None:
     args = parser.parse_args()
     device = current_device()
     target = Target("cuda", device.arch, 1)
+    compile_s = compile_all(target)
     a = torch.randn(ELEMENTS, device="cuda").half()
     b = torch.empty_like(a)
     copy_us = interleave_graphs([capture(lambda: b.copy_(a))], rounds=9)[0].median_us
-    made = {"device": device.to_json(), "copy_tb_s": round(4 * ELEMENTS / copy_us / 1e6, 2), "rows": []}
-    print(device.key, "copy", made["copy_tb_s"], "TB/s", flush=True)
+    made: dict[str, Any] = {
+        "device": device.to_json(), "torch": torch.__version__, "triton": triton_version(),
+        "copy_tb_s": round(4 * ELEMENTS / copy_us / 1e6, 2), "compile_s": compile_s, "rows": [],
+    }  # fmt: skip
+    print(device.key, "copy", made["copy_tb_s"], "TB/s, compiled in", compile_s, "s", flush=True)
     for op in OPS.values():
         for columns in COLUMNS:
             row = measure(op, columns, target, copy_us)
             made["rows"].append(row)
             shown = f"{row['op']:20} {columns:7} {row['tb_s']:5.2f} TB/s {row['share_of_copy']:6.1%} of copy"
-            print(shown, row["config"], *row["refused"][:1], flush=True)
+            print(shown, f"(want {row['wanted_share']:.0%})", row["cut"], *row["refused"][:1], flush=True)
     if args.out is not None:
         args.out.write_text(json.dumps(made, indent=1))
 

@@ -3,6 +3,7 @@
     import ridgeline
     engine = ridgeline.build("model.onnx")
     outputs = engine.run({"x": array})
+    module = ridgeline.compile(module)  # a PyTorch module that runs engines
 
 Importing this starts nothing: PyTorch and the rest are imported when a name is first used.
 """
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from ridgeline.builder import build
     from ridgeline.builder import load_engine as load
     from ridgeline.runtime.engine import Engine
+    from ridgeline.torch_in.module import compile_module as compile
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "__version__", "build", "errors", "load", "onnx_backend"]
+__all__ = ["Engine", "__version__", "build", "compile", "errors", "load", "onnx_backend"]
 
 _HOMES = {
     "build": ("ridgeline.builder", "build"),
+    "compile": ("ridgeline.torch_in.module", "compile_module"),
     "load": ("ridgeline.builder", "load_engine"),
     "Engine": ("ridgeline.runtime.engine", "Engine"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,22 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
-from torch import Tensor
+from torch import nn
+from torch.export import ExportedProgram
 
 from ridgeline import checks
+from ridgeline.bodies import with_bodies
+from ridgeline.choosing import choose_every_shapes, shapes_flags
 from ridgeline.compose import Selection, Workshop, select
 from ridgeline.compose_cross import select_elsewhere
 from ridgeline.compose_cuda import select_cuda
-from ridgeline.errors import BuildError, InputError, OptionError, PlanError, first_line
+from ridgeline.eager import check_sample
+from ridgeline.errors import InputError, OptionError, PlanError
 from ridgeline.facts import Facts
 from ridgeline.frontend.from_onnx import Loaded, Source, load
-from ridgeline.frontend.ports import check_profile, guessed_shapes, ports, profile_shapes
+from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
+from ridgeline.frontend.torch_export import as_source
+from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import take_aboard
 from ridgeline.options import Options, Progress, make_options
 from ridgeline.passes.body import read_program
@@ -32,29 +38,34 @@ from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
-from ridgeline.passes.settle import Settled
 from ridgeline.plan.report import Report
 from ridgeline.planning import make_plan
 from ridgeline.reference import Reference
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.on_board import LEFT_OUT
-from ridgeline.runtime.stated import with_foreseen_memory, with_memory
-from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.runtime.padded import require_paddable
+from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_memory
+from ridgeline.runtime.weights import DeviceWeights, weights_of
 from ridgeline.settling import settle
-from ridgeline.spec import Target, TensorSpec
+from ridgeline.spec import Target
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.registry import leave_out, tactics_for
+from ridgeline.verify import check_padded
+
+# what `build` takes besides options
+NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
 
 
 def build(
-    source: Source,
+    source: Source | nn.Module | ExportedProgram,
+    example_inputs: Any = None,
     *,
-    target: str = "cpu",
-    profiles: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    target: str | None = None,
+    profiles: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     precision: str = "fp32",
     level: int = 3,
     timing_cache: str | Path | None = None,
@@ -66,19 +77,46 @@ def build(
     threads: int = 0,
     without: str | Sequence[str] = (),
     data: str | Path | None = None,
+    new_shapes: str = "serve",
+    pad: bool = False,
     **unknown: Any,
 ) -> Engine:
-    """Build an engine from an ONNX file, bytes, `onnx.ModelProto` or `onnx_ir.Model`.
+    """Build an engine from an ONNX file, bytes, `onnx.ModelProto`, `onnx_ir.Model` or a PyTorch module.
 
-    `Options` says what each keyword means; one that does not exist is an error with the near match.
+    A module needs example inputs (a tensor, a tuple of arguments, or a dict by name); `dynamic_shapes` says
+    which dims may change, as torch.export takes it or with names as strings. `Options` says what the other
+    keywords mean; one that does not exist is an error with the near match.
     """
-    given = {name: value for name, value in locals().items() if name not in ("source", "unknown")}
-    return build_with(source, make_options({**given, **unknown}))
+    given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
+    options = make_options(given)
+    if isinstance(source, (nn.Module, ExportedProgram)):
+        exported = export(source, example_inputs, dynamic_shapes)
+        if target is None:
+            options = replace(options, target=home_of(source, tuple(exported.sample.feeds.values())))
+        return build_exported(exported, options)
+    if example_inputs is not None or dynamic_shapes is not None:
+        raise OptionError(
+            "example_inputs and dynamic_shapes are for PyTorch modules",
+            help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
+        )
+    return build_with(source, options)
 
 
-def build_with(source: Source, options: Options) -> Engine:
-    """The table of contents."""
-    clock = Clock(options)
+def build_exported(exported: Exported, options: Options) -> Engine:
+    """An engine from a module's export."""
+    if exported.profile and not options.profiles:
+        options = replace(options, profiles=(exported.profile,))
+    with as_source(exported.model) as source:
+        try:
+            return build_with(source, options, exported.sample)
+        except InputError:
+            exported.sample.require_runs()  # it says better what the module has against the call
+            raise
+
+
+def build_with(source: Source, options: Options, sample: Sample | None = None) -> Engine:
+    """The table of contents. A sample is a call of the PyTorch module that the source came from."""
+    clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
     target = resolve_target(options)
     runs_here = target.kind == "cpu" or is_here(target)
     check_choices(options, target)
@@ -87,35 +125,37 @@ def build_with(source: Source, options: Options) -> Engine:
         reference = Reference(loaded, threads=options.cores, facts=facts) if options.verify != "off" else None
     with clock.stage("passes"):
         refusals = canonicalise(loaded.model, target=target)
-        shapes = choose_shapes(loaded, reference, options)
-        refusals += fuse(loaded.model, shapes, target)
+        every_shapes = choose_every_shapes(loaded, reference, options, sample)
+        refusals += fuse(loaded.model, every_shapes[0], target)
     with clock.stage("select"):
-        shop = open_workshop(loaded.model, shapes, options, target)
-        choose = select if target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
-        selection = choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights))
-        write_timings(shop, selection)
+        shops = open_workshops(loaded.model, every_shapes, options, target)
+        selections = select_every(shops, every_shapes, runs_here=runs_here)
+        write_timings(shops, selections)
     with clock.stage("plan"):
-        plan = make_plan(loaded, shop, shapes, selection, refusals)
-        engine = Engine(plan, Report(), loaded.model, shop.host_weights, shop.tactics)
+        engine = make_engine(loaded, shops, every_shapes, selections, refusals)
         state_memory = with_memory if runs_here else with_foreseen_memory
-        engine.plan = state_memory(engine, shapes.opt)
+        for variant, shapes in zip(engine.variants, every_shapes, strict=True):
+            variant.plan = state_memory(variant, shapes.opt)
+        require_paddable(engine.program, [variant.plan for variant in engine.variants], engine.weights)
     with clock.stage("verify"):
-        report = check_engine(engine, reference, shapes, options)
+        report = check_engine(engine, reference, every_shapes, options, sample)
         facts.write()
+    engine.plan = engine.whole_plan
     engine.report = replace(
         report,
         stage_seconds=clock.seconds,
-        sites_timed=selection.timed,
-        sites_cached=selection.cached,
-        warnings=(
-            *build_warnings(shapes, selection),
+        sites_timed=sum(selection.timed for selection in selections),
+        sites_cached=sum(selection.cached for selection in selections),
+        islands=state_islands(engine, is_timed=runs_here and options.level > 0),
+        warnings=tuple(dict.fromkeys((
+            *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
             *report.warnings,
-            *dict.fromkeys(engine.notes),
-            *shop.cache.problems,
+            *engine.notes,
+            *shops[0].cache.problems,
             *facts.problems,
-        ),
+        ))),
         versions=versions(),
-    )
+    )  # fmt: skip
     return engine
 
 
@@ -155,85 +195,45 @@ def check_choices(options: Options, target: Target) -> None:
         raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
 
 
+HOST_STAGES = ("load", "passes", "plan")
+
+
 class Clock:
     """Seconds per stage, told as progress."""
 
-    def __init__(self, options: Options) -> None:
-        self.options, self.seconds = options, dict[str, float]()
+    def __init__(self, options: Options, seconds: dict[str, float]) -> None:
+        self.options, self.seconds = options, seconds
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         self.options.tell(name, 0, 0)
         start = time.perf_counter()
-        yield
+        # graphs are made and dropped by the thousand: the collector would look at all of them every time
+        with no_garbage() if name in HOST_STAGES else nullcontext():
+            yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
-
-
-def choose_shapes(loaded: Loaded, reference: Reference | None, options: Options) -> checks.Shapes:
-    """Shapes to plan for: the profile's, else the first guess that the model takes."""
-    inputs = ports(loaded.model.graph.inputs, what="input")
-    check_profile(inputs, options.profiles)
-    corners = {which: profile_shapes(inputs, options.profiles, which) for which in ("min", "opt", "max")}
-    program, weights = read_program(loaded.model), read_weights(loaded.model)
-    opt = corners["opt"]
-    if opt is not None:
-        settle_program(program, opt, weights)
-        return checks.Shapes(inputs, opt, corners["min"], corners["max"])
-    problems = []
-    if reference is not None:
-        reference.open()
-    for guess in guessed_shapes(inputs, options.profiles):
-        try:
-            refuse_empty(settle_program(program, guess, weights), weights)
-            if reference is not None:
-                reference.run(example_feeds(program, guess, weights, seed=0))
-        except Exception as error:  # not a shape this model takes: the next guess may be
-            problems.append(f"{_shapes_text(guess)}: {first_line(error, 120)}")
-            continue
-        return checks.Shapes(inputs, guess, None, None, is_guess=True)
-    raise BuildError(
-        "no shape could be guessed that this model takes",
-        rows=problems,
-        help="say which: ridge build MODEL --shapes " + _shapes_text(guess),
-    )
-
-
-def refuse_empty(settled: Settled, weights: Mapping[str, Tensor]) -> None:
-    """A guess that leaves nothing to compute is no shape the model was made for."""
-    empty = [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
-    if empty:
-        raise InputError(f"{empty[0]!r} would be empty")
-
-
-def _shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
-    return " ".join(f"{name}={'x'.join(map(str, spec.shape))}" for name, spec in shapes.items())
 
 
 def fuse(model: ir.Model, shapes: checks.Shapes, target: Target) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
-    settled = settle_program(read_program(model), shapes.opt, read_weights(model))
+    settled = settle_program(read_program(model), shapes.opt, weights_of(model))
     refusals = partition(model, settled, target=target)
     remove_unused(model)  # constants that now live inside functions
     return refusals
 
 
-def read_weights(model: ir.Model) -> dict[str, Tensor]:
-    """Initializers as tensors, without copying where numpy can share."""
-    return {
-        str(name): checks.shared_tensor(value.const_value.numpy())
-        for name, value in model.graph.initializers.items()
-    }
-
-
-def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options, target: Target) -> Workshop:
-    program, weights = read_program(model), read_weights(model)
+def open_workshops(
+    model: ir.Model, every_shapes: Sequence[checks.Shapes], options: Options, target: Target
+) -> list[Workshop]:
+    """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
+    program, weights = read_program(model), weights_of(model)
     has_gpu = target.kind == "cuda" and is_here(target)
     if target.kind == "cpu" and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
     tactics = tactics_for(
         target,
         dict(model.opset_imports),
-        fixed_shapes=shapes.are_fixed,
+        fixed_shapes=len(every_shapes) == 1 and every_shapes[0].are_fixed,
         deterministic=options.deterministic,
     )
     tactics = leave_out(tactics, options.without)
@@ -243,46 +243,111 @@ def open_workshop(model: ir.Model, shapes: checks.Shapes, options: Options, targ
         if lock.problems:
             raise OptionError(f"the lock {str(options.lock)!r} cannot be used", rows=lock.problems)
     cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
-    return Workshop(
-        program=program,
-        settled=settle_program(program, shapes.opt, weights),
-        weights=DeviceWeights(weights) if has_gpu else weights,
-        host_weights=weights,
-        target=target,
-        device_key=require_device(target).key if has_gpu else "",
-        tactics=tactics,
-        options=options,
-        cache=cache,
-        lock=lock,
-        elsewhere=[settle_program(program, corner, weights) for corner in shapes.other_corners],
+    placed = DeviceWeights(weights) if has_gpu else weights
+    return [
+        Workshop(
+            program=program,
+            settled=settle_program(program, shapes.opt, weights),
+            weights=placed,
+            host_weights=weights,
+            target=target,
+            device_key=require_device(target).key if has_gpu else "",
+            tactics=tactics,
+            options=options,
+            cache=cache,
+            lock=lock,
+            elsewhere=[settle_program(program, corner, weights) for corner in shapes.other_corners],
+        )
+        for shapes in every_shapes
+    ]
+
+
+def select_every(
+    shops: list[Workshop], every_shapes: Sequence[checks.Shapes], *, runs_here: bool
+) -> list[Selection]:
+    """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
+    made = []
+    for i, shapes in enumerate(every_shapes):
+        if shops[i].target.kind == "cpu":
+            shops[i] = with_bodies(shops[i])
+        shop = shops[i]
+        choose = select if shop.target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
+        made.append(choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights)))
+    return made
+
+
+def make_engine(
+    loaded: Loaded,
+    shops: Sequence[Workshop],
+    every_shapes: Sequence[checks.Shapes],
+    selections: Sequence[Selection],
+    refusals: Sequence[Refusal],
+) -> Engine:
+    """An engine of all profiles, the first one's plan in front."""
+    plans = [
+        make_plan(loaded, shop, shapes, selection, refusals)
+        for shop, shapes, selection in zip(shops, every_shapes, selections, strict=True)
+    ]
+    first = shops[0]
+    engine = Engine(
+        plans[0], Report(), loaded.model, first.host_weights, first.tactics, islands=first.islands
     )
+    for plan, shop in zip(plans[1:], shops[1:], strict=True):
+        engine.add_profile(plan, shop.islands)
+    return engine
 
 
-def write_timings(shop: Workshop, selection: Selection) -> None:
+def write_timings(shops: Sequence[Workshop], selections: Sequence[Selection]) -> None:
     """Keep what was measured: the cache for the next build, the lock for the same build again."""
-    options = shop.options
-    if options.timing_cache is not None and selection.timed:
-        shop.cache.write(options.timing_cache)
-    if options.lock is not None and shop.lock is None:
-        shop.cache.write_lock(options.lock, selection.keys)
+    options, cache = shops[0].options, shops[0].cache
+    if options.timing_cache is not None and any(selection.timed for selection in selections):
+        cache.write(options.timing_cache)
+    if options.lock is not None and shops[0].lock is None:
+        keys = [
+            key
+            for shop, chosen in zip(shops, selections, strict=True)
+            for key in (*shop.body_keys, *chosen.keys)
+        ]
+        cache.write_lock(options.lock, keys)
 
 
 def check_engine(
-    engine: Engine, reference: Reference | None, shapes: checks.Shapes, options: Options
+    engine: Engine,
+    reference: Reference | None,
+    every_shapes: Sequence[checks.Shapes],
+    options: Options,
+    sample: Sample | None,
 ) -> Report:
-    """What can be verified here: the engine itself, or the graph of one that runs elsewhere."""
+    """What can be verified here: the engine at every profile, or the graph of one for another machine."""
     runs_here = engine.plan.target.kind == "cpu" or is_here(engine.plan.target)
     if reference is None:
-        return Report(unverified="" if runs_here else checks.UNVERIFIED)
-    check = checks.verify if runs_here else checks.verify_graph
-    return check(engine, reference, shapes, options)
+        return Report(unverified="" if runs_here else checks.unverified(engine.plan))
+    if runs_here:
+        reports = [
+            checks.verify(variant, reference, shapes, options)
+            for variant, shapes in zip(engine.variants, every_shapes, strict=True)
+        ]
+    else:
+        reports = [checks.verify_graph(engine, reference, every_shapes[0], options)]
+    report = checks.joined(reports)
+    rows = check_padded(engine, reference) if runs_here else []
+    if sample is not None:
+        rows += check_sample(engine, reference, sample, runs_here=runs_here)
+    return replace(report, checks=(*report.checks, *rows))
 
 
 def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]:
     if shapes.is_guess:
-        yield f"shapes were guessed; say which ones matter: --shapes {_shapes_text(shapes.opt)}"
+        yield f"shapes were guessed; say which ones matter: {shapes_flags(shapes.opt)}"
+    for name, op in shapes.sized_by.items():
+        yield (
+            f"input {name!r} is a shape tensor (read by {op}): what depends on it runs as islands; "
+            f"say which values it takes to have it planned, such as --shapes '{name}=[1..8]'"
+        )
     if selection.predicted:
-        yield f"{selection.predicted} choices were predicted: the first run on the GPU times and settles them"
+        count, is_one = selection.predicted, selection.predicted == 1
+        were, them = ("choice was", "it") if is_one else ("choices were", "them")
+        yield f"{count} {were} predicted: the first run on the GPU times and settles {them}"
     for place in selection.measured_at:
         yield f"choices were read from timings measured elsewhere: {place}"
     if selection.unsteady:

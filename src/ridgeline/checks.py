@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,6 +17,9 @@ from torch import Tensor
 
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
+from ridgeline.frontend.profiles import Resolved
+from ridgeline.kernels.elements import as_numpy, crosses, dtype_name, to_numpy, to_torch
+from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.plan.plan import Plan
@@ -26,10 +28,10 @@ from ridgeline.reference import Reference, Tolerance
 from ridgeline.runtime.context import Context
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import as_numpy
+from ridgeline.runtime.file import write_inside
+from ridgeline.runtime.loose import flattened
 from ridgeline.spec import EPSILON, Body, Port, TensorSpec
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.fallback import to_torch
 from ridgeline.verify import check_finite, compare, load_data, require
 
 BATCH = 3
@@ -39,7 +41,7 @@ BOUND_AGAIN_BYTES = 64 << 20
 EXPECTED_BYTES = 64 << 20
 GIVEN, WANTED = "given/", "wanted/"
 WRITTEN_AND_READ = "plan and graph written and read"
-UNVERIFIED = "built without its GPU: its kernels compile and none spills; its first run there verifies it"
+NO_EXAMPLE = "not verified: the original model refuses the values drawn for its inputs ({})"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Shapes:
     low: Mapping[str, TensorSpec] | None
     high: Mapping[str, TensorSpec] | None
     is_guess: bool = False
+    profile: Resolved = field(default_factory=Resolved)
+    sized_by: Mapping[str, str] = field(
+        default_factory=dict
+    )  # shape tensors left open: the op that reads each
 
     @property
     def are_fixed(self) -> bool:
@@ -64,18 +70,9 @@ class Shapes:
         """The profile's ends, where they are not the planned shapes."""
         return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
 
-    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         arrays = example_feeds(program, self.opt, weights, seed=0)
-        return {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
-
-
-def shared_tensor(array: np.ndarray) -> Tensor:
-    """A tensor over numpy's memory. Weights are only read, so read-only memory is fine."""
-    if array.dtype.kind not in "fiubc" or not array.flags.c_contiguous:
-        return to_torch(array)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns that numpy's memory is read-only
-        return torch.from_numpy(array)
+        return {name: taken_in(array) for name, array in arrays.items()}
 
 
 def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
@@ -84,13 +81,15 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     total = len(trials) + 2
     found: list[Check] = []
     notes: list[str] = []
-    context = engine.context()
+    context = engine.context(wait=True)
     got: Mapping[str, Any] = {}  # what the engine made of the first trial
     for i, (name, feeds) in enumerate(trials):
         options.tell("verify", i, total, name)
         try:
             want = reference.run(feeds)
         except Exception as error:
+            if i == 0 and engine.program.loose_inputs:
+                return Report(unverified=NO_EXAMPLE.format(first_line(error)))
             if i == 0:
                 raise _does_not_run(feeds, error) from error
             if name.endswith(".npz"):
@@ -134,6 +133,27 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     )
 
 
+def joined(reports: list[Report]) -> Report:
+    """One report of all profiles: the first one's times, everybody's checks."""
+    first, *others = reports
+    checks_ = [*first.checks]
+    for i, other in enumerate(others, start=2):
+        checks_ += [replace(check, name=f"profile {i}: {check.name}") for check in other.checks]
+    return replace(
+        first,
+        checks=tuple(checks_),
+        library_allocations=tuple(dict.fromkeys(s for r in reports for s in r.library_allocations)),
+        warnings=tuple(dict.fromkeys(w for r in reports for w in r.warnings)),
+    )
+
+
+def unverified(plan: Plan) -> str:
+    """Why an engine for a GPU elsewhere is not verified yet, and what was seen to hold."""
+    steps = [step for each in (plan, *plan.others) for step in each.steps]
+    kernels = "its kernels compile and none spills; " if any("triton" in s.tactic for s in steps) else ""
+    return f"built without its GPU: {kernels}its first run there verifies it"
+
+
 def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
     """Where its GPU is not: the fused graph against the original, as another runtime computes both.
 
@@ -161,7 +181,7 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
         checks=tuple(rows),
         library_allocations=_library_steps(engine),
         warnings=tuple(check_finite(engine.plan.model, want)),
-        unverified=UNVERIFIED,
+        unverified=unverified(engine.plan),
         limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
     )
 
@@ -190,9 +210,12 @@ def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
     """A file may declare outputs that its graph does not make; nobody downstream should believe it."""
     wrong = []
     for port in plan.outputs:
+        if port.is_loose and port.name not in made:
+            continue
         array = made[port.name]
         is_same_rank = port.dims is None or len(port.dims) == array.ndim
-        if str(array.dtype) != port.dtype or not is_same_rank:
+        dtype = "string" if array.dtype.kind in "OUS" else str(array.dtype)
+        if dtype != port.dtype or not is_same_rank:
             wrong.append(f"{port.name}: declared {port}, made {array.dtype}{list(array.shape)}")
     if wrong:
         raise ModelError("the model declares other outputs than it makes", rows=wrong)
@@ -220,7 +243,7 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
 
 def batch_axis(shapes: Shapes) -> str | None:
     """The symbol that stands first in every input, when other sizes of it are allowed."""
-    firsts = {port.dims[0] if port.dims else None for port in shapes.inputs}
+    firsts = {port.dims[0] if port.dims and not port.is_loose else None for port in shapes.inputs}
     if len(firsts) != 1 or not isinstance(symbol := firsts.pop(), str):
         return None
     if shapes.high is not None and any(s.shape[0] < BATCH for s in shapes.high.values()):
@@ -233,7 +256,7 @@ def batch_axis(shapes: Shapes) -> str | None:
 def _same_bits(
     name: str, got: Mapping[str, Any], want: Mapping[str, Any], feeds: Mapping[str, Any]
 ) -> list[Check]:
-    exact = {out: Tolerance(0.0) for out in want}
+    exact = {out: Tolerance(0.0) for out in flattened(want)}
     return compare(name, got, dict(want), exact, _text(feeds))
 
 
@@ -269,8 +292,13 @@ def _fused_against_unfused(
 ) -> list[Check]:
     """The fused graph as another runtime computes it, against the original: the rules alone, no kernels."""
     proto = engine.fused_onnx(weights=False)
-    outside = [t.name for t in proto.graph.initializer if t.external_data]
-    arrays = {name: engine.weights[name].contiguous().numpy() for name in outside}
+    arrays = {}
+    for entry in (entry for entry in proto.graph.initializer if entry.external_data):
+        tensor = engine.weights[entry.name]
+        if crosses(dtype_name(tensor)):
+            arrays[entry.name] = to_numpy(tensor)
+        else:
+            write_inside(entry, tensor)
     graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
     known = reference.facts.find(key)
@@ -287,7 +315,7 @@ def _fused_against_unfused(
 def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
     """The first step whose outputs differ from the same ops run one by one through PyTorch."""
     program = engine.program
-    instance = engine.context().instance(feeds)
+    instance = engine.context(wait=True).instance(feeds)
     names = [n for step in instance.steps for n in step.region.outputs]
     ops, constants = program.flat_ops(program.regions)
     whole = Body(
@@ -356,4 +384,7 @@ def _library_steps(engine: Engine) -> tuple[str, ...]:
 
 
 def _text(feeds: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}[{'x'.join(map(str, np.shape(array)))}]" for name, array in feeds.items())
+    return ", ".join(
+        f"{name}[{'x'.join(map(str, array.shape))}]" if hasattr(array, "shape") else name
+        for name, array in feeds.items()
+    )

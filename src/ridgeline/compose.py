@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import BuildError, failure
+from ridgeline.kernels.elements import fill
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.sites import make_site, merge
 from ridgeline.passes.views import views_of
 from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.islands import Islands
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, site_of
@@ -70,6 +72,8 @@ class Workshop:
     cache: TimingCache
     lock: TimingCache | None
     device_key: str = ""  # the GPU that timings are taken on; "" for one that is not here
+    islands: Islands | None = None  # control flow whose bodies are planned
+    body_keys: Sequence[str] = ()  # cache keys that planning those used
     elsewhere: Sequence[Settled] = ()  # the profile's other corners, where a tactic must be valid too
 
     @property
@@ -166,9 +170,10 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
             tactic.precompile(
                 [(s, m.config) for _, s, ms, _ in offers for m in ms if m.tactic == tactic.name]
             )
+    stage = "time" if shop.options.level else "take the first"
     made = {}
     for i, (region, site, willing, refused) in enumerate(offers):
-        shop.options.tell("time", i, len(offers), region.name)
+        shop.options.tell(stage, i, len(offers), region.name)
         weights = shop.weights_of(region, site)
         with torch.inference_mode():
             made[shop.key(site)] = time_site(
@@ -180,7 +185,7 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
                 refused=refused,
                 workspace_bytes=shop.options.workspace_bytes,
             )
-    shop.options.tell("time", len(offers), len(offers))
+    shop.options.tell(stage, len(offers), len(offers))
     return made
 
 
@@ -294,7 +299,7 @@ def _compare(
     instances, dropped = {}, []
     for name in names:
         try:
-            instances[name] = _instance(shop, plans[name], inputs, feeds)
+            instances[name] = _run_once(_instance(shop, plans[name], inputs, feeds))
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
             dropped.append(Measured(name, {}, refused=failure(error)))
     if not instances:
@@ -314,11 +319,14 @@ def _first_that_runs(
     inputs: Mapping[str, TensorSpec],
     feeds: Mapping[str, Tensor],
 ) -> Entry:
-    """Without timing: the first plan that can be bound and run at all."""
+    """Without timing: the first plan that can be bound and run at all. Where there is one, it need not run:
+    values drawn for an input may not suit the model, which says nothing against the plan."""
     refused: list[Measured] = []
     for i, name in enumerate(names):
         try:
-            _instance(shop, plans[name], inputs, feeds)
+            instance = _instance(shop, plans[name], inputs, feeds)
+            if len(names) > 1:
+                _run_once(instance)
         except Exception as error:
             refused.append(Measured(name, {}, refused=failure(error)))
         else:
@@ -335,14 +343,27 @@ def _instance(
 
     def bind(index: int, site: Site) -> Launch:
         step = steps[index]
+        island = shop.islands.bind(regions[index], site) if shop.islands and step.tactic == "aten" else None
+        if island is not None:
+            return island
         return by_name[step.tactic].bind(site, step.config, shop.weights_of(regions[index], site))
 
     with torch.inference_mode():
-        instance = Instance(shop.program, regions, inputs, shop.weights, shop.target, bind)
-        for name, tensor in feeds.items():
-            instance.inputs[name].copy_(tensor)
+        instance = Instance(
+            shop.program, regions, inputs, shop.weights, shop.target, bind, settled=shop.settled
+        )
+        for name, value in feeds.items():
+            if name in instance.inputs:
+                fill(instance.inputs[name], value)
+            else:  # strings, sequences: steps are handed the value itself
+                instance.moving[name] = value
         packed = sum(step.launch.packed_bytes for step in instance.steps if step.launch is not None)
         check_workspace(packed, shop.options.workspace_bytes)
+    return instance
+
+
+def _run_once(instance: Instance) -> Instance:
+    with torch.inference_mode():
         instance.execute()
     return instance
 

@@ -45,6 +45,7 @@ def select_elsewhere(
     for i, (key, contest) in enumerate(contests.items()):
         shop.options.tell("predict", i, len(contests), contest.region.name)
         contest.open(shop.find(key), shop)
+    shop.options.tell("predict", len(contests), len(contests))
     _compile(shop, list(contests.values()))
     for region in work:
         key = shop.key(made.sites[region.name])

@@ -100,6 +100,7 @@ def _time_sites(shop: Workshop, todo: Mapping[str, tuple[Region, Site]], offer: 
             jobs = [(todo[key][1], m.config) for key, (ms, _) in offers.items() for m in ms
                     if m.tactic == tactic.name]  # fmt: skip
             tactic.precompile(jobs)
+    shop.options.tell("compile", len(shop.tactics), len(shop.tactics))
     made = {}
     for i, (key, (willing, refused)) in enumerate(offers.items()):
         region, site = todo[key]

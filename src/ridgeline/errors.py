@@ -14,10 +14,17 @@ InternalError            our bug: traceback, exit 70
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 LISTED = 10
+# what ONNX Runtime says before its reason: a status, the node, a place in its sources
+_STATUS = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE = re.compile(
+    r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)' Status Message: "
+)
+_PLACE = re.compile(r"\S*/onnxruntime/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
 class RidgelineError(Exception):
@@ -83,8 +90,16 @@ class InternalError(Exception):
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:
-    """What a library said, short enough for a row."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+    """What a library said, short enough for a row: of ONNX Runtime, the node and the reason."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = _NODE.sub(lambda found: " ".join(filter(None, found.groups())) + ": ", _STATUS.sub("", line))
+    return _PLACE.sub("", line)[:limit]
+
+
+def last_lines(error: BaseException, limit: int = 600) -> str:
+    """All that a library said, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:limit] or type(error).__name__
 
 
 def failure(error: BaseException) -> str:

@@ -52,7 +52,7 @@ def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
 def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int = 1) -> torch.cuda.CUDAGraph:
     """A graph of `repeats` calls in a row, or `CaptureError`. The call has been warmed on that stream."""
     # a device-wide wait in one thread breaks a capture in another, so there is one at a time
-    with _recording, torch.cuda.stream(stream), _no_garbage():
+    with _recording, torch.cuda.stream(stream), no_garbage():
         reason = why_not(call, stream)
         if reason is not None:
             raise CaptureError(reason)
@@ -100,6 +100,13 @@ def pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
     return sum(int(s["total_size"]) for s in segments if tuple(s["segment_pool_id"]) == pool)
 
 
+def stream_bytes(stream: torch.cuda.Stream) -> int:
+    """Device memory taken on a stream outside its graphs: what libraries keep for their work there."""
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    here = [s for s in segments if s["stream"] == stream.cuda_stream and not any(s["segment_pool_id"])]
+    return sum(int(s["allocated_size"]) for s in here)
+
+
 @cache
 def cuda_driver() -> ctypes.CDLL:
     """The driver's library; `OSError` where there is none."""
@@ -107,8 +114,8 @@ def cuda_driver() -> ctypes.CDLL:
 
 
 @contextmanager
-def _no_garbage() -> Iterator[None]:
-    """What the collector frees may be another graph, and the driver refuses that during a capture."""
+def no_garbage() -> Iterator[None]:
+    """Without the collector, which looks at everything there is, and may free another graph in a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -25,9 +25,14 @@ class RidgelineRep(BackendRep):  # type: ignore[misc]
             feeds = inputs
         else:
             given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-            feeds = {name: np.asarray(array) for name, array in zip(names, given, strict=True)}
+            feeds = {name: _as_given(value) for name, value in zip(names, given, strict=True)}
         made = self.engine.run(feeds)
         return tuple(made[port.name] for port in self.engine.plan.outputs)
+
+
+def _as_given(value: Any) -> Any:
+    """Numbers as arrays; sequences, strings in arrays and absent optionals as they are."""
+    return value if value is None or isinstance(value, (list, tuple, dict)) else np.asarray(value)
 
 
 class RidgelineBackend(Backend):  # type: ignore[misc]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ridgeline.errors import OptionError, did_you_mean
 
+NewShapes: TypeAlias = Literal["serve", "wait"]
 Verify: TypeAlias = Literal["off", "fast", "full"]
 # progress(stage, done, total, detail): called as work gets done; total is 0 while it is not yet known
 Progress: TypeAlias = Callable[[str, int, int, str], None]
@@ -46,8 +47,30 @@ class DimRange:
         return str(self.min) if self.min == self.max else f"{self.min}..{self.opt}..{self.max}"
 
 
-# input name -> one range per dimension
-Profile: TypeAlias = Mapping[str, tuple[DimRange, ...]]
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The numbers one element of a shape tensor may take; -1 may be among them, as Reshape has it."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not self.min <= self.opt <= self.max:
+            raise OptionError(
+                "a range of values is out of order",
+                got=f"min {self.min}, opt {self.opt}, max {self.max}",
+                want="min <= opt <= max",
+            )
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.opt}..{self.max}"
+
+
+Ranges: TypeAlias = tuple[DimRange, ...]
+Values: TypeAlias = tuple[ValueRange, ...]
+# an input's name -> one range per dimension, or per element of a shape tensor; a dim's name -> its range
+Profile: TypeAlias = Mapping[str, Ranges | Values]
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class Options:
     """Every keyword of `ridgeline.build`."""
 
     target: str = "cpu"
-    profiles: Profile = field(default_factory=dict)
+    profiles: tuple[Profile, ...] = ()  # none: shapes are guessed, and any that the model takes may come
     precision: str = "fp32"
     level: int = 3
     timing_cache: Path | None = None
@@ -66,6 +89,8 @@ class Options:
     progress: Progress | None = None
     threads: int = 0  # 0: as many as the machine has cores
     without: tuple[str, ...] = ()  # tactics (by name or family) that must not be used
+    new_shapes: NewShapes = "serve"  # from the floor while a plan is made in the background; or wait for it
+    pad: bool = False  # to the next profile, where that cannot change results
     data: Path | None = None  # folder of .npz files to verify with, besides random inputs
 
     def __post_init__(self) -> None:
@@ -86,8 +111,11 @@ class Options:
                 got=repr(self.progress),
                 want="progress(stage: str, done: int, total: int, detail: str)",
             )
-        if not isinstance(self.deterministic, bool):
-            raise OptionError("deterministic is not True or False", got=repr(self.deterministic))
+        for name in ("deterministic", "pad"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} is not True or False", got=repr(getattr(self, name)))
+        if self.pad and not self.profiles:
+            raise OptionError("there is no profile to pad to", help="give the sizes: --profile x=8x128")
         for name in ("level", "threads", "workspace_bytes"):
             value = getattr(self, name)
             if not (isinstance(value, int) and not isinstance(value, bool)) and value is not None:
@@ -102,6 +130,8 @@ class Options:
                 want=", ".join(VERIFY_MODES),
                 help=did_you_mean(str(self.verify), VERIFY_MODES),
             )
+        if self.new_shapes not in ("serve", "wait"):
+            raise OptionError(f"new_shapes={self.new_shapes!r} is not known", want="serve or wait")
         if self.threads < 0:
             raise OptionError("threads is negative", got=str(self.threads), want="0 (all cores) or more")
         if self.workspace_bytes is not None and self.workspace_bytes < 0:
@@ -144,21 +174,52 @@ def make_options(given: Mapping[str, Any]) -> Options:
     return Options(**values)
 
 
-def parse_profiles(given: Mapping[str, str | Sequence[int | str | DimRange | Sequence[int]]]) -> Profile:
-    """``{"x": "1..8x3x224x224"}`` or ``{"x": [(1, 4, 8), 3, 224, 224]}`` as ranges."""
+def parse_profiles(given: Any) -> tuple[Profile, ...]:
+    """One profile or a list of them: ``{"x": "1..8x3x224x224"}`` or ``[{"x": "1x8"}, {"x": "2..9x8"}]``."""
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    return tuple(parse_profile(profile) for profile in listed if profile != {})
+
+
+def parse_profile(given: Mapping[str, str | Sequence[int | str | DimRange | Sequence[int]]]) -> Profile:
+    """Shapes as ``"1..8x3"`` or ``[(1, 4, 8), 3]``; the values of a shape tensor as ``"[1, 2..8]"``."""
     if not isinstance(given, Mapping):
         raise OptionError(
             "profiles is not a mapping",
             got=type(given).__name__,
-            want='{"input": "1..8x3x224x224"}',
+            want='{"input": "1..8x3x224x224"}, or a list of such',
         )
-    parsed = {}
+    parsed: dict[str, Ranges | Values] = {}
     for name, shape in given.items():
         if not isinstance(shape, (str, list, tuple)):
             raise OptionError(f"the shape given for {name!r} does not read as one", got=repr(shape))
+        if isinstance(shape, str) and shape.strip().startswith("["):
+            parsed[name] = _parse_values(shape, name)
+            continue
+        if shape and all(isinstance(dim, ValueRange) for dim in shape):
+            parsed[name] = cast("Values", tuple(shape))
+            continue
         dims: Sequence[object] = [d for d in shape.split("x") if d] if isinstance(shape, str) else shape
         parsed[name] = tuple(_parse_dim(dim, name) for dim in dims)
     return parsed
+
+
+def _parse_values(text: str, name: str) -> Values:
+    parts = text.strip().removeprefix("[").removesuffix("]").split(",")
+    made = []
+    for part in parts:
+        try:
+            numbers = [int(number) for number in part.split("..")]
+        except ValueError:
+            numbers = []
+        if not 1 <= len(numbers) <= 3 or not text.strip().endswith("]"):
+            raise OptionError(
+                f"the values given for {name!r} do not read as such",
+                got=text,
+                want="a number, min..max, or min..opt..max per element, such as [1, 2..8, -1]",
+            )
+        low, high = numbers[0], numbers[-1]
+        made.append(ValueRange(low, numbers[1] if len(numbers) == 3 else (low + high) // 2, high))
+    return tuple(made)
 
 
 def _parse_dim(dim: object, name: str) -> DimRange:
@@ -182,4 +243,5 @@ def _parse_dim(dim: object, name: str) -> DimRange:
         f"the shape given for {name!r} does not read as one",
         got=str(dim),
         want="a size, min..max, or min..opt..max per dimension, such as 1..8x3x224x224",
+        help=f"the values of a shape tensor stand in brackets: '{name}=[{dim}]'" if "," in str(dim) else "",
     )

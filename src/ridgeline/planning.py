@@ -14,6 +14,10 @@ from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
 from ridgeline.plan.plan import Refusal as PlanRefusal
 from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.wide import half_type
+
+# the types of the model decide; fp32 is what is left of the option
+HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def make_plan(
@@ -24,10 +28,11 @@ def make_plan(
     return Plan(
         model=loaded.name,
         target=shop.target,
-        precision=shop.options.precision,
+        precision=HALVES.get(half_type(loaded.original), shop.options.precision),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
-        profile={name: tuple(ranges) for name, ranges in shop.options.profiles.items()},
+        profile=dict(shapes.profile.shapes),
+        value_profile=dict(shapes.profile.values),
         planned_shapes=dict(shapes.opt),
         steps=planned_steps(shop, selection),
         memory=Memory(0, 0, 0, 0, 0, 0),
@@ -35,6 +40,9 @@ def make_plan(
         host_values=tuple(hosts),
         refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
         alternatives=ranked,
+        waits=shop.options.deterministic or shop.options.new_shapes == "wait",
+        pads=shop.options.pad,
+        bodies=shop.islands.plans if shop.islands is not None else {},
         why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
     )
 

@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx.reference import ReferenceEvaluator
 
 from ridgeline.errors import BuildError, first_line
 from ridgeline.facts import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
+from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
+from ridgeline.frontend.types import type_text
+from ridgeline.kernels.elements import TORCH_DTYPES, crosses
+from ridgeline.runtime.loose import flattened
 from ridgeline.spec import EPSILON
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.wide import Wide, half_type
@@ -37,6 +40,8 @@ FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 COPIED_BYTES = 64 << 20
 PIECE = 1 << 16
 PROVIDERS = ["CPUExecutionProvider"]
+# ops whose operands may broadcast in ONNX, but not in ONNX Runtime
+NARROWER = ("Attention", "RotaryEmbedding")
 CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
 
 
@@ -65,7 +70,7 @@ class Reference:
         except Exception as error:  # ORT lacks an op, a type or an opset: the slow evaluator has most of them
             try:
                 # a file is read again, whole: the evaluator finds no weights that lie outside
-                evaluator = ReferenceEvaluator(loaded.original if loaded.path is None else str(loaded.path))
+                evaluator = Evaluator(loaded.original if loaded.path is None else str(loaded.path))
             except Exception as second:
                 raise BuildError(
                     f"nobody can run {loaded.name!r} as a reference to verify against",
@@ -73,7 +78,7 @@ class Reference:
                     help="ridge build MODEL --verify off builds it unverified",
                 ) from second
             self.who = f"onnx {onnx.__version__} reference evaluator"
-            return lambda feeds: dict(zip(self.names, evaluator.run(None, dict(feeds)), strict=True))
+            return lambda feeds: self._named(evaluator.run(None, dict(feeds)))
 
     def open(self) -> None:
         """Raise now if nobody can run the model."""
@@ -103,13 +108,24 @@ class Reference:
 
     def _half_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
         """What rounding every result to half does: the model as it stands, else weights moved by as much."""
-        try:
-            yield self._session(self.loaded.original)
-        except Exception:  # ONNX Runtime has few ops in bfloat16
-            steps = HALF_STEPS * EPSILON[self._half] / EPSILON["float32"]
-            for seed in range(PROBES):
-                moved = {n: jitter(a, steps, seed) for n, a in self._wide.weights.items()}
-                yield self._wide.session(self._options(), moved)
+        if self._crosses:
+            try:
+                yield self._session(self.loaded.original)
+            except Exception:  # ONNX Runtime has few ops in bfloat16
+                pass
+            else:
+                return
+        steps = HALF_STEPS * EPSILON[self._half] / EPSILON["float32"]
+        for seed in range(PROBES):
+            moved = {n: jitter(a, steps, seed) for n, a in self._wide.weights.items()}
+            yield self._wide.session(self._options(), moved)
+
+    @cached_property
+    def _crosses(self) -> bool:
+        """Whether ONNX Runtime takes and gives arrays of the model's ports; of bfloat16 it does not."""
+        graph = self.loaded.original.graph
+        kinds = {type_text(port.type) for port in (*graph.input, *graph.output)}
+        return all(crosses(kind) for kind in kinds if kind in TORCH_DTYPES)
 
     def _session(
         self, proto: onnx.ModelProto, changed: Mapping[str, np.ndarray] | None = None
@@ -128,14 +144,31 @@ class Reference:
         session = ort.InferenceSession(source, options, PROVIDERS)
 
         def run(feeds: Feeds, _held: object = (kept, changed)) -> Outputs:
-            return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
+            try:
+                return self._named(session.run(self.names, dict(feeds)))
+            except Exception as error:
+                if not _is_narrower(error):
+                    raise
+                return self._evaluate(proto, feeds)
 
         return run
+
+    def _evaluate(self, proto: onnx.ModelProto, feeds: Feeds) -> Outputs:
+        """By the onnx evaluator, for what ONNX allows and ONNX Runtime refuses."""
+        is_whole = self.loaded.path is None or proto is not self.loaded.original
+        self.who = f"onnx {onnx.__version__} reference evaluator, where onnxruntime {ort.__version__} refuses"
+        evaluator = Evaluator(proto if is_whole else str(self.loaded.path))
+        return self._named(evaluator.run(None, dict(feeds)))
+
+    def _named(self, made: Sequence[Any]) -> Outputs:
+        return flattened(dict(zip(self.names, made, strict=True)))
 
     def run_other(
         self, proto: onnx.ModelProto, weights: Mapping[str, np.ndarray], feeds: Feeds
     ) -> Outputs | None:
         """Another graph with the same outputs, run as the reference is; None where ONNX Runtime refuses."""
+        if not self._crosses:
+            return None
         options = self._options()
         options.add_external_initializers(
             list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
@@ -144,7 +177,12 @@ class Reference:
             session = ort.InferenceSession(proto.SerializeToString(), options, PROVIDERS)
         except Exception:  # the reference is not ONNX Runtime then either
             return None
-        return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
+        try:
+            return self._named(session.run(self.names, dict(feeds)))
+        except Exception as error:
+            if _is_narrower(error):
+                return None
+            raise
 
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
@@ -159,7 +197,7 @@ class Reference:
     def fact_key(self, kind: str, feeds: Feeds, *more: str) -> str | None:
         """Names all that a fact about the model at these inputs depends on; None where facts are not kept."""
         model = None if self._digest is None else self._digest.value()
-        if model is None:
+        if model is None or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return None
         context = (measuring_context(self.threads), _code_digest(), ort.__version__, onnx.__version__)
         return f"{kind}-{digest_texts([model, digest_arrays(feeds), *context, *more])[:40]}"
@@ -240,6 +278,11 @@ def _is_outside(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
+def _is_narrower(error: Exception) -> bool:
+    """Whether ONNX Runtime stopped at an op of which it takes fewer forms than ONNX defines."""
+    return any(f"running {op} node" in str(error) for op in NARROWER)
+
+
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
     """Of the code that measures tolerances and verdicts."""
@@ -318,5 +361,6 @@ def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
 def jitter_feeds(feeds: Feeds, steps: float, seed: int) -> Outputs:
     kinds = ("float32", "float64")
     return {
-        n: jitter(a, steps, seed + 7) if str(a.dtype) in kinds and a.ndim else a for n, a in feeds.items()
+        n: jitter(a, steps, seed + 7) if np.ndim(a) and str(getattr(a, "dtype", "")) in kinds else a
+        for n, a in feeds.items()
     }

@@ -14,6 +14,7 @@ import numpy as np
 from ridgeline.checks import compare_expected
 from ridgeline.compose import Workshop
 from ridgeline.compose_cuda import select_cuda
+from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.triton.compiler import find_compiled
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan, Step
@@ -28,7 +29,6 @@ from ridgeline.runtime.stated import with_memory
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.spec import Site
 from ridgeline.tactics.cache import Measured, TimingCache
-from ridgeline.tactics.fallback import to_torch
 from ridgeline.tactics.own_kernels import kernels_of
 
 UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"

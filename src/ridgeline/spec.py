@@ -19,9 +19,10 @@ Config: TypeAlias = Mapping[str, int | float | str | bool]
 
 ITEM_BITS = {
     "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16,
-    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0": 8,
-    "float4_e2m1": 4, "int64": 64, "int32": 32, "int16": 16, "int8": 8, "int4": 4, "int2": 2,
-    "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "uint4": 4, "uint2": 2,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
+    "int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8,
+    # these lie one value to a byte wherever they are computed with
+    "float4_e2m1fn": 8, "int4": 8, "int2": 8, "uint4": 8, "uint2": 8,
     "bool": 8, "complex64": 64, "complex128": 128, "string": 64,
 }  # fmt: skip
 
@@ -36,6 +37,7 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     layout: Layout = "contiguous"
+    value: tuple[int, ...] | None = None  # of an input that says how large others are: known before the run
 
     @property
     def numel(self) -> int:
@@ -75,7 +77,14 @@ class Port:
     dtype: str
     dims: tuple[int | str, ...] | None  # None: not even the rank is known before the engine runs
 
+    @property
+    def is_loose(self) -> bool:
+        """No memory can be planned for it: strings, and whatever is not a tensor."""
+        return self.dtype == "string" or self.dtype not in ITEM_BITS
+
     def __str__(self) -> str:
+        if "(" in self.dtype:
+            return self.dtype
         return (
             f"{self.dtype}[{','.join(map(str, self.dims))}]" if self.dims is not None else f"{self.dtype}[?]"
         )
@@ -155,7 +164,11 @@ def _lines(body: Body, outer: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def _array_digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    # objects are strings; their bytes would be addresses
+    content = (
+        repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).tobytes()
+    )
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _attr_text(attr: object) -> str:
@@ -186,6 +199,7 @@ class Site:
     values: Mapping[str, np.ndarray]  # inputs whose value is known on the host before work starts
     target: Target
     name: str = ""  # for people; not part of the key
+    loose: Mapping[str, str] = field(default_factory=dict)  # what values are that no spec can describe
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -204,4 +218,5 @@ class Site:
             known = _attr_text(self.values[name]) if name in self.values else ""
             parts.append(f"{spec}{mark}{known}")
         parts += [str(self.specs.get(name)) for name in self.body.outputs]
+        parts += [f"{name} {kind}" for name, kind in self.loose.items() if name in self.body.inputs]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.errors import ModelError, OptionError, VerifyError, did_you_mean
+from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, did_you_mean
 from ridgeline.plan.report import Check
-from ridgeline.reference import Tolerance, distance_of, reach_of
+from ridgeline.reference import Reference, Tolerance, distance_of, reach_of
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.padded import shapes_to_pad
 from ridgeline.spec import EPSILON
 
 Outputs = dict[str, np.ndarray]
@@ -23,7 +26,12 @@ def compare(
     name: str, got: Mapping[str, Any], want: Outputs, limits: Mapping[str, Tolerance], shapes: str
 ) -> list[Check]:
     """One row per output. It says when its tolerance was measured in an earlier build."""
-    rows = [_compare_one(name, out, np.asarray(got[out]), want[out], limits[out], shapes) for out in want]
+    wanted, made = flattened(want), flattened(got)
+    missing = np.zeros(0, object)
+    rows = [
+        _compare_one(name, out, np.asarray(made.get(out, missing)), np.asarray(array), limits[out], shapes)
+        for out, array in wanted.items()
+    ]
     return [_with_note(row, "tolerance", limits[row.output].note) for row in rows]
 
 
@@ -84,6 +92,25 @@ def require(checks: Sequence[Check], where: str) -> None:
         got=where,
         help="this is a bug in a kernel or a rule: build --without the tactic named above, and report it",
     )
+
+
+def check_padded(engine: Engine, reference: Reference) -> list[Check]:
+    """Inputs one row short of each profile, which run padded, against the original, which pads nothing."""
+    rows: list[Check] = []
+    for dim, specs in shapes_to_pad([variant.plan for variant in engine.variants], engine.signature):
+        feeds = engine.example_inputs(0, specs)
+        try:
+            got = engine.context(wait=True).run(feeds)
+        except InputError:
+            continue  # refused: nothing is padded along this dim
+        try:
+            want = reference.run(feeds)
+        except Exception:  # so few rows are none of the original's inputs: there is nothing to compare with
+            continue
+        shapes = ", ".join(f"{name}[{'x'.join(map(str, spec.shape))}]" for name, spec in specs.items())
+        rows += compare(f"padded along {dim}", got, want, reference.tolerance(feeds, want), shapes)
+    require(rows, where="padding: rows that are cut off again reach others")
+    return rows
 
 
 def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:

@@ -13,7 +13,8 @@ import pytest
 
 import ridgeline
 from cross_models import MODELS, convnet, mlp
-from ridgeline.builder import choose_shapes, fuse, open_workshop
+from ridgeline.builder import fuse, open_workshops
+from ridgeline.choosing import choose_every_shapes
 from ridgeline.compose_cross import select_elsewhere
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
@@ -155,9 +156,9 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     loaded = load(ridgeline.onnx_backend.onnx.parser.parse_model(text))
     target = Target("cuda", "sm_90", 1)
     canonicalise(loaded.model, target=target)
-    shapes = choose_shapes(loaded, None, options)
+    (shapes,) = choose_every_shapes(loaded, None, options)
     fuse(loaded.model, shapes, target)
-    shop = open_workshop(loaded.model, shapes, options, target)
+    (shop,) = open_workshops(loaded.model, [shapes], options, target)
     shop = replace(shop, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
     selection = select_elsewhere(shop, shapes.opt, {})
     (step,) = selection.steps

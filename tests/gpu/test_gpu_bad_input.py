@@ -41,7 +41,7 @@ for _ in range(2):
         print("said:", error.what, "|", error.got, "|", error.help)
 try:
     engine.context().run({"ids": np.array([0, 1, 2, 3])})
-except ridgeline.RidgelineError as error:
+except ridgeline.errors.RidgelineError as error:
     print("then:", type(error).__name__, error.what)
 print("still here")
 """
@@ -127,7 +127,7 @@ def test_a_cuda_error_poisons_the_context_and_nothing_else(tmp_path: Path) -> No
     assert "device-side assert" in said[0] or "illegal memory access" in said[0]
     assert "cannot run again" in said[1]
     assert "start a new process" in said[1]
-    assert "then: DeviceError" in done.stdout
+    assert "then: DeviceError" in done.stdout, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("still here")
     assert done.returncode == 0, done.stderr
 

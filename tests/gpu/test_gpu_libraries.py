@@ -12,9 +12,11 @@ from library_cases import make_site, node, run_body
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.spec import Op, Site
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cublas import Cublas
+from ridgeline.tactics.cublas_lt import CublasLt
 from ridgeline.tactics.cudnn_conv import CudnnConv
 
 BIAS = [node("MatMul", "x w", "p"), node("Add", "p b", "q")]
@@ -34,6 +36,8 @@ PRODUCTS: dict[str, tuple[dict[str, tuple[int, ...]], Sequence[Op]]] = {
     "bias and tanh gelu": (only(LINEAR, "x w b"), [*BIAS, node("Gelu", "q", "y", approximate="tanh")]),
     "bias and gelu": (only(LINEAR, "x w b"), [*BIAS, node("Gelu", "q", "y")]),
     "residual": (only(LINEAR, "x w r"), [BIAS[0], node("Add", "p r", "y")]),
+    "bias and residual": (LINEAR, [*BIAS, node("Add", "q r", "y")]),
+    "bias, residual, relu": (LINEAR, [*BIAS, node("Add", "q r", "s"), node("Relu", "s", "y")]),
     "bias, gelu, residual": (LINEAR, [*BIAS, node("Gelu", "q", "g"), node("Add", "g r", "y")]),
     "gemm with factors": (
         {"x": (5, 40), "w": (24, 40), "b": (24,)},
@@ -65,9 +69,10 @@ CONVS: dict[str, tuple[dict[str, tuple[int, ...]], Sequence[Op]]] = {
 
 @pytest.mark.parametrize("dtype", on_gpu.FLOATS, ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_cublas(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("tactic", [Cublas(), CublasLt()], ids=lambda tactic: tactic.name)
+def test_cublas(tactic: Tactic, name: str, dtype: torch.dtype) -> None:
     shapes, ops = PRODUCTS[name]
-    check(Cublas(), *make_site(shapes, ops, weights=weights_of(shapes)), dtype)
+    check(tactic, *make_site(shapes, ops, weights=weights_of(shapes)), dtype)
 
 
 @pytest.mark.parametrize("dtype", on_gpu.FLOATS, ids=str)
@@ -83,7 +88,8 @@ def test_a_1x1_convolution_is_a_product(dtype: torch.dtype) -> None:
     shapes = {"x": (2, 16, 7, 5), "w": (24, 16, 1, 1), "b": (24,)}
     ops = [node("Conv", "x w b", "c"), node("Relu", "c", "y")]
     site, tensors = make_site(shapes, ops, weights="w b", channels_last="x c y")
-    check(Cublas(), site, tensors, dtype)
+    for tactic in (Cublas(), CublasLt()):
+        check(tactic, site, tensors, dtype)
 
 
 def weights_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -104,7 +110,11 @@ def check(tactic: Tactic, site: Site, tensors: Mapping[str, Tensor], dtype: torc
         try:
             launch = tactic.bind(site, config, {n: given[n].cuda() for n in site.weights})
             (got,) = on_gpu.run_launch(launch, site, given)
-        except (UnsupportedError, RuntimeError) as error:  # no plan for these sizes: the build refuses it too
+        except (
+            UnsupportedError,
+            Refusal,
+            RuntimeError,
+        ) as error:  # no plan for these sizes: the build refuses it too
             refusals.append(f"{dict(config)}: {error}")
             continue
         on_gpu.near(got, plain, exact)

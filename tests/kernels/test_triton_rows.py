@@ -67,7 +67,7 @@ def test_every_reduction(shape: tuple[int, ...], axes: list[int], keepdims: int)
 
 def test_offered_cuts_are_right() -> None:
     """Whatever the tactic would time, over sizes that lead to different cuts."""
-    for shape in ((300, 40), (3, 1030), (2, 33000)):
+    for shape in ((300, 40), (3, 1030), (2, 17000)):
         inputs = {"x": random(*shape), "g": random(shape[-1], seed=1)}
         ops = [Op("RMSNormalization", ("x", "g"), ("y",), {"axis": -1})]
         check(TACTIC, make_site(ops, inputs, ["y"], weights=["g"]), inputs)
@@ -196,10 +196,9 @@ def test_machine_code_of_whole_rows(name: str, cols: int) -> None:
 def test_machine_code_of_loops_and_split_rows() -> None:
     inputs = {"x": random(4, 70000, dtype=torch.float16)}
     site = make_site([Op("Softmax", ("x",), ("y",))], inputs, ["y"])
-    splits = set()
-    for config in TACTIC.configs(site):
-        splits.add(config["splits"])
+    configs = [config for config in TACTIC.configs(site) if not config["held"]]
+    for config in configs:
         for compiled, code in machine_code(TACTIC.stages(site, config)):
             assert compiled.spills == 0
             assert "LDG.E.128" in code
-    assert len(splits) == 2
+    assert len({config["splits"] for config in configs}) == 2

@@ -5,9 +5,12 @@ The interpreter must be on before generated text is first loaded; compiling happ
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,13 +23,14 @@ from torch import Tensor
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, interpret
-from ridgeline.kernels.triton.stage import SCRATCH, Stages
+from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.worker import tool
 from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_codegen import TritonTactic
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+TOGETHER_S = 120.0
 GPU = Target("cuda", "sm_90")
 AMPERE = Target("cuda", "sm_80")
 
@@ -72,17 +76,54 @@ def run_stages(site: Site, stages: Stages, inputs: Mapping[str, Tensor]) -> list
     constants = [torch.from_numpy(array) for array in stages.pointers.extras]
     tensors = dict(zip(stages.pointers.names, [*reads, *constants, *outputs], strict=True))
     tensors[SCRATCH] = torch.full((stages.scratch_items,), torch.nan)
+    tensors[WORDS] = torch.zeros(stages.word_items, dtype=torch.int32)
     for stage in stages.launches:
         args = [*(tensors[name] for name in stage.pointers), *stage.numbers]
         # lanes outside of a mask divide by zero, as they do on a GPU
         with np.errstate(all="ignore"):
-            interpret(without_pdl(stage.kernel), (stage.programs,), args)
+            if stages.together == 1:
+                interpret(without_pdl(stage.kernel), (stage.programs,), args)
+            else:
+                interpret_together(without_pdl(stage.kernel), stage.programs, stages.together, args)
     return outputs
 
 
+def interpret_together(kernel: Kernel, programs: int, together: int, args: Sequence[Any]) -> None:
+    """Programs that wait for one another, in as many processes at once, over memory that all of them share.
+
+    Each process runs as many of them; which ones is up to the kernel.
+    """
+    for tensor in args:
+        if isinstance(tensor, Tensor):
+            tensor.share_memory_()
+    context = multiprocessing.get_context("fork")
+    share = programs // together
+    assert share * together == programs
+    workers = [context.Process(target=_interpret_share, args=(kernel, share, args)) for _ in range(together)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking where threads are about; these are idle
+        for worker in workers:
+            worker.start()
+    for worker in workers:
+        worker.join(TOGETHER_S)
+    late = [worker for worker in workers if worker.is_alive()]
+    for worker in late:
+        worker.kill()
+    assert not late, f"{len(late)} of {together} programs wait for ever"
+    assert not any(worker.exitcode for worker in workers), "a program failed"
+
+
+def _interpret_share(kernel: Kernel, programs: int, args: Sequence[Any]) -> None:
+    # what was written is in shared memory already; copied back once more it could undo another's writes
+    executor = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    executor._restore_args_dev = lambda *_: None
+    with np.errstate(all="ignore"):
+        interpret(kernel, (programs,), args)
+
+
 def without_pdl(kernel: Kernel) -> Kernel:
-    """The interpreter knows nothing of dependent launch."""
-    constants = tuple((name, False if name == "PDL" else value) for name, value in kernel.constants)
+    """The interpreter knows nothing of dependent launch, nor of PTX."""
+    constants = tuple((n, False if n in ("PDL", "PACKED") else value) for n, value in kernel.constants)
     return replace(kernel, constants=constants)
 
 

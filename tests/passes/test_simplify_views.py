@@ -130,3 +130,19 @@ def test_a_part_of_a_split_is_cut_from_its_source() -> None:
         z = Neg(rest)
     }}"""
     assert ops(simplified(body)) == ["Split", "Slice", "Reshape", "Transpose", "Relu", "Neg"]
+
+
+def test_a_node_that_stays_for_another_output_keeps_names_for_all() -> None:
+    """A name was taken from an output whose node is still read: such a model could not be written."""
+    body = """g (float[2,3,8] x) => (float[2,3,8] y, float[2,3,0] w) {
+        sizes = Constant<value = int64[2] {8, 0}>()
+        n = Neg(x)
+        a, z = Split<axis = -1>(n, sizes)
+        y = Relu(a)
+        w = Relu(z)
+    }"""
+    model = parse(body)
+    simplify_views(model)
+    assert all(out.name for node in model.graph for out in node.outputs)
+    assert len({out.name for node in model.graph for out in node.outputs}) == 6
+    ir.to_proto(model)

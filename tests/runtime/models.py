@@ -32,7 +32,9 @@ def expected(model: onnx.ModelProto | Path, feeds: dict[str, Any]) -> dict[str, 
 
 def quick(model: Any, **options: Any) -> ridgeline.Engine:
     """An engine of our own kernels, without timing or verification: the test compares."""
-    return ridgeline.build(model, **{"level": 0, "verify": "off", "without": ("ort",), **options})
+    return ridgeline.build(
+        model, **{"level": 0, "verify": "off", "without": ("ort",), "new_shapes": "wait", **options}
+    )
 
 
 def rand(*shape: int, seed: int = 0) -> np.ndarray:

@@ -21,7 +21,10 @@ if os.path.isdir("/proc/self/task"):
     assert "libcuda" not in open("/proc/self/maps").read(), "a CUDA library is mapped"
 """
 
-COMMANDS = ("build", "run", "bench", "show", "explain", "kernels", "settle", "demo")
+COMMANDS = (
+    "build", "run", "bench", "show", "explain", "kernels", "settle", "shapes", "extract", "lint",
+    "reduce", "demo",
+)  # fmt: skip
 HELP = """
 import sys
 from ridgeline.cli.main import main

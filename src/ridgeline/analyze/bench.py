@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.runtime.loose import element_name, flattened
 from ridgeline.spec import EPSILON
 from ridgeline.timing import Timing, interleave
 
@@ -136,7 +137,10 @@ def bench(
         model=plan.model,
         target=str(plan.target),
         threads=plan.target.threads,
-        shapes={name: f"{array.dtype}[{','.join(map(str, array.shape))}]" for name, array in feeds.items()},
+        shapes={
+            name: f"{element_name(array)}[{','.join(map(str, array.shape))}]"
+            for name, array in flattened(feeds).items()
+        },
         warmup_queries=warmup_queries,
         warmup_ms=warmup_ms,
         walltime_s=walltime_s,

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from ridgeline.analyze.show import short_ops, total_us
+from ridgeline.analyze.show import profile_text, short_ops, total_us
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Candidate, Plan, Refusal, RegionNote, Step
+from ridgeline.plan.report import Island, Report
 from ridgeline.spec import Config
 
 _QUOTED = re.compile(r"'[^']*'")
@@ -149,6 +150,31 @@ class Explanation:
     unfused: tuple[UnfusedRow, ...]
     unwilling: tuple[UnwillingRow, ...]
     host_values: tuple[str, ...]
+    islands: tuple[Island, ...] = ()
+    profile: str = ""  # of the plan that is told, where there are several
+
+
+def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int = 1) -> Explanation:
+    """As `explain_plan`, for one of the plan's profiles, with the cost of what could not be planned."""
+    plans = [plan, *plan.others]
+    if not 1 <= profile <= len(plans):
+        raise OptionError(f"there is no profile {profile}", want=f"1 to {len(plans)}")
+    story = explain_plan(plans[profile - 1], node)
+    islands = [i for i in report.islands if not node or node in (i.step, *i.ops)]
+    shapes = profile_text(plans[profile - 1])
+    names = {island.step for island in report.islands}
+    return replace(
+        story,
+        steps=tuple(_without_guess(step) if names & {*step.regions} else step for step in story.steps),
+        islands=tuple(islands) if profile == 1 else (),
+        profile=f"{profile} of {len(plans)}: {shapes}" if len(plans) > 1 else "",
+    )
+
+
+def _without_guess(step: StepStory) -> StepStory:
+    """What data decides about cannot be predicted: only its order among candidates was."""
+    contest = step.contest
+    return replace(step, contest=replace(contest, median_us=None)) if contest.is_predicted else step
 
 
 def explain_plan(plan: Plan, node: str = "") -> Explanation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from ridgeline.options import DimRange
@@ -100,11 +100,14 @@ class Summary:
     versions: dict[str, str]
     slow_ops: tuple[str, ...]
     warnings: tuple[str, ...]
+    profiles: tuple[str, ...] = ()  # what each takes; steps and times here are the first one's
+    pads: bool = False
 
 
 def summarise(plan: Plan, report: Report) -> Summary:
     """The rows `ridge build` and `ridge show` print."""
     total = total_us(plan.steps)
+    islands = {island.step for island in report.islands}
     return Summary(
         model=plan.model,
         target=str(plan.target),
@@ -113,7 +116,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         inputs=tuple(_input_row(plan, port) for port in plan.inputs),
         outputs=tuple(PortRow(port.name, port.dtype, _shape(port)) for port in plan.outputs),
         nodes=len({source for step in plan.steps for source in step.sources}),
-        steps=tuple(_step_row(index, step, total) for index, step in enumerate(plan.steps, start=1)),
+        steps=tuple(_step_row(index, step, total, islands) for index, step in enumerate(plan.steps, start=1)),
         steps_us=total,
         tactics=_tactic_rows(plan.steps),
         memory=_memory_rows(plan, report),
@@ -126,7 +129,16 @@ def summarise(plan: Plan, report: Report) -> Summary:
         versions=dict(report.versions),
         slow_ops=plan.slow_ops,
         warnings=report.warnings,
+        profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
+        pads=plan.pads,
     )
+
+
+def profile_text(plan: Plan) -> str:
+    """The sizes and values that a plan takes, as the command line has them."""
+    sizes = [f"{name}={'x'.join(map(str, dims))}" for name, dims in plan.profile.items() if dims]
+    values = [f"{name}=[{', '.join(map(str, v))}]" for name, v in plan.value_profile.items()]
+    return " ".join((*sizes, *values))
 
 
 def short_ops(op_types: Sequence[str]) -> str:
@@ -172,7 +184,7 @@ def _ranges(dims: Sequence[DimRange]) -> str:
     return "×".join(map(str, dims)) if any(dim.min != dim.max for dim in dims) else ""
 
 
-def _step_row(index: int, step: Step, total: float | None) -> StepRow:
+def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) -> StepRow:
     return StepRow(
         index=index,
         name=step.name,
@@ -184,7 +196,8 @@ def _step_row(index: int, step: Step, total: float | None) -> StepRow:
         flops=step.work.flops,
         bytes=step.work.bytes,
         notes=step.notes,
-        predicted_us=step.predicted_us,
+        # what data decides about cannot be predicted
+        predicted_us=None if islands & {*step.regions} else step.predicted_us,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.runtime.loose import element_name, flattened
+
 
 @dataclass(frozen=True)
 class TensorRow:
@@ -39,12 +41,14 @@ def describe(
 ) -> tuple[TensorRow, ...]:
     """One row per tensor, in the order given."""
     return tuple(
-        _row(name, np.asarray(array), (files or {}).get(name, "")) for name, array in tensors.items()
+        _row(name, np.asarray(array), (files or {}).get(name, ""))
+        for name, array in flattened(tensors).items()
     )
 
 
 def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> tuple[Difference, ...]:
     """By output. A missing output, another shape, or a NaN on one side only, is infinitely far away."""
+    got, want = flattened(got), flattened(want)
     rows = []
     for name, expected in want.items():
         b = np.asarray(expected)
@@ -58,7 +62,7 @@ def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -
 
 
 def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
-    dtype, shape = str(array.dtype), tuple(array.shape)
+    dtype, shape = element_name(array), tuple(array.shape)
     if not _is_numeric(array):
         return TensorRow(name, dtype, shape, None, None, None, 0, 0, file)
     wide = _wide(array)

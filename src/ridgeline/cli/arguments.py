@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ import typer
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.options import VERIFY_MODES
 
+# between inputs; values of shape tensors, [1, 2], keep theirs
+_SPACES = re.compile(r"\s+(?![^\[]*\])")
 # beside an engine file these are errors: it is built already
 BUILDING = "Building"
 
@@ -43,6 +46,15 @@ Shapes = Annotated[
         "--shapes",
         metavar="NAME=SHAPE",
         help="sizes an input may take: 1..8x3x224x224, or 1..4..8x… to name the one to tune for",
+        rich_help_panel=BUILDING,
+    ),
+]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        metavar="'NAME=SHAPE …'",
+        help="one set of sizes to plan for, all inputs in one word; give it several times",
         rich_help_panel=BUILDING,
     ),
 ]
@@ -107,6 +119,21 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, str] | None:
     return pairs or None
 
 
+def parse_profiles(
+    shapes: Sequence[str] | None, profiles: Sequence[str] | None
+) -> dict[str, str] | list[dict[str, str]] | None:
+    """The one profile of ``--shapes``, or one for every ``--profile 'x=1x8 y=1x4'``."""
+    if not profiles:
+        return parse_shapes(shapes)
+    if shapes:
+        raise OptionError(
+            "--shapes and --profile are given together",
+            help="--shapes is the only profile there is; write it as one more --profile",
+        )
+    example = "--profile 'x=1..8x128 mask=1..8x128'"
+    return [_pairs(_SPACES.split(text.strip()), option="--profile", example=example) for text in profiles]
+
+
 def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:
     """``["ort,cpp", "onednn"]`` as three names."""
     return tuple(name for text in given or () for name in text.split(",") if name) or None
@@ -120,11 +147,12 @@ def build_options(
     cache: Path | None,
     verify: str | None,
     without: Sequence[str] | None,
+    profile: Sequence[str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Keywords of `ridgeline.build`, without those the user left alone."""
     options = {
-        "profiles": parse_shapes(shapes),
+        "profiles": parse_profiles(shapes, profile),
         "threads": threads,
         "level": level,
         "timing_cache": cache,

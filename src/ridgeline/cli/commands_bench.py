@@ -24,6 +24,7 @@ from ridgeline.cli.arguments import (
     parse_names,
     read_inputs,
 )
+from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.render import emit, talk
 
 FAILED_GATE = 3
@@ -66,7 +67,7 @@ def bench(
     """
     from ridgeline.analyze.bench import bench as measure
     from ridgeline.cli.draw_bench import draw_bench
-    from ridgeline.cli.engines import complete_feeds, is_engine_file, load_or_build, require_file, tell_notes
+    from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
     from ridgeline.cli.progress import StageProgress
 
     rivals = parse_names(peers, option="--peers", known=PEERS)

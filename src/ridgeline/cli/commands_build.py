@@ -18,6 +18,7 @@ from ridgeline.cli.arguments import (
     Level,
     Lock,
     Model,
+    Profiles,
     Seed,
     Shapes,
     Threads,
@@ -27,7 +28,7 @@ from ridgeline.cli.arguments import (
     build_options,
     read_inputs,
 )
-from ridgeline.cli.files import make_folder, require_writable, write_atomically
+from ridgeline.cli.files import is_engine_file, make_folder, require_file, require_writable, write_atomically
 from ridgeline.cli.grid import put_lines
 from ridgeline.cli.render import emit, out, size, talk
 from ridgeline.errors import ModelError
@@ -46,6 +47,10 @@ def build(
         typer.Option(help="cpu (default), cuda (the GPU here), or a GPU elsewhere, such as cuda:sm_90"),
     ] = None,
     shapes: Shapes = None,
+    profile: Profiles = None,
+    pad: Annotated[
+        bool, typer.Option("--pad", help="pad inputs to the next profile, where that cannot change results")
+    ] = False,
     lock: Lock = None,
     cache: Cache = None,
     level: Level = None,
@@ -66,13 +71,15 @@ def build(
 
       ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.toml
 
+      ridge build model.onnx --profile x=1x3x224x224 --profile x=8x3x224x224 --pad
+
       ridge build model.onnx --lock ridge.lock     (the same choices every time)
 
       ridge build model.onnx --target cuda:sm_90   (for another machine; no GPU is needed here)
     """
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_built
-    from ridgeline.cli.engines import build_engine, is_engine_file, require_file
+    from ridgeline.cli.engines import build_engine
 
     require_file(model)
     if is_engine_file(model):
@@ -90,6 +97,8 @@ def build(
         lock=lock,
         data=data,
         deterministic=deterministic or None,
+        profile=profile,
+        pad=pad or None,
     )
     engine = build_engine(model, options)
     engine.save(path)
@@ -125,6 +134,7 @@ def run(
     from ridgeline.analyze.tensors import describe
     from ridgeline.cli.draw_bench import draw_outputs
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
+    from ridgeline.runtime.loose import flattened
 
     given = read_inputs(input)
     folder = make_folder(output) if output else None
@@ -136,7 +146,7 @@ def run(
     tell_notes(built)
     files: dict[str, str] = {}
     if folder:
-        for name, array in outputs.items():
+        for name, array in flattened(outputs).items():
             path = folder / f"{_file_stem(name, taken=set(files.values()))}.npy"
             write_atomically(path, partial(_save_array, array=np.asarray(array)))
             files[name] = str(path)
@@ -145,7 +155,8 @@ def run(
 
 
 def _save_array(file: BinaryIO, *, array: np.ndarray) -> None:
-    np.save(file, array, allow_pickle=False)
+    # strings as numpy writes them without pickling: all as wide as the widest
+    np.save(file, array.astype(str) if array.dtype == object else array, allow_pickle=False)
 
 
 def _file_stem(name: str, *, taken: set[str]) -> str:

@@ -11,7 +11,7 @@ import typer
 from ridgeline.cli.arguments import AsJson, Threads
 from ridgeline.cli.commands_bench import FAILED_GATE
 from ridgeline.cli.demo_models import demo_files
-from ridgeline.cli.files import make_folder, write_atomically
+from ridgeline.cli.files import make_folder, require_file, write_atomically
 from ridgeline.cli.grid import put_lines
 from ridgeline.cli.render import emit, out, talk, to_json
 
@@ -43,7 +43,7 @@ def demo(
     from ridgeline.analyze.peers import ort_peer
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_bench import draw_headlines
-    from ridgeline.cli.engines import build_engine, complete_feeds, require_file
+    from ridgeline.cli.engines import build_engine, complete_feeds
     from ridgeline.cli.progress import StageProgress
 
     if wheel is not None:

@@ -44,6 +44,7 @@ def explain(
     all: Annotated[
         bool, typer.Option("--all", help="every step on its own page, with all candidates")
     ] = False,
+    profile: Annotated[int, typer.Option(min=1, help="which of several profiles to tell of")] = 1,
     shapes: Shapes = None,
     threads: Threads = None,
     level: Level = None,
@@ -60,12 +61,13 @@ def explain(
 
       ridge explain model.ridge /layer.0/attention/MatMul
     """
-    from ridgeline.analyze.explain import explain_plan
+    from ridgeline.analyze.explain import explain_engine
     from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
     from ridgeline.cli.engines import load_or_build
 
     options = build_options(
         shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
     )
-    plan = load_or_build(engine, options).plan
-    emit(explain_plan(plan, node=node), draw_every_page if all else draw_explanation, as_json=json)
+    built = load_or_build(engine, options)
+    story = explain_engine(built.plan, built.report, node, profile=profile)
+    emit(story, draw_every_page if all else draw_explanation, as_json=json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ridgeline.analyze.explain import Contest, Explanation, Loser, RegionStory, StepStory
+from ridgeline.analyze.explain import Contest, Explanation, Loser, RegionStory, StepStory, UnwillingRow
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import behind, duration, plural, size
 
@@ -18,10 +18,11 @@ def draw_explanation(story: Explanation, console: Console) -> None:
     if story.node:
         _pages(story, console)
         return
-    put_lines([("why", story.why)], console)
+    put_lines([("why", story.why), *([("profile", story.profile)] if story.profile else [])], console)
     console.print()
     _alternatives(story, console)
     _steps(story, console)
+    _islands(story, console)
     _regions(story, console)
     _unfused(story, console)
     _unwilling(story, console)
@@ -67,6 +68,19 @@ def _steps(story: Explanation, console: Console) -> None:
     put(grid, console, title="Steps: who runs what")
 
 
+def _islands(story: Explanation, console: Console) -> None:
+    """What runs between planned segments, since data decides about it, and what that costs."""
+    if not story.islands:
+        return
+    numbers = ("time", "of all steps")
+    grid = table("step", "ops", *numbers, "why", numeric=numbers, keep=("why",))
+    for island in story.islands:
+        share = f"{island.share:.0%}" if island.share is not None else ""
+        why = f"{island.why}; {island.body}" if island.body else island.why
+        grid.add_row(island.step, " ".join(island.ops[:4]), duration(island.median_us), share, why)
+    put(grid, console, title="Islands: what data decides about")
+
+
 def _regions(story: Explanation, console: Console) -> None:
     """Left out where every step is one region: the table of steps has said it all."""
     if all(len(step.regions) == 1 for step in story.steps):
@@ -103,9 +117,14 @@ def _unwilling(story: Explanation, console: Console) -> None:
     if not story.unwilling:
         return
     grid = table("tactic", "regions", "reason", numeric=("regions",), keep=("reason",))
+    alike: dict[tuple[str, ...], list[UnwillingRow]] = {}
     for row in story.unwilling:
+        alike.setdefault((str(row.regions), row.reasons[0], str(len(row.reasons))), []).append(row)
+    for row, *others in alike.values():
+        names = ", ".join((row.tactic, *(other.tactic for other in others[:1])))
+        names += f" and {len(others) - 1} more" if len(others) > 1 else ""
         more = f" (and {plural(len(row.reasons) - 1, 'other reason')})" if len(row.reasons) > 1 else ""
-        grid.add_row(row.tactic, str(row.regions), row.reasons[0] + more)
+        grid.add_row(names, str(row.regions), row.reasons[0] + more)
     put(grid, console, title="Tactics that refused")
 
 

@@ -18,6 +18,7 @@ def draw_built(summary: Summary, console: Console) -> None:
     _headline(summary, console)
     put_lines(
         (
+            ("profiles", _profiles_text(summary)),
             ("steps", _steps_text(summary)),
             ("tactics", _tactics_text(summary)),
             ("memory", _memory_text(summary)),
@@ -34,6 +35,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     """Everything `ridge show` knows."""
     _headline(summary, console)
     _ports(summary, console)
+    _paragraph("Profiles", _profiles_text(summary), console)
     _steps(summary, console)
     _memory(summary, console)
     _paragraph("Verification", verdict_text(summary.verdict), console)
@@ -103,6 +105,15 @@ def _memory(summary: Summary, console: Console) -> None:
     put(grid, console, title="Memory")
 
 
+def _profiles_text(summary: Summary) -> str:
+    """Of an engine with one profile and no padding nothing is said: the table of inputs has its ranges."""
+    if len(summary.profiles) < 2 and not summary.pads:
+        return ""
+    each = "; ".join(text or "any shapes" for text in summary.profiles)
+    padding = "; inputs that fit none are padded to the next larger" if summary.pads else ""
+    return f"{len(summary.profiles)}: {each}{padding}"
+
+
 def _steps_text(summary: Summary) -> str:
     timed = f", {duration(summary.steps_us)} at the planned shapes" if summary.steps_us is not None else ""
     return f"{len(summary.steps)} for {plural(summary.nodes, 'node')}{timed}"
@@ -137,7 +148,8 @@ def _stages_text(summary: Summary) -> str:
         for count, word in ((summary.sites_timed, "timed"), (summary.sites_cached, "from the cache"))
         if count
     ]
-    return f"{sum(stages.values()):.1f} s ({each})" + (f"; {', '.join(sites)}" if sites else "")
+    parts = f" ({each})" if each else ""
+    return f"{sum(stages.values()):.1f} s{parts}" + (f"; {', '.join(sites)}" if sites else "")
 
 
 def _warnings(summary: Summary, console: Console) -> None:

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ridgeline.builder import build, load_engine
+from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
-from ridgeline.errors import ModelError, OptionError, PlanError, did_you_mean
+from ridgeline.errors import OptionError, PlanError, did_you_mean
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.engine import Engine
 from ridgeline.spec import TensorSpec
-
-
-def require_file(path: Path) -> None:
-    """A missing file, with the names next to where it should be."""
-    if path.is_file():
-        return
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder", want="an ONNX file or a .ridge file")
-    folder = path.parent
-    beside = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-    near = get_close_matches(path.name, beside, n=1)
-    raise ModelError(
-        f"{path} does not exist", help=f"did you mean {str(folder / near[0])!r}?" if near else ""
-    )
-
-
-def is_engine_file(path: Path) -> bool:
-    """By content where it can be told: an engine file is a zip, and no ONNX file starts like one."""
-    return path.suffix == ".ridge" or zipfile.is_zipfile(path)
 
 
 def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:
@@ -107,12 +87,13 @@ def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, Ten
         if port.name in given and port.dims is not None:
             sizes.update(zip(port.dims, given[port.name].shape, strict=False))
     specs = {}
-    for port in plan.inputs:
+    for port in (port for port in plan.inputs if not port.is_loose):
         planned = plan.planned_shapes[port.name]
         dims = port.dims if port.dims is not None else planned.shape
         pairs = zip(dims, planned.shape, strict=True)
         shape = tuple(sizes.get(dim, size) if isinstance(dim, str) else size for dim, size in pairs)
-        specs[port.name] = TensorSpec(planned.dtype, shape)
+        # planned values of a shape tensor stay, at the length they were planned for
+        specs[port.name] = planned if shape == planned.shape else TensorSpec(planned.dtype, shape)
     return specs
 
 

@@ -1,14 +1,35 @@
-"""Files the commands write: complete or not there at all, and checked before the work that leads to them."""
+"""Files the commands read and write: looked at before the work; written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
-from ridgeline.errors import OptionError
+from ridgeline.errors import ModelError, OptionError
+
+
+def require_file(path: Path) -> None:
+    """A missing file, with the names next to where it should be."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder", want="an ONNX file or a .ridge file")
+    folder = path.parent
+    beside = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    raise ModelError(
+        f"{path} does not exist", help=f"did you mean {str(folder / near[0])!r}?" if near else ""
+    )
+
+
+def is_engine_file(path: Path) -> bool:
+    """By content where it can be told: an engine file is a zip, and no ONNX file starts like one."""
+    return path.suffix == ".ridge" or zipfile.is_zipfile(path)
 
 
 def require_writable(path: Path, *, option: str) -> None:

@@ -19,6 +19,8 @@ from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
+from ridgeline.cli.commands_shapes import shapes
+from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.render import talk
 from ridgeline.errors import RidgelineError, VerifyError
 
@@ -32,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build, run, bench, show, explain, kernels, settle, demo):
+for command in (build, run, bench, show, explain, shapes, kernels, settle, extract, lint, reduce, demo):
     app.command()(command)
 
 

@@ -16,14 +16,15 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import version_converter
-from onnx.inliner import inline_local_functions
 
-from ridgeline.errors import ModelError, UnsupportedError
+from ridgeline.errors import ModelError, UnsupportedError, last_lines
+from ridgeline.frontend.contrib import write_out_contrib
+from ridgeline.frontend.functions import all_nodes, define_functions, inline_functions, name_runtime_ops
 from ridgeline.frontend.known_ops import known_to_runtimes
+from ridgeline.frontend.opsets import to_canonical
+from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.wire import read_light
 
-CANONICAL_OPSET = 23
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
 
 
@@ -42,12 +43,15 @@ def load(source: Source) -> Loaded:
     name, proto, path = _read(source)
     check_external_data(proto, None if path is None else path.parent)
     _refuse_unknown_ops(proto)
-    _check(proto, name)
+    defined = define_functions(name_runtime_ops(proto))
+    _check(defined, name)
     try:
-        model = _convert(_to_ir(proto, path), name)
+        model = to_canonical(_to_ir(defined, path), name)
+        write_out_contrib(model)
+        keep_strings_in_graph(model)
         _check_weights(model)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
-        raise ModelError(f"{name!r} holds tensors that do not read", got=_last_lines(error)) from error
+        raise ModelError(f"{name!r} holds tensors that do not read", got=last_lines(error)) from error
     return Loaded(name=name, original=proto, path=path, model=model)
 
 
@@ -124,7 +128,7 @@ def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        problem = _external_problem(entries, folder)
+        problem = external_problem(entries, folder)
         if problem:
             problems.append(f"{tensor.name}: {problem}")
     if problems:
@@ -135,7 +139,7 @@ def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
         )
 
 
-def _external_problem(entries: dict[str, str], folder: Path | None) -> str | None:
+def external_problem(entries: dict[str, str], folder: Path | None) -> str | None:
     location = entries.get("location", "")
     if folder is None:
         return f"location {location!r}, but the model came without a folder"
@@ -165,8 +169,8 @@ def _check(proto: onnx.ModelProto, name: str) -> None:
     except (onnx.checker.ValidationError, RuntimeError, EncodeError) as error:
         raise ModelError(
             f"{name!r} is not a legal ONNX model",
-            got=_last_lines(error),
-            help="python -c 'import onnx; onnx.checker.check_model(\"model.onnx\")' says the same at length",
+            got=last_lines(error),
+            help="ridge lint MODEL lists all that is wrong with it, node by node",
         ) from error
 
 
@@ -202,7 +206,7 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
     versions = {entry.domain or "": entry.version for entry in proto.opset_import}
     local = {(f.domain, f.name) for f in proto.functions}
     unknown: dict[tuple[str, str], list[str]] = {}
-    for node in _all_nodes(proto):
+    for node in all_nodes(proto):
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (node.domain, node.op_type) in local:
             continue
@@ -222,19 +226,8 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
         )
 
 
-def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    pending: list[Any] = [proto.graph, *proto.functions]
-    while pending:
-        for node in pending.pop().node:
-            yield node
-            pending += [attr.g for attr in node.attribute if attr.HasField("g")]
-            pending += [graph for attr in node.attribute for graph in attr.graphs]
-
-
 def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
-    if proto.functions:
-        proto = inline_local_functions(proto)
-    model = ir.from_proto(proto)
+    model = ir.from_proto(inline_functions(proto))
     if path is not None:
         ir.external_data.set_base_dir(model.graph, path.parent)
     for value in model.graph.initializers.values():
@@ -265,48 +258,6 @@ def _read_own_weights(graph: ir.Graph, path: Path) -> None:
             value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
-def _convert(model: ir.Model, name: str) -> ir.Model:
-    """Bring the graph up to the canonical opset. Weights stay aside: only the structure is converted."""
-    version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
-    if version >= CANONICAL_OPSET:
-        return model
-    ports = [(v.name, v.shape, v.type) for v in (*model.graph.inputs, *model.graph.outputs)]
-    weights = _lift_weights(model.graph)
-    try:
-        converted = version_converter.convert_version(ir.to_proto(model), CANONICAL_OPSET)
-        onnx.checker.check_model(converted)
-    except (RuntimeError, onnx.checker.ValidationError) as error:
-        raise UnsupportedError(
-            f"{name!r} cannot be brought from opset {version} to {CANONICAL_OPSET}",
-            got=_last_lines(error),
-            help="export the model again at opset 18 or later",
-        ) from error
-    fresh = ir.from_proto(converted)
-    for value in [v for v in fresh.graph.inputs if v.name in weights]:
-        fresh.graph.inputs.remove(value)
-        value.const_value = weights[value.name]
-        fresh.graph.register_initializer(value)
-    # the converter forgets dim names on some models; the originals stay true
-    for value, (port, shape, kind) in zip((*fresh.graph.inputs, *fresh.graph.outputs), ports, strict=True):
-        value.name, value.shape, value.type = port, shape, kind
-    return fresh
-
-
-def _lift_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    """Turn large initializers into inputs: protobuf ends at 2 GiB, and copies of weights take time."""
-    lifted = {}
-    for name, value in list(graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes < 1024 and isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.tensor(tensor.numpy().copy(), name=name)  # the converter may read it
-        elif tensor is not None and tensor.nbytes >= 1024:
-            lifted[name] = tensor
-            del graph.initializers[name]
-            value.const_value = None
-            graph.inputs.append(value)
-    return lifted
-
-
 def _check_weights(model: ir.Model) -> None:
     """NaN in a weight makes NaN of everything after it; say so before spending a build on it."""
     bad = []
@@ -328,8 +279,3 @@ def _check_weights(model: ir.Model) -> None:
             rows=bad,
             help="the training run or the export went wrong before this file was written",
         )
-
-
-def _last_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:600] or type(error).__name__

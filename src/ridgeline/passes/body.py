@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ridgeline.frontend.types import is_loose, type_of, type_text
 from ridgeline.passes.rule import SOURCES, node_name
 from ridgeline.spec import Body, Op
 
@@ -52,6 +53,7 @@ class Program:
     outputs: tuple[str, ...]
     weights: frozenset[str]
     opset_imports: Mapping[str, int]
+    loose_inputs: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # strings, and what is no tensor
 
     def flat_ops(self, regions: Iterable[Region]) -> tuple[tuple[Op, ...], dict[str, np.ndarray]]:
         """The ops of some regions in main-graph names, with the constants their bodies hold."""
@@ -81,6 +83,7 @@ def read_program(model: ir.Model) -> Program:
         outputs=tuple(str(v.name) for v in graph.outputs),
         weights=frozenset(graph.initializers),
         opset_imports=dict(model.opset_imports),
+        loose_inputs={str(v.name): type_of(v) for v in graph.inputs if is_loose(type_text(type_of(v)))},
     )
 
 
@@ -104,7 +107,7 @@ def op_of(node: ir.Node) -> Op:
 def body_of_graph(graph: ir.Graph) -> Body:
     """A subgraph as a body; its free names are values of the graphs around it."""
     constants = {
-        str(name): value.const_value.numpy()
+        str(name): tensor_array(value.const_value)
         for name, value in graph.initializers.items()
         if value.const_value is not None
     }
@@ -126,7 +129,7 @@ def _attr_value(attr: ir.Attr) -> Any:
         case ir.AttributeType.GRAPH:
             return body_of_graph(attr.as_graph())
         case ir.AttributeType.TENSOR:
-            return attr.as_tensor().numpy()
+            return tensor_array(attr.as_tensor())
         case ir.AttributeType.INTS | ir.AttributeType.STRINGS:
             return tuple(attr.value)
         # ONNX writes floats in 32 bits: what a rule computed in 64 must not change when it is written
@@ -137,12 +140,28 @@ def _attr_value(attr: ir.Attr) -> Any:
     return attr.value
 
 
+def tensor_array(tensor: ir.TensorProtocol) -> np.ndarray:
+    """numpy's view of a tensor; strings, which ONNX keeps as bytes, as Python has them."""
+    array: np.ndarray = tensor.numpy()
+    if tensor.dtype != ir.DataType.STRING:
+        return array
+    texts = [text.decode() if isinstance(text, bytes) else str(text) for text in array.reshape(-1).tolist()]
+    return np.array(texts, object).reshape(array.shape)
+
+
+def array_tensor(array: np.ndarray, name: str | None = None) -> ir.TensorProtocol:
+    if array.dtype.kind not in "OUS":
+        return ir.tensor(array, name=name)
+    texts = [str(text).encode() for text in array.reshape(-1).tolist()]
+    return ir.StringTensor(texts, shape=ir.Shape(array.shape), name=name)
+
+
 def _function_body(function: ir.Function) -> Body:
     constants: dict[str, np.ndarray] = {}
     ops = []
     for node in function:
         if node.op_type == "Constant" and "value" in node.attributes:
-            constants[_name(node.outputs[0])] = node.attributes["value"].as_tensor().numpy()
+            constants[_name(node.outputs[0])] = tensor_array(node.attributes["value"].as_tensor())
         else:
             ops.append(op_of(node))
     return Body(
@@ -191,8 +210,10 @@ _PLAIN_ATTRS: dict[type, Callable[[str, Any], ir.Attr]] = {
 
 
 def _attr(name: str, value: Any) -> ir.Attr:
+    if isinstance(value, ir.TypeAndShape):
+        return ir.AttrTypeProto(name, value)
     if isinstance(value, np.ndarray):
-        return ir.AttrTensor(name, ir.tensor(value))
+        return ir.AttrTensor(name, array_tensor(value))
     if isinstance(value, tuple) and not value:
         return ir.AttrInt64s(name, [])  # an empty list has no type of its own; ONNX's are lists of axes
     # the common types by hand: `convert_attribute` tries protocols first, which takes most of settling
@@ -221,7 +242,7 @@ def model_proto(
         for name, kind in types.items():
             port = ports.add(name=name)
             port.type.CopyFrom(kind)
-    graph.initializer.extend(ir.serde.serialize_tensor(ir.tensor(a, name=n)) for n, a in constants.items())
+    graph.initializer.extend(ir.serde.serialize_tensor(array_tensor(a, n)) for n, a in constants.items())
     model = onnx.ModelProto(ir_version=ir_version_for(opset_imports), graph=graph)
     model.opset_import.extend(onnx.OperatorSetIdProto(domain=d, version=v) for d, v in opset_imports.items())
     return model

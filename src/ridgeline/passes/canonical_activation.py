@@ -1,6 +1,6 @@
 """Rules that recognise activations and softmax however an exporter spelled them, and write the standard op.
 
-SiLU and QuickGelu stay `x * Sigmoid(..)`: opset 23 has no op for them and regions fuse the pair.
+SiLU and QuickGelu stay or become `x * Sigmoid(..)`: opset 23 has no op for them and regions fuse the pair.
 """
 
 from __future__ import annotations
@@ -106,6 +106,21 @@ class HardSigmoid(Fusion):
         return op.HardSigmoid(m.x, alpha=1.0 / 6.0, beta=0.5)
 
 
+class SpelledSwish(Fusion):
+    """swish(x) = x · sigmoid(alpha · x): one spelling for the op of opset 24 and for what came before it"""
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return op.Swish(x)
+
+    def check(self, m: Match) -> None:
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        alpha = m.attr("Swish", "alpha")
+        inner = m.x if alpha == 1.0 else op.Mul(m.x, op.const(np.array(alpha, m.x.dtype.numpy())))
+        return op.Mul(m.x, op.Sigmoid(inner))
+
+
 class ClipFromMinMax(Fusion):
     """min(max(x, lo), hi) with constant lo <= hi"""
 
@@ -202,6 +217,7 @@ RULES: tuple[Fusion, ...] = (
     GeluTanh(),
     HardSwish(),
     HardSigmoid(),
+    SpelledSwish(),
     ClipFromMinMax(),
     SoftmaxFromExp(),
     FlatSoftmax(),

@@ -24,10 +24,10 @@ _KEEPS_FINITE = frozenset(
 
 
 class SoftmaxAttention(Fusion):
-    """softmax(q·kᵀ·scale + mask)·v"""
+    """softmax(q·kᵀ·scale + bias + mask)·v"""
 
     def pattern(
-        self, op: Any, q: Any, kt: Any, v: Any, mask: Any, allowed: Any, barred: Any, off: Any,
+        self, op: Any, q: Any, kt: Any, v: Any, mask: Any, bias: Any, allowed: Any, barred: Any, off: Any,
         q_mul: Any, q_div: Any, k_mul: Any, k_div: Any, s_mul: Any, s_div: Any, zero: Any,
     ) -> Any:  # fmt: skip
         left = op.either(op.Mul(q, q_mul), op.Div(q, q_div), q)
@@ -35,8 +35,10 @@ class SoftmaxAttention(Fusion):
         product = op.MatMul(left, right)
         scores = op.either(op.Mul(product, s_mul), op.Div(product, s_div), product)
         masked = op.either(
-            op.Add(scores, mask), op.Where(allowed, scores, off), op.Where(barred, off, scores), scores
-        )
+            # T5 adds its positions first, and those of one layer serve all of them
+            op.Add(op.Add(scores, bias), mask), op.Add(scores, mask),
+            op.Where(allowed, scores, off), op.Where(barred, off, scores), scores,
+        )  # fmt: skip
         weights = op.Softmax(masked)
         guarded = op.either(op.Where(op.IsNaN(weights), zero, weights), weights)
         return op.MatMul(guarded, v)
@@ -57,7 +59,7 @@ class SoftmaxAttention(Fusion):
         )
         m.require(m.attr("Softmax", "axis") in (-1, 3), "softmax is not over the keys")
         _require_heads(m)
-        for name in ("mask", "allowed", "barred"):
+        for name in ("mask", "bias", "allowed", "barred"):
             _require_mask(m, getattr(m, name))
         if m.off is not None:
             # a finite filler still counts in rows where every key is masked
@@ -70,12 +72,15 @@ class SoftmaxAttention(Fusion):
             is_safe = m.off is None and (
                 m.mask is None or is_finite(m.mask) or _allowed_keys(m.mask) is not None
             )
+            m.require(m.bias is None or is_finite(m.bias), "a bias may mask whole rows too", m.bias)
             m.require(is_safe, "rows masked everywhere give 0 here, NaN in Attention", m.mask or m.off)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         scale = math.prod(m.scalar(name) for name in _SCALES if getattr(m, name) is not None)
         scale /= math.prod(m.scalar(name) for name in _DIVISORS if getattr(m, name) is not None)
         mask = op.Not(m.barred) if m.barred is not None else m.allowed or m.mask
+        if m.bias is not None:
+            mask = op.Add(m.bias, m.mask)
         out = op.Attention(m.q, _keys(op, m.kt), m.v, mask, scale=float(scale))
         has_guard = any(node.op_type == "IsNaN" for node in m.nodes)
         if not has_guard or m.mask is None or is_finite(m.mask):

@@ -18,8 +18,11 @@ def _over_deviation(op: Any, value: Any, variance: Any, eps: Any) -> Any:
     """value / sqrt(variance + eps) in its spellings."""
     guarded = op.Add(variance, eps)
     deviation = op.either(op.Sqrt(guarded), op.Pow(guarded, 0.5))
-    inverse = op.either(op.Reciprocal(deviation), op.Div(1.0, deviation), op.Pow(guarded, -0.5))
-    return op.either(op.Div(value, deviation), op.Mul(value, inverse))
+    return op.either(op.Div(value, deviation), op.Mul(value, _inverse(op, guarded, deviation)))
+
+
+def _inverse(op: Any, guarded: Any, deviation: Any) -> Any:
+    return op.either(op.Reciprocal(deviation), op.Div(1.0, deviation), op.Pow(guarded, -0.5))
 
 
 def _square(op: Any, value: Any) -> Any:
@@ -88,6 +91,19 @@ class LayerNorm(Fusion):
         return op.LayerNormalization(m.x, _row(op, m, "w"), b, axis=-1, epsilon=m.scalar("eps"))
 
 
+class LayerNormByMoments(LayerNorm):
+    """x · s + (b - mean x · s), s = w / sqrt(mean (x - mean x)² + eps): Keras"""
+
+    def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, eps: Any, w: Any, b: Any) -> Any:
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        guarded = op.Add(op.ReduceMean(_square(op, op.Sub(x, mean)), axes2, keepdims=1), eps)
+        inverse = _inverse(op, guarded, op.either(op.Sqrt(guarded), op.Pow(guarded, 0.5)))
+        scale = op.either(op.Mul(inverse, w), inverse)
+        moved = op.either(op.Mul(op.Neg(mean), scale), op.Neg(op.Mul(mean, scale)))
+        shift = op.either(op.Sub(b, op.Mul(mean, scale)), op.Add(moved, b), moved)
+        return op.Add(op.Mul(x, scale), shift)
+
+
 class RMSNorm(Fusion):
     """x / sqrt(mean(x²) + eps) · w"""
 
@@ -151,4 +167,4 @@ class GroupNorm(Fusion):
         return op.GroupNormalization(m.x, w, b, num_groups=groups, epsilon=eps)
 
 
-RULES: tuple[Fusion, ...] = (LayerNorm(), RMSNorm(), GroupNorm())
+RULES: tuple[Fusion, ...] = (LayerNorm(), LayerNormByMoments(), RMSNorm(), GroupNorm())

@@ -45,7 +45,13 @@ def remove_duplicates(model: ir.Model) -> None:
     """Keep one of each group of equal nodes and of equal weights."""
     for graph in model.graphs():
         _merge_equal_initializers(graph)
-    CommonSubexpressionEliminationPass(size_limit=64)(model)
+    # the pass hashes attributes, and cannot hash types; who writes those repeats no work worth finding
+    if not any(
+        attr.type == ir.AttributeType.TYPE_PROTO
+        for node in model.graph.all_nodes()
+        for attr in node.attributes.values()
+    ):
+        CommonSubexpressionEliminationPass(size_limit=64)(model)
 
 
 def remove_unused(model: ir.Model) -> None:

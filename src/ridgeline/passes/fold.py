@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
+from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
+from ridgeline.passes.host_ops import WRONG_IN_REFERENCE
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, nbytes, replace_value
 
@@ -26,7 +27,7 @@ _NEVER = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
     # the reference evaluator takes seconds for them, and no exporter leaves them on constants
     "Conv", "ConvTranspose", "ConvInteger", "Resize", "LSTM", "GRU", "RNN", "Loop", "Scan", "If",
-})  # fmt: skip
+}) | WRONG_IN_REFERENCE  # fmt: skip
 
 _SHAPE_OPS = frozenset({
     "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Cast", "Reshape",
@@ -125,7 +126,7 @@ def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
     feeds = {f"i{i}": array for i, array in enumerate(inputs) if array is not None}
     # infinities and NaN are results like any other; numpy would warn of them
     with np.errstate(all="ignore"):
-        results: list[np.ndarray] = ReferenceEvaluator(proto).run(None, feeds)
+        results: list[np.ndarray] = Evaluator(proto).run(None, feeds)
     return results
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ridgeline.passes import (
     canonical_activation,
     canonical_attention,
+    canonical_einsum,
     canonical_half,
     canonical_heads,
     canonical_image,
@@ -18,9 +19,11 @@ from ridgeline.passes import (
     canonical_linear,
     canonical_mask,
     canonical_norm,
+    canonical_rotary,
     canonical_rows,
     fold_weights,
 )
+from ridgeline.passes.canonical_broadcast import spread_rows
 from ridgeline.passes.canonical_groups import group_heads
 from ridgeline.passes.clean import remove_duplicates, remove_noops, remove_unused
 from ridgeline.passes.divide_split import divide_splits
@@ -29,7 +32,7 @@ from ridgeline.passes.fold_spread import fold_spread
 from ridgeline.passes.merge_linear import merge_linear
 from ridgeline.passes.narrow import drop_unread_rows
 from ridgeline.passes.rule import Fusion, Refusal, apply_rules
-from ridgeline.passes.shapes import infer_shapes
+from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
 from ridgeline.spec import Target
 
@@ -80,6 +83,9 @@ def _refresh_shapes(model: ir.Model) -> None:
     if model.meta.get(INFERRED) != _outline(model):
         _forget_invented_sizes(model)
         infer_shapes(model)
+        if name_counts(model):
+            _forget_invented_sizes(model)
+            infer_shapes(model)
         model.meta[INFERRED] = _outline(model)
 
 
@@ -91,11 +97,13 @@ PASSES: tuple[Stage, ...] = (
     Stage("shapes", _edit(_refresh_shapes)),
     Stage("fold", _edit(fold_constants)),
     Stage("clean", _edit(remove_noops, remove_unused, remove_duplicates, remove_unused)),
+    Stage("einsum", _rules(canonical_einsum.RULES)),
     Stage("weights", partial(apply_rules, rules=fold_weights.RULES, order="inputs first")),
     Stage("norms", _rules((*canonical_norm.RULES, *canonical_half.RULES))),
     Stage("activations", _rules(canonical_activation.RULES)),
     Stage("linear", _rules((*canonical_linear.RULES, *canonical_heads.RULES, *canonical_index.RULES))),
     Stage("inner shapes", _edit(_refresh_shapes)),
+    Stage("rotary", _rules(canonical_rotary.RULES)),
     Stage("attention", _rules(canonical_attention.RULES)),
     Stage("rows", _rules(canonical_rows.RULES)),
     Stage("grouped heads", group_heads),
@@ -106,10 +114,11 @@ PASSES: tuple[Stage, ...] = (
 
 # on a GPU a launch costs as much as a small product: fewer and wider ones, no mask that a kernel can count
 CUDA_PASSES: tuple[Stage, ...] = (
+    Stage("spelled rotary", _rules(canonical_rotary.CUDA_RULES)),
     Stage("spread constants", _edit(fold_spread)),
     Stage("masks", _rules(canonical_mask.RULES)),
     Stage("images", _rules(canonical_image.RULES)),
-    Stage("unread rows", _edit(drop_unread_rows, infer_shapes)),
+    Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes)),
     Stage("merged products", merge_linear),
     Stage("divided splits", _edit(divide_splits)),
     Stage("last sweep", _edit(remove_unused, remove_duplicates, remove_unused)),
@@ -127,8 +136,9 @@ def canonicalise(model: ir.Model, *, target: Target = HOST) -> list[Refusal]:
             break
         before = after
     if target.kind == "cuda":
-        infer_shapes(model)
+        _refresh_shapes(model)
         refusals += [refusal for stage in CUDA_PASSES for refusal in stage.run(model)]
+    spread_rows(model)
     if model.meta.pop(INFERRED, None) != _outline(model):
         infer_shapes(model)
     return list(dict.fromkeys(refusals))

@@ -266,8 +266,9 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
             if output is old:
                 outputs[index] = new
     if not (new.is_graph_input() or new.is_initializer()):
+        # they change names: the node behind `old` may stay for another of its outputs
         name, old.name = old.name, None
-        new.name = name
+        new.name, old.name = name, new.name
 
 
 def merged_sources(nodes: Iterable[ir.Node]) -> str:

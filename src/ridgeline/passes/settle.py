@@ -6,19 +6,20 @@ Given concrete input specs, walks a program once on the host. What cannot be set
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from ridgeline.errors import InputError
-from ridgeline.passes.body import Program, Region, model_proto, node_proto
-from ridgeline.passes.host_ops import HOST_OPS
-from ridgeline.spec import ITEM_BITS, Body, Op, TensorSpec
+from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_text
+from ridgeline.passes.body import Program, Region, array_tensor, model_proto, node_proto
+from ridgeline.passes.host_ops import HOST_OPS, WRONG_IN_REFERENCE
+from ridgeline.spec import Body, Op, TensorSpec
 
 # more than any mask or index that shapes alone decide; computed once for each new set of shapes
 HOST_NUMEL = 1 << 26
@@ -27,19 +28,10 @@ RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "Random
 # made like their first input, which ONNX's inference of single nodes does not say
 LIKE_FIRST = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-DTYPE_NAMES = {int(t): t.name for t in ir.DataType}
-TENSOR_TYPES = {
-    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT64": "int64",
-    "INT32": "int32", "INT16": "int16", "INT8": "int8", "UINT64": "uint64", "UINT32": "uint32",
-    "UINT16": "uint16", "UINT8": "uint8", "BOOL": "bool", "STRING": "string", "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128", "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2",
-    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz", "FLOAT8E8M0": "float8_e8m0",
-    "FLOAT4E2M1": "float4_e2m1", "INT4": "int4", "UINT4": "uint4", "INT2": "int2", "UINT2": "uint2",
-}  # fmt: skip
-ONNX_TYPES = {
-    name: int(ir.DataType[key]) for key, name in TENSOR_TYPES.items() if key in ir.DataType.__members__
-}
+# what may be wrong with a node's inputs, what to do, and how ONNX's inference speaks of types
+SHAPES = ("shapes", "give shapes that the model takes, for example --shapes x=1x3x224x224")
+TYPES = ("element types", "ONNX does not have this op for these types: put a cast before it")
+OF_TYPES = ("inconsistent type", "unsupported type")
 
 
 @dataclass
@@ -49,6 +41,13 @@ class Settled:
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+
+    def loose_kind(self, name: str) -> str | None:
+        """What a value is that is no tensor, or one of strings; None for all others."""
+        if name in self.specs or name not in self.types:
+            return None
+        kind = type_text(self.types[name])
+        return kind if is_loose(kind) and kind != "undefined" else None
 
     def is_host(self, region: Region) -> bool:
         """Nothing is left to run: all that the region makes is known already."""
@@ -66,16 +65,23 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
     """Walk the program. `known` holds the small weights, whose values shape arithmetic may read."""
     state = Settled()
     for name, spec in (*weights.items(), *inputs.items()):
-        _note(state, name, spec)
+        _note(state, name, spec if spec.value is None else replace(spec, value=None))
+    state.types.update(program.loose_inputs)
     state.values.update(known)
+    state.values.update((n, settled_value(spec)) for n, spec in inputs.items() if spec.value is not None)
     for region in program.regions:
         ops, constants = program.flat_ops([region])
         for name, array in constants.items():
-            _note(state, name, TensorSpec(dtype_of(array), array.shape))
-            state.values[name] = array
+            _know(state, name, array)
         for op in ops:
             settle_op(op, state, program.opset_imports)
     return state
+
+
+def settled_value(spec: TensorSpec) -> np.ndarray:
+    """What a shape tensor holds."""
+    assert spec.value is not None, "only asked of specs that carry a value"
+    return np.array(spec.value, spec.dtype).reshape(spec.shape)
 
 
 def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
@@ -96,8 +102,7 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
     values = _evaluate(op, state, opset_imports)
     for name, array in zip(op.outputs, values, strict=False):
         if name:
-            state.values[name] = array
-            _note(state, name, TensorSpec(dtype_of(array), array.shape))
+            _know(state, name, array)
 
 
 def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
@@ -111,8 +116,7 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
     for branch in branches:
         inner = Settled(dict(state.specs), dict(state.values), dict(state.types))
         for name, array in branch.constants.items():
-            _note(inner, name, TensorSpec(dtype_of(array), array.shape))
-            inner.values[name] = array
+            _know(inner, name, array)
         try:
             for inner_op in branch.ops:
                 settle_op(inner_op, inner, opset_imports)
@@ -138,18 +142,19 @@ def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str
     types = {n: state.types[n] for n in reads if n in state.types}
     if len(types) < len(set(reads)):
         return {}
-    data = {n: ir.serde.serialize_tensor(ir.tensor(state.values[n])) for n in reads if n in state.values}
+    data = {n: ir.serde.serialize_tensor(array_tensor(state.values[n])) for n in reads if n in state.values}
     imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in opset_imports.items()]
     try:
         inferred = shape_inference.infer_node_outputs(
             schema, node_proto(op), types, data, opset_imports=imports
         )
     except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        what, advice = TYPES if any(words in str(error) for words in OF_TYPES) else SHAPES
         raise InputError(
-            f"the shapes do not fit at {op.name or op.outputs[0]} ({op.op_type})",
+            f"the {what} do not fit at {op.name or op.outputs[0]} ({op.op_type})",
             rows=[f"{n}: {state.specs[n]}" for n in reads if n in state.specs],
             got=_first_line(error),
-            help="give shapes that the model takes, for example --shapes x=1x3x224x224",
+            help=advice,
         ) from error
     return dict(inferred)
 
@@ -162,7 +167,7 @@ def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Seque
     if op.op_type == "Size" and op.inputs[0] in state.specs:
         return [np.array(state.specs[op.inputs[0]].numel, np.int64)]
     named = [n for n in op.inputs if n]
-    if op.op_type in RANDOM or any(n not in state.values for n in named):
+    if op.op_type in RANDOM | WRONG_IN_REFERENCE or any(n not in state.values for n in named):
         return []
     if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):
         return []
@@ -180,7 +185,7 @@ def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Seque
 
 
 @lru_cache(maxsize=4096)
-def _evaluator(node: bytes, opset_imports: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
+def _evaluator(node: bytes, opset_imports: tuple[tuple[str, int], ...]) -> Evaluator:
     proto = onnx.NodeProto.FromString(node)
     anything = onnx.TypeProto()
     model = model_proto(
@@ -191,7 +196,17 @@ def _evaluator(node: bytes, opset_imports: tuple[tuple[str, int], ...]) -> Refer
         opset_imports=dict(opset_imports),
     )
     model.graph.node.append(proto)
-    return ReferenceEvaluator(model)
+    return Evaluator(model)
+
+
+def _know(state: Settled, name: str, array: np.ndarray) -> None:
+    """Strings are never known beforehand: they lie in no planned memory, so a step must make them."""
+    spec = TensorSpec(dtype_of(array), array.shape)
+    if spec.dtype == "string":
+        state.types[name] = type_proto(spec)
+        return
+    state.values[name] = array
+    _note(state, name, spec)
 
 
 def _note(state: Settled, name: str, spec: TensorSpec) -> None:
@@ -213,8 +228,8 @@ def spec_of(kind: onnx.TypeProto) -> TensorSpec | None:
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
-    dtype = TENSOR_TYPES.get(DTYPE_NAMES.get(tensor.elem_type, ""), "")
-    if dtype not in ITEM_BITS or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+    dtype = ELEMENT_NAMES.get(tensor.elem_type, "string")
+    if is_loose(dtype) or not all(d.HasField("dim_value") for d in tensor.shape.dim):
         return None
     return TensorSpec(dtype, tuple(d.dim_value for d in tensor.shape.dim))
 

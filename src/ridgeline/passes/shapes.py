@@ -7,6 +7,9 @@ import logging
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from ridgeline.passes.fold_shape import elements
+from ridgeline.passes.match import constant
+
 logger = logging.getLogger(__name__)
 
 
@@ -16,3 +19,21 @@ def infer_shapes(model: ir.Model) -> None:
         common_passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     except Exception as error:  # inference is advice: without it fewer rules apply, none goes wrong
         logger.debug("shape inference gave up: %s", error)
+
+
+def name_counts(model: ir.Model) -> bool:
+    """Call the length of a Range from 0 to a named size by that name; whether one had no name before."""
+    is_any = False
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type != "Range" or node.domain not in ("", "ai.onnx"):
+                continue
+            start, step = constant(node.inputs[0]), constant(node.inputs[2])
+            limit = elements(node.inputs[1])
+            is_count = start is not None and step is not None and start.item() == 0 and step.item() == 1
+            if not is_count or limit is None or not isinstance(limit[0], str) or not limit[0].isidentifier():
+                continue
+            named = ir.Shape([limit[0]])
+            if node.outputs[0].shape != named:
+                node.outputs[0].shape, is_any = named, True
+    return is_any

@@ -46,4 +46,5 @@ def make_site(program: Program, region: Region, settled: Settled, target: Target
         array = settled.values.get(outer.get(name, ""))
         if array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
             values[name] = array
-    return Site(region.body, specs, weights, values, target, name=region.name)
+    loose = {name: kind for name, out in outer.items() if (kind := settled.loose_kind(out)) is not None}
+    return Site(region.body, specs, weights, values, target, name=region.name, loose=loose)

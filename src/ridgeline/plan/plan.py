@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from ridgeline.options import DimRange
+from ridgeline.options import DimRange, ValueRange
 from ridgeline.spec import Config, Port, Target, TensorSpec
 
 FORMAT = 1
@@ -127,6 +127,13 @@ class Plan:
     why: str = ""
     format: int = FORMAT
     slow_ops: tuple[str, ...] = field(default=())
+    value_profile: dict[str, tuple[ValueRange, ...]] = field(default_factory=dict)  # of shape tensors
+    others: tuple[Plan, ...] = ()  # the same graph planned for the further profiles
+    waits: bool = (
+        False  # new shapes are planned before they first run, so that the same input gives the same bits
+    )
+    pads: bool = False  # inputs that fit no profile are padded to the nearest larger one
+    bodies: dict[str, Plan] = field(default_factory=dict)  # of subgraphs, by `step.attribute`
 
     @property
     def is_predicted(self) -> bool:
@@ -158,10 +165,12 @@ def _plan(raw: dict[str, Any]) -> Plan:
             "inputs": tuple(_port(p) for p in raw["inputs"]),
             "outputs": tuple(_port(p) for p in raw["outputs"]),
             "profile": {k: tuple(DimRange(**d) for d in v) for k, v in raw["profile"].items()},
-            "planned_shapes": {
-                k: TensorSpec(v["dtype"], tuple(v["shape"]), v["layout"])
-                for k, v in raw["planned_shapes"].items()
+            "value_profile": {
+                k: tuple(ValueRange(**d) for d in v) for k, v in raw.get("value_profile", {}).items()
             },
+            "planned_shapes": {k: _spec(v) for k, v in raw["planned_shapes"].items()},
+            "others": tuple(_plan(other) for other in raw.get("others", ())),
+            "bodies": {k: _plan(body) for k, body in raw.get("bodies", {}).items()},
             "steps": tuple(_step(s) for s in raw["steps"]),
             "memory": _memory(raw["memory"]),
             "regions": tuple(_region(r) for r in raw["regions"]),
@@ -170,6 +179,13 @@ def _plan(raw: dict[str, Any]) -> Plan:
             "alternatives": tuple(Candidate(**c) for c in raw["alternatives"]),
             "slow_ops": tuple(raw["slow_ops"]),
         }
+    )
+
+
+def _spec(raw: dict[str, Any]) -> TensorSpec:
+    value = raw.get("value")
+    return TensorSpec(
+        raw["dtype"], tuple(raw["shape"]), raw["layout"], None if value is None else tuple(value)
     )
 
 

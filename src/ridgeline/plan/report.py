@@ -21,6 +21,18 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Island:
+    """A step that cannot be planned, since data decides its shapes or how often it runs, and its cost."""
+
+    step: str
+    ops: tuple[str, ...]
+    why: str
+    body: str = ""  # how the subgraphs it runs were planned
+    median_us: float | None = None  # None: inside a step that a library runs as a whole, or not timed
+    share: float | None = None  # of all steps' time
+
+
+@dataclass(frozen=True)
 class Report:
     """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
 
@@ -37,6 +49,7 @@ class Report:
     unverified: str = ""  # why the engine itself has not run yet, where only its graph could be checked
     # by output: the distance and the share of other values that its first run is allowed
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    islands: tuple[Island, ...] = ()
 
     @property
     def verified(self) -> bool:
@@ -50,5 +63,6 @@ class Report:
         raw: dict[str, Any] = json.loads(text)
         tuples: dict[str, Any] = {k: tuple(raw[k]) for k in ("library_allocations", "warnings")}
         tuples["checks"] = tuple(Check(**c) for c in raw["checks"])
+        tuples["islands"] = tuple(Island(**{**i, "ops": tuple(i["ops"])}) for i in raw.get("islands", ()))
         tuples["limits"] = {name: (pair[0], pair[1]) for name, pair in raw.get("limits", {}).items()}
         return Report(**{**raw, **tuples})

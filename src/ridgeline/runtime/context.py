@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import torch
 
-from ridgeline.errors import InputError, RidgelineError, did_you_mean, first_line
-from ridgeline.options import Profile
+from ridgeline.errors import InputError, RidgelineError, first_line
+from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBorder
-from ridgeline.spec import Port, TensorSpec
-from ridgeline.tactics.fallback import TORCH_DTYPES
+from ridgeline.runtime.observe import Watch
+from ridgeline.runtime.signature import Feeds, Signature, values_of
+from ridgeline.runtime.standby import Newcomer
+from ridgeline.spec import TensorSpec
 
 KEPT_INSTANCES = 8
+# more different values of shape tensors than this are no shapes any more: instances stop following them
+KEPT_VALUES = 64
 _steps = methodcaller("execute")
-Feeds = Mapping[str, Any]
+MakeBorder: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder]
 
 
 class Context:
@@ -28,25 +31,31 @@ class Context:
 
     def __init__(
         self,
-        inputs: Sequence[Port],
-        profile: Profile,
-        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder],
+        signature: Signature,
+        make_border: MakeBorder,
+        watch: Watch | None = None,
+        *,
+        may_pad: bool = False,
     ) -> None:
-        self._ports = {port.name: port for port in inputs}
-        self._profile = profile
+        self._signature = signature
+        self._ports = signature.ports
         self._make_border = make_border
+        self._watch = watch or Watch()
+        self._may_pad = may_pad  # then whoever makes borders refuses what fits nowhere
         self._borders: OrderedDict[tuple[Any, ...], AnyBorder] = OrderedDict()
         self._names = tuple(self._ports)
         self._latest: AnyBorder | None = None
-        self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in inputs]
-        self._numpy_dtypes = [_numpy_dtype(port.dtype) for port in inputs]
+        self._valued = [self._names.index(name) for name in signature.valued]
+        self._values_met = 0
+        self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in self._ports.values()]
+        self._numpy_dtypes = [numpy_dtype(port.dtype) for port in self._ports.values()]
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own.
 
         Arrays are read where they lie, so nobody may write to them until `run` returns.
         """
-        border = self._latest
+        border = self._latest if self._watch.observation is None else None
         try:
             made = border.run(feeds, _steps) if border is not None else None
             return made if made is not None else self._run(feeds, _steps)
@@ -66,14 +75,39 @@ class Context:
         return made if made is not None else self._run(feeds, _no_steps)
 
     def instance(self, feeds: Feeds) -> Instance:
-        """The instance for these inputs, loaded with them."""
-        border, arrays, _ = self._find(feeds)
+        """The instance for these inputs, loaded with them; waits for one that is still being made."""
+        feeds, loose = self._signature.apart(feeds)
+        border, arrays, _ = self._find_ready(feeds)
         with torch.inference_mode():
             border.load(arrays)
+        border.instance.moving.update(loose)
         return border.instance
 
+    def memory(self) -> list[tuple[str, int]]:
+        """The shapes that are kept, latest last, and the bytes each holds in arena and inputs."""
+        ready = [(key, b.instance) for key, b in self._borders.items() if not isinstance(b, Newcomer)]
+        return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
+
     def _run(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
+        if self._signature.loose:
+            return self._run_loose(feeds, execute)
         border, arrays, is_torch = self._find(feeds)
+        return self._run_at(border, arrays, execute, is_torch=is_torch)
+
+    def _run_loose(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
+        """With strings or sequences among the inputs: steps are handed these as they are."""
+        feeds, loose = self._signature.apart(feeds)
+        border, arrays, is_torch = self._find_ready(feeds)
+        moving = border.instance.moving
+        moving.update(loose)
+        try:
+            return self._run_at(border, arrays, execute, is_torch=is_torch)
+        finally:
+            moving.update(dict.fromkeys(loose))
+
+    def _run_at(
+        self, border: AnyBorder, arrays: list[Any], execute: Callable[[Instance], object], *, is_torch: bool
+    ) -> dict[str, Any]:
         if not is_torch:
             plain = dict(zip(self._names, map(np.asarray, arrays), strict=True))
             made = border.run(plain, execute)
@@ -81,112 +115,67 @@ class Context:
             return made
         return border.run_tensors(arrays, execute)
 
+    def _find_ready(self, feeds: Feeds) -> tuple[AnyBorder, list[Any], bool]:
+        """As `_find`, but waits for an instance that is still being made."""
+        found = self._find(feeds)
+        if not isinstance(found[0], Newcomer):
+            return found
+        found[0].wait()
+        return self._find(feeds)
+
     def _find(self, feeds: Feeds) -> tuple[AnyBorder, list[Any], bool]:
         """The border for these inputs, the inputs in order, and whether there are tensors among them."""
         try:
             arrays = [feeds[name] for name in self._names]
-            key = tuple(array.shape for array in arrays)
-        except (KeyError, AttributeError, TypeError, IndexError):
-            arrays = self._checked(feeds)
-            key = tuple(array.shape for array in arrays)
+            key = self._key(arrays)
+        except (KeyError, AttributeError, TypeError, IndexError, ValueError):
+            arrays = self._signature.checked(feeds)
+            key = self._key(arrays)
         if len(feeds) != len(arrays):
-            arrays = self._checked(feeds)
+            arrays = self._signature.checked(feeds)
         border = self._borders.get(key)
         if border is None:
-            arrays = self._checked(feeds)
+            arrays = self._signature.checked(feeds)
             border = self._new_border(key, arrays)
         elif len(self._borders) > 1:
             self._borders.move_to_end(key)
+        if isinstance(border, Newcomer) and border.is_ready:
+            border = self._borders[key] = border.successor()
         is_torch = False
         for i, array in enumerate(arrays):
             is_tensor = isinstance(array, torch.Tensor)
             if array.dtype != (self._torch_dtypes if is_tensor else self._numpy_dtypes)[i]:
-                self._checked(feeds)
+                self._signature.checked(feeds)
             is_torch |= is_tensor
-        self._latest = None if is_torch else border
+        if self._watch.observation is not None:
+            self._watch.observation.count(dict(zip(self._names, key, strict=False)))
+        # a newcomer gives way to its successor, and a value decides which border is right
+        is_slow = is_torch or self._valued or self._signature.loose or isinstance(border, Newcomer)
+        self._latest = None if is_slow else border
         return border, arrays, is_torch
 
+    def _key(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        shapes = tuple(tuple(array.shape) for array in arrays)
+        if not self._valued or self._values_met > KEPT_VALUES:
+            return shapes
+        return (*shapes, *(values_of(arrays[i]) for i in self._valued))
+
     def _new_border(self, key: tuple[Any, ...], arrays: Sequence[Any]) -> AnyBorder:
-        specs = {
-            port.name: TensorSpec(port.dtype, tuple(array.shape))
-            for port, array in zip(self._ports.values(), arrays, strict=True)
-        }
+        specs = self._signature.specs(arrays)
+        self._values_met += bool(self._valued)
+        if len(key) == len(self._names) and self._valued:
+            # the values change all the time: what depends on them runs as islands
+            specs = {name: TensorSpec(spec.dtype, spec.shape) for name, spec in specs.items()}
+        if not self._may_pad:
+            self._signature.require(specs)
         border = self._borders[key] = self._make_border(specs, self._numpy_dtypes)
         while len(self._borders) > KEPT_INSTANCES:
             self._borders.popitem(last=False)
         return border
 
-    def _checked(self, feeds: Feeds) -> list[Any]:
-        """The inputs in order, or one error that says all that is wrong with them."""
-        if not isinstance(feeds, Mapping):
-            raise InputError("run takes a mapping", got=type(feeds).__name__, want='{"input name": array}')
-        known = list(self._ports)
-        problems = [
-            f"there is no input {name!r}: {did_you_mean(str(name), known)}"
-            for name in feeds
-            if name not in known
-        ]
-        problems += [
-            f"input {name!r} is missing: want {self._ports[name]}" for name in known if name not in feeds
-        ]
-        if problems:
-            raise InputError("the inputs do not match the engine's", rows=problems)
-        arrays = []
-        for port in self._ports.values():
-            array = feeds[port.name]
-            if not isinstance(array, (np.ndarray, np.generic, torch.Tensor)):
-                array = np.asarray(array)
-            self._check_port(port, array)
-            arrays.append(array)
-        return arrays
 
-    def _is_of_model(self, port: Port, array: Any) -> bool:
-        dims = port.dims if port.dims is not None else array.shape
-        return all(isinstance(d, str) or d == s for d, s in zip(dims, array.shape, strict=True))
-
-    def _check_port(self, port: Port, array: Any) -> None:
-        dtype = str(array.dtype).removeprefix("torch.")
-        ranges = self._profile.get(port.name)
-        dims = port.dims if port.dims is not None else tuple("?" for _ in array.shape)
-        want = list(map(str, dims)) if ranges is None else [_range_text(r.min, r.max) for r in ranges]
-        fits = dtype == port.dtype and len(dims) == len(array.shape)
-        fits = fits and all(isinstance(d, str) or d == s for d, s in zip(dims, array.shape, strict=True))
-        if fits and ranges is not None:
-            fits = all(r.min <= s <= r.max for r, s in zip(ranges, array.shape, strict=True))
-        if fits:
-            return
-        got_shape = ", ".join(map(str, array.shape))
-        help_ = "check the number of dimensions and their sizes"
-        if dtype != port.dtype:
-            convert = (
-                f".to(torch.{port.dtype})" if isinstance(array, torch.Tensor) else f".astype({port.dtype!r})"
-            )
-            help_ = f"convert it: {port.name}{convert}"
-        elif ranges is not None and len(ranges) == len(array.shape) and self._is_of_model(port, array):
-            help_ = f"rebuild with --shapes {port.name}={_cover(ranges, array.shape)}"
-            if array.shape and array.shape[0] > ranges[0].max:
-                help_ += ", or split the batch"
-        raise InputError(
-            f"input {port.name!r} does not fit this plan",
-            got=f"{dtype}[{got_shape}]",
-            want=f"{port.dtype}[{', '.join(want)}]",
-            help=help_,
-        )
-
-
-def _range_text(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low}..{high}"
-
-
-def _cover(ranges: Sequence[Any], shape: Sequence[int]) -> str:
-    """A profile that takes this shape as well."""
-    return "x".join(
-        _range_text(min(r.min, size), max(r.max, size)) for r, size in zip(ranges, shape, strict=True)
-    )
-
-
-def _numpy_dtype(name: str) -> Any:
-    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+def _key_text(names: Sequence[str], key: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(f"{n}[{'x'.join(map(str, shape))}]" for n, shape in zip(names, key, strict=False))
 
 
 def _no_steps(_: Instance) -> None:

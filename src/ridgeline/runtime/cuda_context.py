@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.options import Profile
 from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
 from ridgeline.runtime.io import AnyBorder
-from ridgeline.spec import Port, TensorSpec
+from ridgeline.runtime.signature import Signature
+from ridgeline.spec import TensorSpec
 
 
 class CudaContext(Context):
@@ -19,20 +19,18 @@ class CudaContext(Context):
 
     def __init__(
         self,
-        inputs: Sequence[Port],
-        profile: Profile,
+        signature: Signature,
         make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder],
         make_instance: Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance],
     ) -> None:
-        super().__init__(inputs, profile, make_border)
+        super().__init__(signature, make_border)
         self._make_instance = make_instance
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Bound:
         """Capture the engine over these inputs: a run then is one graph launch that copies nothing."""
-        arrays = dict(zip(self._names, self._checked(tensors), strict=True))
+        arrays = dict(zip(self._names, self._signature.checked(tensors), strict=True))
         for port in self._ports.values():
             check_bound(port.name, arrays[port.name], port.dtype)
-        specs = {
-            port.name: TensorSpec(port.dtype, tuple(arrays[port.name].shape)) for port in self._ports.values()
-        }
+        specs = self._signature.specs(list(arrays.values()))
+        self._signature.require(specs)
         return Bound(self._make_instance(specs, arrays))

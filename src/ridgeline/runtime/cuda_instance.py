@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import InputError, RidgelineError
-from ridgeline.gpu_graph import CaptureError, own_stream, pool_bytes, record, warm
+from ridgeline.gpu_graph import CaptureError, own_stream, pool_bytes, record, stream_bytes, warm
+from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
-from ridgeline.runtime.held import code_bytes, storages
-from ridgeline.runtime.instance import Instance, as_numpy
+from ridgeline.runtime.held import code_bytes, storages, unused_around
+from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.pinned import never_free_pinned, new_pinned
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.spec import TensorSpec
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.fallback import TORCH_DTYPES
 
 ALIGNMENT = 16  # of addresses that kernels were compiled for
 
@@ -100,6 +101,7 @@ class CudaInstance(Instance):
             "inputs": sum(inputs.values()),
             "scratch": sum(size for place, size in scratch.items() if place not in apart),
             "graph": graph,
+            "libraries": stream_bytes(self.stream),
         }
 
 
@@ -116,6 +118,8 @@ def gpu_memory(
         "kernels": code_bytes(launches),
         **instance.memory(engine_holds),
     }
+    places = [*engine_holds, *storages([instance.arena, list(instance.inputs.values()), instance.calls])]
+    parts["rounding"] = unused_around(places)
     return {**parts, "total": sum(parts.values())}
 
 
@@ -124,7 +128,7 @@ class CudaBorder:
 
     def __init__(self, instance: CudaInstance, dtypes: Sequence[Any]) -> None:
         self.instance: Instance = instance
-        self._blame, self._own = instance.blame, instance
+        self._own = instance
         self._inputs = list(zip(instance.inputs.items(), dtypes, strict=True))
         self._pinned: dict[str, Tensor] = {}
         self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
@@ -194,15 +198,22 @@ class CudaBorder:
             stream.wait_stream(self._busy)
         self._busy = stream
 
+    def _blame(self, error: Exception) -> None:
+        try:
+            self._own.blame(error)
+        except DeviceError as found:
+            if found.is_fatal:
+                never_free_pinned()
+            raise
+
     def _pin(self, name: str, like: Tensor) -> Tensor:
         if name not in self._pinned:
-            self._pinned[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+            self._pinned[name] = new_pinned(like)
         return self._pinned[name]
 
     def _fetch(self, name: str) -> Tensor:
         result = self.instance.result(name)[0]
-        made = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        return made.copy_(result, non_blocking=True)
+        return new_pinned(result).copy_(result, non_blocking=True)
 
 
 class Bound:

@@ -89,7 +89,15 @@ def is_here(target: Target) -> bool:
 
 def require_device(target: Target) -> Device:
     """The device, when it is the one an engine was built for."""
-    device = current_device()
+    try:
+        device = current_device()
+    except DeviceError as error:
+        raise DeviceError(
+            "there is no GPU to run on",
+            got=error.got,
+            want=f"a GPU of {target.arch}, for which the engine was built",
+            help="run it on a machine that has one, or build the model again with --target cpu",
+        ) from None
     if device.arch != target.arch:
         raise DeviceError(
             "the engine was built for another GPU",

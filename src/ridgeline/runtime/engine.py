@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -13,27 +15,32 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError, first_line
+from ridgeline.errors import OptionError
 from ridgeline.gpu_timing import times_in_turn
-from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.kernels.triton.compiler import Compiled, CompileError
+from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.passes.body import Program, Region, read_program
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.sites import make_site, merge
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
-from ridgeline.runtime.context import KEPT_INSTANCES, Context, Feeds
+from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.cuda_instance import CudaBorder, CudaInstance, gpu_memory
 from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.file import Stored, fused_proto, raw_bytes, write_engine
+from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
 from ridgeline.runtime.instance import Instance, settle_program
-from ridgeline.runtime.io import Border
+from ridgeline.runtime.io import AnyBorder, Border
+from ridgeline.runtime.islands import Islands, fused_body, subgraphs
+from ridgeline.runtime.launches import Launches
+from ridgeline.runtime.observe import Observation, Watch
 from ridgeline.runtime.on_board import OTHER_VERSION, collect, require_kernels
-from ridgeline.runtime.weights import DeviceWeights
-from ridgeline.spec import Port, Site, TensorSpec
-from ridgeline.tactics.base import Compiles, Launch, Tactic
+from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
+from ridgeline.runtime.signature import Bounds, Feeds, Signature
+from ridgeline.runtime.standby import Newcomer, Standby
+from ridgeline.runtime.weights import DeviceWeights, weights_of
+from ridgeline.spec import Body, Port, Site, TensorSpec
+from ridgeline.tactics.base import Tactic
 from ridgeline.timing import wall_times_in_turn
 
 # makes the choices that were only predicted; handed in by the build, which knows how to measure
@@ -55,6 +62,8 @@ class Engine:
         left_out: str = "",
         expected: Mapping[str, Tensor] | None = None,
         settle: Settle | None = None,
+        islands: Islands | None = None,
+        shared: Engine | None = None,  # the same model planned for another profile
     ) -> None:
         self.plan = plan
         self.report = report
@@ -66,16 +75,31 @@ class Engine:
         self._settle = settle
         self._settling = threading.RLock()
         self._is_cuda = plan.target.kind == "cuda"
+        self.waits = plan.waits  # for a plan of new shapes, instead of running on the floor meanwhile
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
-        self.program: Program = read_program(model)
-        self.notes = [left_out] if left_out else []  # what did not go as planned on this machine
+        if shared is not None:
+            self._placed = shared._placed
+        self.program: Program = read_program(model) if shared is None else shared.program
+        # what did not go as planned on this machine
+        self.notes: list[str] = shared.notes if shared is not None else [left_out] if left_out else []
         by_name = {region.name: region for region in self.program.regions}
         self._regions = [merge(self.program, [by_name[n] for n in step.regions]) for step in plan.steps]
         self._tactics = {tactic.name: tactic for tactic in tactics}
-        self._launches: dict[tuple[int, str], Launch] = {}
         self._instances: WeakSet[CudaInstance] = WeakSet()
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._watch = Watch()
+        self._islands = islands
+        self._launches = Launches(
+            self._regions, self._tactics, self._placed, self.notes,
+            steps=lambda: self.plan.steps, islands=lambda: self.islands,
+        )  # fmt: skip
+        self._standby = Standby(self.program, self.weights, self._value_specs)
+        self._planner: ThreadPoolExecutor | None = None
+        self._specs: Mapping[str, TensorSpec] = {}
+        self.variants: tuple[Engine, ...] = (self,)  # one for every profile, this one's first
+        for other in plan.others:
+            self.add_profile(other)
         uses_pool = not self._is_cuda and any(step.tactic != "ort" for step in plan.steps)
         if uses_pool and torch.get_num_threads() != plan.target.threads:
             torch.set_num_threads(plan.target.threads)
@@ -93,6 +117,24 @@ class Engine:
     def outputs(self) -> tuple[Port, ...]:
         return self.plan.outputs
 
+    @property
+    def signature(self) -> Signature:
+        """What `run` takes: inputs by name and type, and the profiles."""
+        return Signature(self.plan.inputs, [Bounds.of(variant.plan) for variant in self.variants])
+
+    def add_profile(self, plan: Plan, islands: Islands | None = None) -> Engine:
+        """The same model planned for one more profile; inputs that it holds are run by it."""
+        variant = Engine(
+            replace(plan, others=()), self.report, self.model, self.weights, self.tactics,
+            settle=self._settle, islands=islands, shared=self,
+        )  # fmt: skip
+        self.variants = (*self.variants, variant)
+        return variant
+
+    def at(self, specs: Mapping[str, TensorSpec]) -> Engine:
+        """The engine of the profile that holds these inputs; this one where none does."""
+        return self.variants[self.signature.find(specs) or 0]
+
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name: numpy in, numpy out; torch in, torch out."""
         try:
@@ -101,15 +143,56 @@ class Engine:
             context = self._local.context = self.context()
         return context.run(feeds)
 
-    def context(self) -> Context:
-        """Memory of its own for one more thread, over the same weights."""
+    def context(self, *, wait: bool | None = None) -> Context:
+        """Memory of its own for one more thread, over the same weights.
+
+        With `wait` new shapes are planned before they run; without it they run on the floor meanwhile.
+        """
         if self._is_cuda:
             require_device(self.plan.target)
-            self.settle()
-            return CudaContext(self.plan.inputs, self.plan.profile, self._cuda_border, self.cuda_instance)
-        return Context(
-            self.plan.inputs, self.plan.profile, lambda specs, dtypes: Border(self.instance(specs), dtypes)
-        )
+            for variant in self.variants:
+                variant.settle()
+            return CudaContext(self.signature, self._cuda_border, self.cuda_instance)
+        waits = self.waits if wait is None else wait
+        make = self._border_now if waits else self._border
+        return Context(self.signature, make, self._watch, may_pad=self.plan.pads)
+
+    def _border_now(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
+        if self.plan.pads and self.signature.find(specs) is None:
+            larger, axes = pad_to_profile(self.program, self.signature, specs, self.weights)
+            return PaddedBorder(self._border_now(larger, dtypes), specs, larger, axes)
+        return Border(self.at(specs).instance(specs), dtypes)
+
+    def _border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
+        """At once where the plan was made for these shapes; others run on standby until theirs is."""
+        is_padded = self.plan.pads and self.signature.find(specs) is None
+        if is_padded or specs == self.at(specs).plan.planned_shapes:
+            return self._border_now(specs, dtypes)
+        return Newcomer(self._standby, lambda: self._plan_later(specs, dtypes))
+
+    def _plan_later(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> Future[AnyBorder]:
+        with self._lock:
+            if self._planner is None:
+                self._planner = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-plan")
+        return self._planner.submit(self._border_now, specs, dtypes)
+
+    def wait(self) -> None:
+        """Return when every plan that is being made in the background is there."""
+        if self._planner is not None:
+            self._planner.submit(int).result()
+
+    def observe(self, path: str | Path) -> Observation:
+        """Count the shapes of all runs from now on: until the block ends, or `stop()` writes the file."""
+        target = Path(path)
+        if not target.parent.is_dir():
+            raise OptionError(f"there is no folder {str(target.parent)!r}", want="a file that can be written")
+        observation = Observation(target, self.plan.model, self.plan.inputs, self._watch)
+        self._watch.observation = observation
+        return observation
+
+    def _value_specs(self) -> Mapping[str, TensorSpec]:
+        """Of every value, at shapes the engine has met."""
+        return self._specs or settle_program(self.program, self.plan.planned_shapes, self.weights).specs
 
     def settle(self) -> None:
         """Make the choices that a build without this GPU could only predict: once, before the first run."""
@@ -146,26 +229,31 @@ class Engine:
         settled = settle_program(self.program, self.plan.planned_shapes, self.weights)
         return [(self.plan.steps[index], site) for index, _, site in self.sites(settled)]
 
-    def instance(self, inputs: dict[str, TensorSpec]) -> Instance:
-        """The engine at these shapes, in new memory."""
+    def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance:
+        """The engine at these shapes, in new memory. Without compiling, steps that would run on the floor."""
         if self._is_cuda:
             return self.cuda_instance(inputs)
         with torch.inference_mode():
-            return Instance(
+            instance = Instance(
                 self.program,
                 self._regions,
                 inputs,
                 self.weights,
                 self.plan.target,
-                self._launch,
-                self._compile_ahead,
+                self._launches.launch if compiles else self._launches.lean,
+                self._launches.compile_ahead if compiles else None,
             )
+        self._specs = instance.settled.specs
+        return instance
 
     def cuda_instance(
         self, inputs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
     ) -> CudaInstance:
         """The engine at these shapes on the GPU, over the caller's own inputs if they are given."""
         require_device(self.plan.target)
+        variant = self.at(inputs)
+        if variant is not self:
+            return variant.cuda_instance(inputs, given)
         if dict(inputs) == self.plan.planned_shapes:
             self._require_kernels()
         with gpu_errors(), torch.inference_mode():
@@ -177,8 +265,8 @@ class Engine:
                 inputs,
                 self._placed,
                 self.plan.target,
-                self._launch,
-                self._compile_ahead,
+                self._launches.launch,
+                self._launches.compile_ahead,
                 settled=settle_program(self.program, inputs, self.weights),
                 given=given,
             )
@@ -195,8 +283,10 @@ class Engine:
 
     def save(self, path: str | Path) -> Path:
         """Write the engine file: whole, or not at all."""
-        kernels = collect(self.planned_sites(), self._tactics) if self._is_cuda else {}
-        stored = Stored(self.plan, self.report, self.model, self.weights, kernels, self.expected)
+        kernels: dict[str, Compiled] = {}
+        for variant in self.variants if self._is_cuda else ():
+            kernels |= collect(variant.planned_sites(), self._tactics)
+        stored = Stored(self.whole_plan, self.report, self.model, self.weights, kernels, self.expected)
         return write_engine(Path(path), stored)
 
     def example_inputs(self, seed: int = 0, shapes: Mapping[str, TensorSpec] | None = None) -> dict[str, Any]:
@@ -205,7 +295,9 @@ class Engine:
 
     def profile(self, feeds: Feeds, rounds: int = 20) -> list[tuple[str, float]]:
         """Median time of each step that runs, in µs, in order; on a GPU its time there."""
-        instance = self.context().instance(feeds)
+        context = self.context(wait=True)
+        instance = context.instance(feeds)
+        steps = self.at(self.signature.specs(self.signature.checked(feeds))).plan.steps
         with torch.inference_mode():
             instance.execute()
             time = times_in_turn if self._is_cuda else wall_times_in_turn
@@ -213,52 +305,36 @@ class Engine:
         totals: dict[int, float] = {}
         for index, us in zip(instance.call_steps, medians, strict=True):
             totals[index] = totals.get(index, 0.0) + us
-        return [(self.plan.steps[index].name, us) for index, us in totals.items()]
+        return [(steps[index].name, us) for index, us in totals.items()]
 
-    def _compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
-        """What these sites will compile, several at a time instead of one by one."""
-        for name, tactic in self._tactics.items():
-            steps = [(site, self.plan.steps[i]) for i, site in sites if self.plan.steps[i].tactic == name]
-            if steps and isinstance(tactic, Compiles):
-                tactic.precompile([(s, step.config) for s, step in steps if tactic.why_not(s) is None])
+    @property
+    def islands(self) -> Islands:
+        """The planned bodies of control flow: made with the plan, or again from the graph."""
+        if self._islands is None:
+            engines = {}
+            for key, body in (pair for region in self._regions for pair in subgraphs(region)):
+                plan = self.plan.bodies.get(key)
+                engine = self._body_engine(body, plan) if plan is not None else None
+                if engine is not None:
+                    engines[key] = engine
+            self._islands = Islands(self.program.opset_imports, engines)
+        return self._islands
 
-    def _launch(self, index: int, site: Site) -> Launch:
-        with self._lock:
-            launch = self._launches.get((index, "")) or self._launches.get((index, site.key))
-            if launch is None:
-                launch = self._bind(index, site)
-                self._launches[index, "" if launch.shape_free else site.key] = launch
-                self._forget_old(index)
-            return launch
+    def _body_engine(self, body: Body, plan: Plan) -> Engine | None:
+        """A body fused as its plan says; None, and a note, where this version fuses it in another way."""
+        model, _ = fused_body(
+            body, plan.planned_shapes, self.weights, self.program.opset_imports, plan.target
+        )
+        try:
+            return Engine(plan, Report(), model, weights_of(model), self.tactics)
+        except KeyError:
+            self.notes.append(f"{plan.model}: fused otherwise by this version, so it runs op by op")
+            return None
 
-    def _forget_old(self, index: int) -> None:
-        """Launches of shapes long gone keep packed weights; instances that still run hold their own."""
-        shapes = [key for key in self._launches if key[0] == index]
-        for key in shapes[:-KEPT_INSTANCES]:
-            del self._launches[key]
-
-    def _bind(self, index: int, site: Site) -> Launch:
-        """The plan's tactic, or its first loser that still fits where the plan's own does not."""
-        step = self.plan.steps[index]
-        region = self._regions[index]
-        weights = {name: self._placed[region.outer(name)] for name in site.weights}
-        losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
-        for name, config in [(step.tactic, step.config), *losers]:
-            tactic = self._tactics.get(name)
-            reason = "is not in this build" if tactic is None else tactic.why_not(site)
-            if tactic is not None and reason is None:
-                try:
-                    return tactic.bind(site, config, weights)
-                except (CompileError, Refusal) as error:
-                    reason = f"its kernel cannot be had: {first_line(error)}"
-                except (KeyError, TypeError, ValueError, AssertionError) as error:
-                    raise BuildError(
-                        f"{step.name}: {name} cannot be bound with the config it was given",
-                        got=f"{dict(config)}: {error!r}",
-                        help="was a lock or a cache edited by hand? delete it and build again",
-                    ) from error
-            self.notes.append(f"{step.name}: {name} was planned but {reason}")
-        return self._tactics["aten"].bind(site, {}, weights)
+    @property
+    def whole_plan(self) -> Plan:
+        """The plan with those of the further profiles, as they are now."""
+        return replace(self.plan, others=tuple(variant.plan for variant in self.variants[1:]))
 
     @property
     def tactics(self) -> tuple[Tactic, ...]:
@@ -269,23 +345,21 @@ class Engine:
         proto = fused_proto(self.model, self.weights)
         if weights:
             for entry in proto.graph.initializer:
-                entry.ClearField("external_data")
-                entry.data_location = onnx.TensorProto.DEFAULT
-                entry.raw_data = raw_bytes(self.weights[entry.name]).tobytes()
+                write_inside(entry, self.weights[entry.name])
         return proto
 
     def memory(self) -> dict[str, int]:
         """Bytes the engine holds where it runs (weights, packed, kernels), and those of one context.
 
-        On a GPU they are counted, of the latest context at the planned shapes; what the driver, PyTorch's
-        allocator and libraries take besides is not in it.
+        On a GPU they are counted, of the latest context at the planned shapes, with what PyTorch's allocator
+        rounds them up to; what the driver keeps for itself is not in it.
         """
         if self._is_cuda:
             return gpu_memory(self._planned_instance(), self._launches.values(), self._placed)
         stated = self.plan.memory
         parts = {
             "weights": stated.weight_bytes,
-            "packed": self.packed_bytes,
+            "packed": sum(variant.packed_bytes for variant in self.variants),
             "arena": stated.arena_bytes,
             "inputs": stated.io_bytes,
             "libraries": stated.library_bytes,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from torch import Tensor
 
+from ridgeline.kernels.elements import as_numpy, numpy_dtype
 from ridgeline.passes.body import Program
+from ridgeline.passes.settle import settled_value
+from ridgeline.runtime.example_numbers import numbers_for
+from ridgeline.runtime.loose import draw_loose
 from ridgeline.spec import Body, Op, TensorSpec
 
 # ops through which an integer keeps its meaning on the way to its table
@@ -27,8 +30,14 @@ def example_feeds(
     flat, inlined = program.flat_ops(program.regions)
     ops = list(_all_ops(flat))
     sizes = {name: tuple(t.shape) for name, t in weights.items()}
-    constants = {name: t.numpy() for name, t in weights.items() if t.numel() == 1} | inlined
-    return {name: _draw(rng, name, shapes[name], ops, sizes, constants) for name in program.inputs}
+    sizes |= {name: spec.shape for name, spec in shapes.items()}
+    constants = {name: as_numpy(t) for name, t in weights.items() if t.numel() == 1} | inlined
+    return {
+        name: draw_loose(rng, program.loose_inputs[name])
+        if name in program.loose_inputs
+        else _draw(rng, name, shapes[name], ops, sizes, constants)
+        for name in program.inputs
+    }
 
 
 def _all_ops(ops: Iterable[Op]) -> Iterable[Op]:
@@ -48,9 +57,13 @@ def _draw(
     constants: Mapping[str, np.ndarray],
 ) -> Any:
     shape = spec.shape
-    if spec.is_float or spec.dtype.startswith("float8"):
-        kind = getattr(ml_dtypes, spec.dtype, None) or spec.dtype
-        return rng.standard_normal(shape).astype(kind)
+    if spec.value is not None:
+        return settled_value(spec)
+    numbers = numbers_for(name, spec, ops, sizes)
+    if numbers is not None:
+        return numbers
+    if spec.dtype.startswith(("float", "bfloat")):
+        return rng.standard_normal(shape).astype(numpy_dtype(spec.dtype))
     if spec.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.startswith("complex"):
@@ -59,7 +72,7 @@ def _draw(
     drawn = rng.integers(low, max(high, low + 1), shape, dtype=np.int64)
     if (low, high) == (0, 2) and shape and shape[-1]:
         drawn[..., 0] = 1  # a mask that hides a whole row makes NaN of it, in any engine
-    return drawn.astype(spec.dtype)
+    return drawn.astype(numpy_dtype(spec.dtype))
 
 
 def _integer_range(

@@ -29,8 +29,9 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError
+from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.kernels.elements import BIT_WIDTHS, TORCH_DTYPES, bits, dtype_name, packed, unpacked
 from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.passes.settle import ONNX_TYPES
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.seal import is_sealed_here, make_seal
@@ -53,6 +54,8 @@ SAFETENSORS = {
     "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 FROM_SAFETENSORS = {short: getattr(torch, name) for name, short in SAFETENSORS.items()}
+# safetensors has no name for the other types: their bytes are stored, and what they are is said beside them
+OTHER_TYPES = "__metadata__"
 
 
 @dataclass(frozen=True)
@@ -68,29 +71,33 @@ class Stored:
     is_sealed: bool = False  # its kernels were written by this user on this machine
 
 
-def dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes as ONNX stores them: several values to a byte where they are that narrow."""
     if not tensor.nbytes:
         return memoryview(b"")
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = bits(tensor).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return packed(flat, BIT_WIDTHS.get(dtype_name(tensor), 8)).data
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    return math.ceil(tensor.nbytes * BIT_WIDTHS.get(dtype_name(tensor), 8) / 8)
 
 
 def weights_header(weights: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """The safetensors header, padded so that data starts aligned, and each tensor's place in the file."""
     entries: dict[str, Any] = {}
+    others = {}
     end = 0
     for name, tensor in weights.items():
         begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
-        end = begin + tensor.nbytes
-        entries[name] = {
-            "dtype": SAFETENSORS[dtype_name(tensor)],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
+        end = begin + stored_bytes(tensor)
+        short, shape = SAFETENSORS.get(dtype_name(tensor)), list(tensor.shape)
+        if short is None:
+            others[name] = json.dumps([dtype_name(tensor), shape])
+            short, shape = "U8", [end - begin]
+        entries[name] = {"dtype": short, "shape": shape, "data_offsets": [begin, end]}
+    header = {OTHER_TYPES: others, **entries} if others else entries
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     start = 8 + len(text)
     places = {n: (start + e["data_offsets"][0], start + e["data_offsets"][1]) for n, e in entries.items()}
@@ -127,7 +134,7 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         entry = proto.graph.initializer.add(
             name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape)
         )
-        if tensor.nbytes <= INLINE_BYTES:
+        if stored_bytes(tensor) <= INLINE_BYTES:
             # shape inference reads axes and shapes, and does not follow them into another file
             entry.raw_data = raw_bytes(tensor).tobytes()
             continue
@@ -136,6 +143,13 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):
             entry.external_data.add(key=key, value=text)
     return proto
+
+
+def write_inside(entry: onnx.TensorProto, tensor: Tensor) -> None:
+    """Put a weight's bytes into the graph itself instead of beside it."""
+    entry.ClearField("external_data")
+    entry.data_location = onnx.TensorProto.DEFAULT
+    entry.raw_data = raw_bytes(tensor).tobytes()
 
 
 def write_engine(path: Path, stored: Stored) -> Path:
@@ -318,6 +332,7 @@ def _read_weights(view: memoryview) -> dict[str, Tensor]:
     (length,) = struct.unpack("<Q", view[:8])
     entries = json.loads(bytes(view[8 : 8 + length]))
     data = view[8 + length :]
+    others = entries.pop(OTHER_TYPES, {})
     weights = {}
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
@@ -329,4 +344,13 @@ def _read_weights(view: memoryview) -> dict[str, Tensor]:
         else:
             flat = torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin).view(dtype)
             weights[name] = flat.view(entry["shape"])
-    return weights
+    return weights | {name: _of_type(weights[name], *json.loads(text)) for name, text in others.items()}
+
+
+def _of_type(stored: Tensor, name: str, shape: list[int]) -> Tensor:
+    """Bytes under the type that safetensors cannot say."""
+    width, dtype = BIT_WIDTHS.get(name, 8), TORCH_DTYPES[name]
+    if width == 8:
+        return stored.view(dtype).view(shape)
+    flat = unpacked(stored.numpy(), width, math.prod(shape))
+    return torch.from_numpy(flat).view(dtype).view(shape)

@@ -5,12 +5,14 @@ A launch is a closure over packed weights, a frozen call one over its scratch; n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ridgeline.kernels.triton.compiler import Compiled
@@ -68,6 +70,20 @@ def storages(objects: Iterable[object], device: str = "cuda") -> dict[int, int]:
             found[memory.data_ptr()] = memory.nbytes()
     found.pop(0, None)  # empty tensors
     return found
+
+
+def unused_around(places: Iterable[int]) -> int:
+    """What PyTorch's allocator took from the driver to hold these addresses, and nobody uses."""
+    wanted = sorted(places)
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    total = 0
+    for segment in segments:
+        start, size = int(segment["address"]), int(segment["total_size"])
+        first = bisect_left(wanted, start)
+        is_graphs_own = any(segment["segment_pool_id"])  # counted whole
+        if not is_graphs_own and first < len(wanted) and wanted[first] < start + size:
+            total += size - int(segment["active_size"])
+    return total
 
 
 def code_bytes(objects: Iterable[object]) -> int:

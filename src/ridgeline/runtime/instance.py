@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.layout import assign_layouts
 from ridgeline.passes.settle import Settled, settle
@@ -23,10 +23,7 @@ from ridgeline.passes.views import joins_of, views_of
 from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.spec import Site, Target, TensorSpec
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
-from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 
-# torch types that numpy knows only through ml_dtypes
-BITS_ONLY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 KEPT_PLACES = 8
 Bind = Callable[[int, Site], Launch]
 
@@ -46,8 +43,11 @@ def settle_program(
     program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, Tensor]
 ) -> Settled:
     """Every shape and layout of the program at these inputs. `weights` are read on the host."""
-    specs = {n: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in weights.items()}
-    known = {n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and t.dtype != torch.bfloat16}
+    specs = {n: TensorSpec(dtype_name(t), tuple(t.shape)) for n, t in weights.items()}
+    # shape arithmetic is done in plain numbers
+    known = {
+        n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and is_plain(numpy_dtype(specs[n].dtype))
+    }
     settled = settle(program, inputs, specs, known)
     assign_layouts(program, settled)
     return settled
@@ -186,6 +186,11 @@ class Instance:
 
         return step
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that this instance keeps between runs, besides what tactics share."""
+        return self.arena.nbytes + sum(tensor.nbytes for tensor in self._own_inputs.values())
+
     def execute(self) -> None:
         for call in self.calls:
             call()
@@ -284,21 +289,15 @@ class Outside:
         if name in self._weights and not (on_host and name in self._values):
             return self._weights[name]
         if (name, on_host) not in self._made:
-            self._made[name, on_host] = to_torch(self._values[name]).to("cpu" if on_host else self._device)
+            self._made[name, on_host] = on_device(
+                to_torch(self._values[name]), "cpu" if on_host else self._device
+            )
         return self._made[name, on_host]
 
 
 def uses_of(call: Callable[[], object], io: StepIO) -> list[tuple[str, Move | None]]:
     mover = call.mover if isinstance(call, Movable) else lambda _: None
     return [(name, mover(i)) for i, name in enumerate((*io.inputs, *io.outputs)) if name]
-
-
-def as_numpy(tensor: Tensor) -> np.ndarray:
-    """numpy's view of the same memory; bfloat16 and float8 by their ml_dtypes names."""
-    if tensor.dtype not in BITS_ONLY:
-        return tensor.numpy()
-    bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
-    return bits.view(np.dtype(getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."))))
 
 
 def empty(spec: TensorSpec, device: str) -> Tensor:

@@ -14,7 +14,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from ridgeline.runtime.instance import Instance, as_numpy
+from ridgeline.kernels.elements import as_numpy, fill
+from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.loose import handed_out
 from ridgeline.tactics.base import Move
 
 # below this a copy is quicker than pointing steps elsewhere and back
@@ -32,7 +34,8 @@ Pointers = tuple[tuple[Move, int], ...]
 class AnyBorder(Protocol):
     """Between a caller and an instance, wherever the instance lies."""
 
-    instance: Instance
+    @property
+    def instance(self) -> Instance: ...
 
     def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
         """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
@@ -203,20 +206,22 @@ class Border:
             self.load(arrays)
             execute(self.instance)
         # outside: callers may write to tensors of their own, and to inference tensors nobody may
-        return {name: self.instance.result(name)[0].clone() for name in self.instance.program.outputs}
+        results = {name: self.instance.result(name)[0] for name in self.instance.program.outputs}
+        return {name: handed_out(value, as_torch=True) for name, value in results.items()}
 
     def load(self, arrays: Sequence[Any]) -> None:
         """Copy arrays or tensors into the instance's own memory."""
         for array, home, tensor in zip(arrays, self._homes, self.instance.inputs.values(), strict=True):
             if isinstance(array, torch.Tensor):
-                tensor.copy_(array)
+                fill(tensor, array)
             else:
                 np.copyto(home, array)
 
 
-def _moved(moving: Mapping[str, torch.Tensor], name: str) -> np.ndarray:
-    """An output that a library allocated in this run."""
-    return as_numpy(moving[name].contiguous())
+def _moved(moving: Mapping[str, Any], name: str) -> Any:
+    """An output that a library allocated in this run; or one that is no tensor at all."""
+    value = moving[name]
+    return as_numpy(value.contiguous()) if isinstance(value, torch.Tensor) else handed_out(value)
 
 
 def input_pointers(instance: Instance, name: str) -> Pointers:

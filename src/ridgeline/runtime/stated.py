@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ridgeline.errors import InputError
 from ridgeline.passes.views import views_of
 from ridgeline.plan.memory import account
 from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Island
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.instance import lay_out_steps, settle_program, step_io
+from ridgeline.runtime.islands import island_reason, subgraphs
 from ridgeline.spec import TensorSpec
 from ridgeline.tactics.base import Footprint, Foretells
+
+# enough for a median, and quick where an island takes long
+ISLAND_ROUNDS = 5
 
 
 def with_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
@@ -56,3 +63,44 @@ def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Pl
         packed_bytes=packed_bytes,
     )
     return replace(engine.plan, memory=memory)
+
+
+def state_islands(engine: Engine, *, is_timed: bool) -> tuple[Island, ...]:
+    """Every step that data decides about, with its time at the planned shapes where builds take times."""
+    settled = settle_program(engine.program, engine.plan.planned_shapes, engine.weights)
+    reasons = {
+        region.name: reason
+        for region in engine.program.regions
+        if not settled.is_host(region) and (reason := island_reason(region, settled)) is not None
+    }
+    if not reasons:
+        return ()
+    times: dict[str, float] = {}
+    if is_timed:
+        try:
+            times = dict(engine.profile(engine.example_inputs(0), rounds=ISLAND_ROUNDS))
+        except InputError:  # drawn values that the model does not take: the plan stands without times
+            times = {}
+    total = sum(times.values())
+    step_of = {name: step for step in engine.plan.steps for name in step.regions}
+    regions = {region.name: region for region in engine.program.regions}
+    made = []
+    for name, reason in reasons.items():
+        step = step_of.get(name)
+        us = times.get(step.name) if step is not None and len(step.regions) == 1 else None
+        # a library that takes a step takes the bodies in it: those that lost are not told
+        is_inside = step is not None and (len(step.regions) > 1 or step.tactic == "ort")
+        inside = f"inside {step.tactic}: " if step is not None and is_inside else ""
+        keys = () if is_inside else [key for key, _ in subgraphs(regions[name]) if key in engine.plan.bodies]
+        body = "; ".join(_body_text(engine.plan.bodies[key]) for key in keys)
+        share = us / total if us is not None and total else None
+        made.append(Island(name, regions[name].op_types, inside + reason, body, us, share))
+    return tuple(made)
+
+
+def _body_text(plan: Plan) -> str:
+    """How a body was planned, in one line."""
+    ops = sum(len(step.op_types) for step in plan.steps)
+    tactics = Counter(step.tactic for step in plan.steps)
+    listed = ", ".join(f"{tactic} ×{n}" if n > 1 else tactic for tactic, n in tactics.most_common())
+    return f"{plan.model.rpartition('.')[2]}: {ops} ops in {len(plan.steps)} steps ({listed})"

@@ -1,4 +1,4 @@
-"""Weights on a GPU: uploaded when somebody wants them, and gone when nobody holds them any more.
+"""Weights as tensors; on a GPU uploaded when somebody wants them, and gone when nobody holds them any more.
 
 A tactic that keeps a packed copy lets go of the original, so an engine holds each weight once.
 """
@@ -6,11 +6,16 @@ A tactic that keeps a packed copy lets go of the original, so an engine holds ea
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
+
+from ridgeline.kernels.elements import is_plain, on_device, to_torch
 
 
 class DeviceWeights(Mapping[str, Tensor]):
@@ -26,7 +31,7 @@ class DeviceWeights(Mapping[str, Tensor]):
             found = self._there.get(name)
             if found is None:
                 with torch.inference_mode(False):
-                    found = self._there[name] = self.host[name].to(self.device)
+                    found = self._there[name] = on_device(self.host[name], self.device)
             return found
 
     def __iter__(self) -> Iterator[str]:
@@ -38,3 +43,21 @@ class DeviceWeights(Mapping[str, Tensor]):
     def held(self) -> list[Tensor]:
         """What lies on the device now."""
         return list(self._there.values())
+
+
+def shared_tensor(array: np.ndarray) -> Tensor:
+    """A tensor over numpy's memory. Weights are only read, so read-only memory is fine."""
+    if not is_plain(array.dtype) or not array.flags.c_contiguous:
+        return to_torch(array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that numpy's memory is read-only
+        return torch.from_numpy(array)
+
+
+def weights_of(model: ir.Model) -> dict[str, Tensor]:
+    """Initializers as tensors, without copying where numpy can share."""
+    return {
+        str(name): shared_tensor(value.const_value.numpy())
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }

@@ -14,13 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.fallback import constant_tensors, runner, to_torch, why_slow
+from ridgeline.tactics.fallback import constant_values, placed, runner, why_slow
 
+# PyTorch has these types, and kernels for few ops of them
+FEW_KERNELS = frozenset({"uint16", "uint32", "uint64"})
 # ops that never hand back their input's memory
 MAKES_NEW = (POINTWISE | PRODUCTS | ROWS) - {"Cast", "Identity", "Sum", "Mean", "Max", "Min", "Clip"}
 # inputs that are read as numbers before any work is queued; on a GPU that would wait for it
@@ -63,16 +66,20 @@ class Aten:
         if out is not None:
             return out
         device = site.target.kind
-        run, notes = compile_body(site.body, site.specs, self.opset_imports, device, site.values)
+        run, notes = compile_body(
+            site.body, site.specs, self.opset_imports, device, site.values, loose=site.loose
+        )
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
         may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
             made = [
-                m if f is None else m.contiguous(memory_format=f)
+                m if f is None or not isinstance(m, Tensor) else m.contiguous(memory_format=f)
                 for m, f in zip(run(inputs), formats, strict=True)
             ]
-            return _own_memory(made, inputs) if may_alias else made
+            if device != "cpu":  # what is made of numbers alone, such as a range, was made on the host
+                made = [m.to(device) if isinstance(m, Tensor) else m for m in made]
+            return own_memory(made, inputs) if may_alias else made
 
         return Launch(call, note="; ".join(notes), wants_host_values=True)
 
@@ -84,6 +91,9 @@ class Aten:
         entry = FLOOR.get(op.key)
         if entry is None or entry.out is None or why_slow(op, site.specs) or len(op.outputs) != 1:
             return None
+        kinds = {site.specs[n].dtype for n in (*op.inputs, *op.outputs) if n}
+        if kinds & (BIT_WIDTHS.keys() | FEW_KERNELS):
+            return None  # torch does not write these, or seldom: such an op may yet go elsewhere
         pick = _picker(op, site)
         fill, attrs = entry.out, dict(op.attrs)
 
@@ -94,13 +104,16 @@ class Aten:
         return Launch(call, writes_out=True, in_place=in_place, wants_host_values=True)
 
 
-def _own_memory(made: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
+def own_memory(made: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     """Copies of results that are only views of an input or of each other: that memory is used again."""
     taken = {i.untyped_storage().data_ptr() for i in inputs if isinstance(i, Tensor)}
-    owned = []
+    owned: list[Any] = []
     for tensor in made:
+        if not isinstance(tensor, Tensor):  # strings and sequences have memory of their own
+            owned.append(tensor)
+            continue
         place = tensor.untyped_storage().data_ptr()
-        owned.append(tensor.clone() if place in taken else tensor)
+        owned.append(cloned(tensor) if place in taken else tensor)
         taken.add(place)
     return owned
 
@@ -133,13 +146,13 @@ def _picker(op: Op, site: Site) -> Callable[[Sequence[Any]], list[Any]]:
 
 def placed_constants(
     body: Body, device: str, values: Mapping[str, np.ndarray]
-) -> dict[tuple[str, bool], Tensor]:
+) -> dict[tuple[str, bool], Any]:
     """What is known before the run, by name and by whether it is wanted on the host."""
-    known = constant_tensors(body)
+    known = constant_values(body)
     if device != "cpu":
         known |= {n: to_torch(a) for n, a in values.items() if n in body.inputs and a.dtype.kind not in "OUS"}
-    placed = {(name, True): tensor for name, tensor in known.items()}
-    return placed | {(name, False): tensor.to(device) for name, tensor in known.items()}
+    made = {(name, True): value for name, value in known.items()}
+    return made | {(name, False): placed(value, device) for name, value in known.items()}
 
 
 def is_read_on_host(op: Op, place: int) -> bool:
@@ -153,6 +166,7 @@ def compile_body(
     opset_imports: Mapping[str, int],
     device: str = "cpu",
     values: Mapping[str, np.ndarray] | None = None,
+    loose: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
     """A body as a function from its inputs to its outputs, with notes on what runs slowly.
 
@@ -166,19 +180,19 @@ def compile_body(
         constants[key] = len(fixed)
         fixed.append(tensor)
     slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(compile_body, device=device)
+    compile_here = partial(compile_body, device=device, loose=loose)
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
         reads = [
             constants.get((n, is_read_on_host(op, i)), slots[n]) if n else -1
-            for i, n in enumerate(_reads(op))
+            for i, n in enumerate(reads_of(op))
         ]
         run: Callable[[list[Any]], Sequence[Any]]
         if op.key in CONTROL_OPS:
-            run, more = CONTROL_OPS[op.key](op, _reads(op), specs, opset_imports, compile_here)
+            run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here)
         else:
-            run, note = runner(op, specs, opset_imports, device)
+            run, note = runner(op, specs, opset_imports, device, loose)
             more = [note] if note else []
         notes += more
         writes: list[int | None] = []
@@ -214,7 +228,7 @@ def compile_body(
     return run_there, notes
 
 
-def _reads(op: Op) -> tuple[str, ...]:
+def reads_of(op: Op) -> tuple[str, ...]:
     """An op's own inputs, then what its subgraphs capture."""
     captured = [n for attr in op.attrs.values() if isinstance(attr, Body) for n in attr.free_names()]
     return (*op.inputs, *dict.fromkeys(captured))

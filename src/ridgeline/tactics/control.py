@@ -1,4 +1,7 @@
-"""Control flow on the floor: subgraphs are compiled once, and run as often as the data says."""
+"""Control flow: subgraphs are compiled once, and run as often as the data says.
+
+Who compiles a body is for the caller to say: the floor runs it op by op, the runtime plans it first.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,30 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
+from ridgeline.kernels.elements import TORCH_DTYPES, cloned
+from ridgeline.kernels.values import Items
 from ridgeline.spec import Body, Op, TensorSpec
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+RunBody: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 CompileBody: TypeAlias = Callable[
     [Body, Mapping[str, TensorSpec], Mapping[str, int]],
-    tuple[Callable[[Sequence[Any]], list[Any]], list[str]],
+    tuple[RunBody, list[str]],
 ]
+
+
+def begin(run: RunBody) -> None:
+    """Tell a body that remembers what it was given that another call of its op starts."""
+    start = getattr(run, "begin", None)
+    if start is not None:
+        start()
+
+
+def kept(run: RunBody, value: Any) -> Any:
+    """A value as it may outlive the next run of the body, which may use its memory again."""
+    return cloned(value) if isinstance(value, Tensor) and getattr(run, "reuses_memory", False) else value
 
 
 def _if(
@@ -27,14 +46,15 @@ def _if(
     """One branch or the other; what a branch captures comes after the condition."""
     branches, notes = {}, []
     for taken, key in ((True, "then_branch"), (False, "else_branch")):
-        closed = _closed(op.attrs[key])
-        run, more = compile_body(closed, specs, opset_imports)
-        branches[taken] = (run, [reads.index(n) for n in closed.inputs])
+        shut = closed(op.attrs[key])
+        run, more = compile_body(shut, specs, opset_imports)
+        branches[taken] = (run, [reads.index(n) for n in shut.inputs])
         notes += more
 
     def call(values: list[Any]) -> Sequence[Any]:
         run, places = branches[bool(values[0].reshape(-1)[0])]
-        return run([values[p] for p in places])
+        begin(run)
+        return [kept(run, value) for value in run([values[p] for p in places])]
 
     return call, notes
 
@@ -48,10 +68,10 @@ def _loop(
 ) -> tuple[Run, list[str]]:
     """ONNX Loop: trip count and condition, carried values, and scan outputs stacked at the end."""
     body: Body = op.attrs["body"]
-    closed = _closed(body)
-    run, notes = compile_body(closed, specs, opset_imports)
+    shut = closed(body)
+    run, notes = compile_body(shut, specs, opset_imports)
     n_carried = len(op.inputs) - 2
-    captured = [reads.index(n) for n in closed.inputs[len(body.inputs) :]]
+    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
 
     def call(values: list[Any]) -> Sequence[Any]:
         limit = None if values[0] is None else int(values[0])
@@ -59,23 +79,116 @@ def _loop(
         carried = values[2 : 2 + n_carried]
         outside = [values[p] for p in captured]
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - n_carried)]
+        begin(run)
         trip = 0
         while bool(going) and (limit is None or trip < limit):
             going, *made = run([torch.tensor(trip), going, *carried, *outside])
             carried = made[:n_carried]
             for scan, value in zip(scans, made[n_carried:], strict=True):
-                scan.append(value)
+                scan.append(kept(run, value))
             trip += 1
-        stacked = [torch.stack(scan) if scan else torch.empty(0) for scan in scans]
+        if trip:
+            carried = [kept(run, value) for value in carried]
+        names = body.outputs[1 + n_carried :]
+        stacked = [stack(scan, 0, body, name) for scan, name in zip(scans, names, strict=True)]
         return [*carried, *stacked][: len(op.outputs)]
 
     return call, notes
 
 
-def _closed(body: Body) -> Body:
+def _scan(
+    op: Op,
+    reads: Sequence[str],
+    specs: Mapping[str, TensorSpec],
+    opset_imports: Mapping[str, int],
+    compile_body: CompileBody,
+) -> tuple[Run, list[str]]:
+    """ONNX Scan: states carried along, one slice of every scanned input at a time, slices stacked."""
+    body: Body = op.attrs["body"]
+    shut = closed(body)
+    run, notes = compile_body(shut, specs, opset_imports)
+    n_scanned = int(op.attrs["num_scan_inputs"])
+    n_states = len(op.inputs) - n_scanned
+    n_stacked = len(body.outputs) - n_states
+    axes, is_backward = _ways(op, "input", n_scanned)
+    out_axes, is_out_backward = _ways(op, "output", n_stacked)
+    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
+
+    def call(values: list[Any]) -> Sequence[Any]:
+        states, scanned = values[:n_states], values[n_states : n_states + n_scanned]
+        outside = [values[p] for p in captured]
+        length = scanned[0].shape[axes[0]]
+        stacks: list[list[Any]] = [[] for _ in range(n_stacked)]
+        begin(run)
+        for i in range(length):
+            places = [length - 1 - i if back else i for back in is_backward]
+            slices = [x.select(axis, at) for x, axis, at in zip(scanned, axes, places, strict=True)]
+            made = run([*states, *slices, *outside])
+            states = made[:n_states]
+            for rows, value in zip(stacks, made[n_states:], strict=True):
+                rows.append(kept(run, value))
+        if length:
+            states = [kept(run, value) for value in states]
+        results = [*states]
+        ways = zip(stacks, body.outputs[n_states:], out_axes, is_out_backward, strict=True)
+        for rows, name, axis, back in ways:
+            results.append(stack(rows[::-1] if back else rows, axis, body, name))
+        return results[: len(op.outputs)]
+
+    return call, notes
+
+
+def _sequence_map(
+    op: Op,
+    reads: Sequence[str],
+    specs: Mapping[str, TensorSpec],
+    opset_imports: Mapping[str, int],
+    compile_body: CompileBody,
+) -> tuple[Run, list[str]]:
+    """ONNX SequenceMap: the body for every item; what is no sequence is the same for all."""
+    body: Body = op.attrs["body"]
+    shut = closed(body)
+    run, notes = compile_body(shut, specs, opset_imports)
+    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
+
+    def call(values: list[Any]) -> Sequence[Any]:
+        given, outside = values[: len(body.inputs)], [values[p] for p in captured]
+        results = [Items() for _ in body.outputs]
+        begin(run)
+        for i in range(len(given[0])):
+            made = run([*(value[i] if isinstance(value, Items) else value for value in given), *outside])
+            for result, value in zip(results, made, strict=True):
+                result.append(cloned(value) if isinstance(value, Tensor) else value)
+        return results[: len(op.outputs)]
+
+    return call, notes
+
+
+def _ways(op: Op, side: str, count: int) -> tuple[list[int], list[bool]]:
+    """The axes and directions that Scan goes along; the first axis, forward, where it does not say."""
+    axes = op.attrs.get(f"scan_{side}_axes") or (0,) * count
+    directions = op.attrs.get(f"scan_{side}_directions") or (0,) * count
+    return [int(axis) for axis in axes], [bool(way) for way in directions]
+
+
+def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
+    """Results of all trips as one tensor; of no trip an empty one, as the body declares it."""
+    if rows:
+        return torch.stack(list(rows), axis)
+    value = next((v for v in body.graph.outputs if v.name == name), None) if body.graph is not None else None
+    kind = getattr(value, "dtype", None)
+    sizes = [d if isinstance(d, int) else 0 for d in value.shape] if value is not None and value.shape else []
+    dtype = TORCH_DTYPES[str(kind.numpy())] if kind is not None else torch.float32
+    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, 0)
+    return torch.empty(sizes, dtype=dtype)
+
+
+def closed(body: Body) -> Body:
     """The body with its free names as further inputs."""
     free = body.free_names()
     return replace(body, inputs=(*body.inputs, *free)) if free else body
 
 
-CONTROL_OPS: dict[str, Callable[..., tuple[Run, list[str]]]] = {"If": _if, "Loop": _loop}
+CONTROL_OPS: dict[str, Callable[..., tuple[Run, list[str]]]] = {
+    "If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map,
+}  # fmt: skip

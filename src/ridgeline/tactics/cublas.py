@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ridgeline.tactics.remainder import Absorbed, absorb, rest_of, spec_of
 from ridgeline.tactics.triton_codegen import TritonPointwise
 
 DTYPES = ("float16", "bfloat16", "float32")
+Fill: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], None]
 # M rows, K summed over, N columns
 
 
@@ -151,38 +152,46 @@ class Cublas:
         rest = self._rest(site)
         wanted = (product.weight, *taken.biases)
         constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
-        weight = product.weight_kn(constants[product.weight])
-        weight = weight.contiguous() if config["weight"] == "kn" else weight.t().contiguous().t()
+        weight = self._lay(product.weight_kn(constants[product.weight]), config)
         if product.bias_scale != 1.0:
             own = product.anchor.inputs[2]
             constants[own] = constants[own] * product.bias_scale
         bias = sum_biases(taken.biases, constants, product.columns)
-        fill = _bind_fill(site, product, taken, weight, bias)
+        fill = self._bind_fill(site, product, taken, weight, bias, config)
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)
         if rest is None:
             return Launch(fill, writes_out=True, packed_bytes=packed)
         after = self._pointwise.bind(rest, next(iter(self._pointwise.configs(rest))), weights)
         return after_library(site, rest, fill, after, packed_bytes=packed)
 
+    def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
+        """The weight in the order the config asks for; always as [K, N]."""
+        return weight_kn.contiguous() if config["weight"] == "kn" else weight_kn.t().contiguous().t()
 
-def _bind_fill(
-    site: Site, product: Product, taken: Absorbed, weight: Tensor, bias: Tensor | None
-) -> Callable[[Sequence[Any], Sequence[Tensor]], None]:
-    slot, rows = product.slot, product.rows_of
-    addend = site.body.inputs.index(taken.residual) if taken.residual else -1
+    def _bind_fill(
+        self,
+        site: Site,
+        product: Product,
+        taken: Absorbed,
+        weight: Tensor,
+        bias: Tensor | None,
+        config: Config,
+    ) -> Fill:
+        slot, rows = product.slot, product.rows_of
+        addend = site.body.inputs.index(taken.residual) if taken.residual else -1
 
-    def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        x, y = rows(inputs[slot]), rows(outputs[0])
-        if taken.activation and bias is not None:
-            torch._addmm_activation(bias, x, weight, use_gelu=taken.activation == "gelu_tanh", out=y)
-        elif bias is not None:
-            torch.addmm(bias, x, weight, out=y)
-        elif addend >= 0:
-            torch.addmm(rows(inputs[addend]), x, weight, out=y)
-        else:
-            torch.mm(x, weight, out=y)
+        def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            x, y = rows(inputs[slot]), rows(outputs[0])
+            if taken.activation and bias is not None:
+                torch._addmm_activation(bias, x, weight, use_gelu=taken.activation == "gelu_tanh", out=y)
+            elif bias is not None:
+                torch.addmm(bias, x, weight, out=y)
+            elif addend >= 0:
+                torch.addmm(rows(inputs[addend]), x, weight, out=y)
+            else:
+                torch.mm(x, weight, out=y)
 
-    return fill
+        return fill
 
 
 def after_library(

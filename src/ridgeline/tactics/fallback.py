@@ -12,67 +12,124 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from ridgeline.errors import BuildError, first_line
+from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.types import is_loose
+from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
 from ridgeline.kernels.floor import FLOOR, call_floor
+from ridgeline.kernels.floor.narrow import moved_as_bits
+from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
 from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import ONNX_TYPES
+from ridgeline.passes.settle import type_proto
 from ridgeline.spec import Body, Op, TensorSpec
 
-Values = Sequence[Tensor | None]
+Values = Sequence[Any]
 RunOp = Callable[[Values], Sequence[Any]]
-CONTROL = frozenset({"If", "Loop", "Scan"})
-
-TORCH_DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32",
-        "uint16", "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
-        "float8_e4m3fnuz", "float8_e5m2fnuz",
-    )
-}  # fmt: skip
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+# ops that know what the bits of a narrow type mean; all others only move them
+OPENS_NARROW = frozenset({"Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear"})
 
 
-def to_torch(array: np.ndarray) -> Tensor:
-    """A tensor of its own memory; numpy's view of bfloat16 and friends is by bits."""
-    name = str(array.dtype)
-    array = np.array(array, order="C", copy=True)
-    if array.dtype.kind in "fiubc":
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(TORCH_DTYPES[name])
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().contiguous().numpy()
-
-
-def why_slow(op: Op, specs: Mapping[str, TensorSpec]) -> str | None:
-    """Why PyTorch does not run this op; None when it does."""
+def why_slow(op: Op, specs: Mapping[str, TensorSpec], loose: Mapping[str, str] | None = None) -> str | None:
+    """Why PyTorch does not run this op; None when it does. `loose` says what values without a spec are."""
     if op.op_type in CONTROL and not op.domain:
         return None
     entry = FLOOR.get(op.key)
     if entry is None:
         return f"PyTorch has no {op.key}"
+    for name in (*op.inputs, *op.outputs):
+        if "string" in (loose or {}).get(name, "") and not entry.takes_strings:
+            return f"{name} is {(loose or {})[name]}, which torch tensors do not hold"
     return entry.why_not(op, specs) if entry.why_not is not None else None
 
 
 def runner(
-    op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], device: str = "cpu"
+    op: Op,
+    specs: Mapping[str, TensorSpec],
+    opset_imports: Mapping[str, int],
+    device: str = "cpu",
+    loose: Mapping[str, str] | None = None,
 ) -> tuple[RunOp, str]:
     """How to run `op`, and a note when it is a slow way."""
     if op.op_type == "If" and not op.domain:
         raise AssertionError("control flow is run by the body that holds it")
-    reason = why_slow(op, specs)
+    reason = why_slow(op, specs, loose)
     if reason is None:
-        return (_DeviceOp(op, device) if device != "cpu" else lambda values: call_floor(op, values)), ""
-    session = _OrtOp(op, opset_imports)
-    run: RunOp = session
-    if device != "cpu":
-        run = lambda values: [v if v is None else v.to(device) for v in session(values)]  # noqa: E731
+        return _quick(op, specs, opset_imports, device), ""
+    session = _OtherOp(op, opset_imports)
+    session.open_ahead(specs)
+    run: RunOp = session if device == "cpu" else _Host(session, device)
     return run, f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
+
+
+def _quick(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], device: str) -> RunOp:
+    """The floor's way, with what the types of the op need around it."""
+    run: RunOp = _DeviceOp(op, device) if device != "cpu" else _host_op(op, opset_imports)
+    reads = [specs.get(n) for n in op.inputs if n]
+    if any(spec is None for spec in reads):
+        return _AnyOp(op, run, opset_imports, device)
+    if op.key not in OPENS_NARROW and any(spec.dtype in BIT_WIDTHS for spec in reads if spec is not None):
+        return moved_as_bits(run)
+    return run
+
+
+def _host_op(op: Op, opset_imports: Mapping[str, int]) -> RunOp:
+    """A floor op on the host; somebody else's once PyTorch turns out to have no kernel for its types."""
+    other: list[_OtherOp] = []
+
+    def run(values: Values) -> Sequence[Any]:
+        if other:
+            return other[0](values)
+        try:
+            return call_floor(op, values)
+        except RuntimeError as error:
+            if not _is_missing(error):
+                raise
+            other.append(_OtherOp(op, opset_imports))
+            return other[0](values)
+
+    return run
+
+
+def _is_missing(error: RuntimeError) -> bool:
+    """PyTorch says that it has no kernel for a type: as its own error, or as text."""
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+
+
+class _AnyOp:
+    """An op whose inputs are known only when they come: strings go elsewhere, narrow types by their bits."""
+
+    def __init__(self, op: Op, run: RunOp, opset_imports: Mapping[str, int], device: str) -> None:
+        self.run = run
+        self.opens_narrow = op.key in OPENS_NARROW
+        self.takes_strings = FLOOR[op.key].takes_strings
+        session = _OtherOp(op, opset_imports)
+        self.session: RunOp = session if device == "cpu" else _Host(session, device)
+
+    def __call__(self, values: Values) -> Sequence[Any]:
+        for value in values:
+            if isinstance(value, np.ndarray) and not self.takes_strings:
+                return self.session(values)
+            if isinstance(value, Tensor) and value.dtype in SUB_BYTE and not self.opens_narrow:
+                return moved_as_bits(self.run)(values)
+        return self.run(values)
+
+
+class _Host:
+    """What runs on the host, for values that lie on a GPU."""
+
+    def __init__(self, run: RunOp, device: str) -> None:
+        self.run, self.device = run, device
+
+    def __call__(self, values: Values) -> Sequence[Any]:
+        return [placed(v, self.device) for v in self.run(values)]
+
+
+def placed(value: Any, device: str) -> Any:
+    """A tensor where the device reads it; all else stays on the host."""
+    return on_device(value, device) if isinstance(value, Tensor) else value
 
 
 class _DeviceOp:
@@ -87,7 +144,7 @@ class _DeviceOp:
             try:
                 return call_floor(self.op, values)
             except RuntimeError as error:  # NotImplementedError is one
-                if not isinstance(error, NotImplementedError) and "not implemented for" not in str(error):
+                if not _is_missing(error):
                     raise
                 self.is_missing = True
         with torch.device("cpu"):
@@ -95,27 +152,44 @@ class _DeviceOp:
         return [v if v is None else v.to(self.device) for v in made]
 
 
-class _OrtOp:
-    """An op as a session of its own, made when the types of its inputs are first seen."""
+Open = Callable[[Mapping[str, Any]], Sequence[Any]]
+
+
+class _OtherOp:
+    """An op as a model of its own for somebody else, opened when the types of its inputs are first seen."""
 
     def __init__(self, op: Op, opset_imports: Mapping[str, int]) -> None:
         self.op, self.opset_imports = op, opset_imports
-        self.sessions: dict[tuple[str, ...], Any] = {}
+        self.opened: dict[tuple[bytes, ...], Open] = {}
         self.who = "ONNX Runtime, one op at a time"
 
-    def __call__(self, values: Values) -> Sequence[Tensor]:
-        arrays = {n: to_numpy(v) for n, v in zip(self.op.inputs, values, strict=True) if n and v is not None}
-        key = tuple(DTYPE_NAMES[v.dtype] if v is not None else "" for v in values)
-        run = self.sessions.get(key)
-        if run is None:
-            run = self.sessions[key] = self._open(dict(zip(self.op.inputs, key, strict=True)))
-        made = dict(zip((n for n in self.op.outputs if n), run(arrays), strict=True))
-        return [to_torch(np.asarray(made[n])) if n else None for n in self.op.outputs]  # type: ignore[misc]
+    def __call__(self, values: Values) -> Sequence[Any]:
+        given = {n: v for n, v in zip(self.op.inputs, values, strict=True) if n}
+        types = {name: type_of(value) for name, value in given.items()}
+        run = self._opened(types)
+        made = dict(
+            zip(
+                (n for n in self.op.outputs if n), run({n: outside(v) for n, v in given.items()}), strict=True
+            )
+        )
+        return [taken_in(made[n]) if n else None for n in self.op.outputs]
 
-    def _open(self, dtypes: Mapping[str, str]) -> Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]:
+    def open_ahead(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Where the types are known already, so that the plan says who it will be."""
+        names = [n for n in self.op.inputs if n]
+        if all(n in specs and not is_loose(specs[n].dtype) for n in names):
+            self._opened({n: _any_shape(type_proto(specs[n])) for n in names})
+
+    def _opened(self, types: Mapping[str, onnx.TypeProto]) -> Open:
+        key = tuple(kind.SerializeToString() for kind in types.values())
+        if key not in self.opened:
+            self.opened[key] = self._open(types)
+        return self.opened[key]
+
+    def _open(self, types: Mapping[str, onnx.TypeProto]) -> Open:
         model = model_proto(
             [self.op],
-            inputs={name: _type(dtype) for name, dtype in dtypes.items() if name},
+            inputs=types,
             outputs={name: onnx.TypeProto() for name in self.op.outputs if name},
             constants={},
             opset_imports=self.opset_imports,
@@ -124,10 +198,11 @@ class _OrtOp:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         try:
+            _require_crossing(types)
             session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as first:
             try:
-                evaluator = ReferenceEvaluator(model)
+                evaluator = Evaluator(model)
             except Exception as second:
                 raise BuildError(
                     f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}",
@@ -138,11 +213,20 @@ class _OrtOp:
         return lambda feeds: session.run(None, dict(feeds))
 
 
-def _type(dtype: str) -> onnx.TypeProto:
-    kind = onnx.TypeProto()
-    kind.tensor_type.elem_type = ONNX_TYPES[dtype]
+def _require_crossing(types: Mapping[str, onnx.TypeProto]) -> None:
+    for name, kind in types.items():
+        wrong = [dtype for dtype in elements_of(kind) if dtype != "string" and not crosses(dtype)]
+        if wrong or kind.HasField("optional_type"):
+            raise TypeError(
+                f"{name} is {wrong[0] if wrong else 'optional'}, which ONNX Runtime takes from no caller"
+            )
+
+
+def _any_shape(kind: onnx.TypeProto) -> onnx.TypeProto:
+    kind.tensor_type.ClearField("shape")
     return kind
 
 
-def constant_tensors(body: Body) -> dict[str, Tensor]:
-    return {name: to_torch(array) for name, array in body.constants.items()}
+def constant_values(body: Body) -> dict[str, Any]:
+    """Tensors, and arrays of strings."""
+    return {name: taken_in(array) for name, array in body.constants.items()}

@@ -16,12 +16,13 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import ONNX_TYPES, type_proto
-from ridgeline.spec import Body, Config, Site, TensorSpec
+from ridgeline.passes.settle import type_proto
+from ridgeline.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Move
-from ridgeline.tactics.fallback import TORCH_DTYPES, to_numpy, to_torch
 
 PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model
@@ -46,9 +47,13 @@ class Ort:
         if version > 26:
             return f"opset {version} is newer than ONNX Runtime takes"
         for name in (*site.body.inputs, *site.body.outputs):
+            if name in site.loose:
+                return f"{name!r} is {site.loose[name]}, for which there is no memory to share"
             spec = site.specs.get(name)
-            if spec is not None and (spec.dtype not in TORCH_DTYPES or spec.dtype.startswith("float8")):
+            if spec is not None and not crosses(spec.dtype) and name not in site.weights:
                 return f"{name!r} is {spec.dtype}, which does not cross into ONNX Runtime"
+        if any(_takes_no_step(op, site) for op in site.body.ops):
+            return "ONNX Runtime refuses a Scan over nothing"
         return None
 
     def configs(self, site: Site) -> Iterable[Config]:
@@ -78,7 +83,8 @@ class Ort:
         constants = dict(site.body.constants)
         if fixed:
             constants |= {n: a for n, a in site.values.items() if n in site.body.inputs and n not in weights}
-        lent = {n: t for n, t in weights.items() if t.numel() * t.element_size() >= LENT_BYTES}
+        # what cannot be handed over as an array travels inside the model
+        lent = {n: t for n, t in weights.items() if t.nbytes >= LENT_BYTES and crosses(dtype_name(t))}
         constants |= {n: to_numpy(t) for n, t in weights.items() if n not in lent}
         used = {n for op in site.body.ops for n in op.inputs} | set(site.body.outputs)
         used |= set(site.body.inputs)
@@ -97,17 +103,27 @@ class Ort:
         # threads that spin after a call are faster at the next one, and in the way of any other library's
         spin = "1" if config.get("spin", False) else "0"
         options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+        # products with 4-bit weights would round their other operand to 8 bits
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if lent:
             model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
             values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]
             options.add_external_initializers(list(lent), values)
         session = ort.InferenceSession(model.SerializeToString(), options, PROVIDERS)
-        return session, sum(t.numel() * t.element_size() for t in lent.values())
+        return session, sum(t.nbytes for t in lent.values())
+
+
+def _takes_no_step(op: Op, site: Site) -> bool:
+    if op.op_type != "Scan" or op.domain:
+        return False
+    count = int(op.attrs["num_scan_inputs"])
+    axes = op.attrs.get("scan_input_axes") or [0] * count
+    scanned = [site.specs.get(name) for name in op.inputs[-count:]]
+    return any(spec is not None and not spec.shape[axis] for spec, axis in zip(scanned, axes, strict=True))
 
 
 def _outside(name: str, tensor: Tensor) -> onnx.TensorProto:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    proto = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype], dims=tensor.shape)
+    proto = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=tensor.shape)
     proto.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", "weights"), ("offset", "0"), ("length", str(tensor.nbytes))):
         proto.external_data.add(key=key, value=value)

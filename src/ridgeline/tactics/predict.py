@@ -26,6 +26,7 @@ Estimate: TypeAlias = Callable[[Any, Site, Config], float]
 POINTWISE_US, ROWS_US = 1.0, 1.4
 # cuBLAS: 128x768x768 3.4 µs, 128x2304x768 4.2, 128x768x3072 7.1; 4096³ at 628 TFLOP/s
 CUBLAS_US, CUBLAS_US_PER_DEPTH, CUBLAS_SHARE = 2.1, 1.13e-3, 0.82
+ALGORITHM_STEP = 0.01  # the library lists its best guess first
 # fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3; at batch 32 half the peak
 CUDNN_US, CUDNN_US_PER_DEPTH, CUDNN_SHARE = 5.2, 1.5e-3, 0.5
 # depthwise convolutions by cuDNN read their images several times
@@ -38,6 +39,7 @@ FLOOR_US = {
     "MatMul": (CUBLAS_US, CUBLAS_US_PER_DEPTH), "Gemm": (CUBLAS_US, CUBLAS_US_PER_DEPTH),
     "Conv": (CUDNN_US, CUDNN_US_PER_DEPTH), "Attention": (SDPA["math"][0], 0.0),
 }  # fmt: skip
+READ_TWICE = 1.4  # a row that is walked over again, mostly from the cache
 # after a library our next kernel cannot start early (docs/gpu.md, dependent launch)
 NO_OVERLAP_US = 0.3
 # configs come best guess first: a later one must look better by more than the model can tell
@@ -63,8 +65,10 @@ def _pointwise(_: Any, site: Site, config: Config) -> float:
 
 
 def _rows(_: Any, site: Site, config: Config) -> float:
-    # the longer way through a row, and a second launch where programs share one
-    return ROWS_US + 1.1 * _moving_us(site) + (POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0)
+    # the longer way through a row; where programs share one, a second launch or the time they wait
+    shared = POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0
+    is_read_once = bool(config.get("whole", True)) or int(config.get("held", 0)) > 0
+    return ROWS_US + shared + (1.1 if is_read_once else READ_TWICE) * _moving_us(site)
 
 
 def _product(tactic: Any, site: Site, config: Config) -> float:
@@ -96,6 +100,10 @@ def _cublas(tactic: Any, site: Site, config: Config) -> float:
     assert not isinstance(product, str), f"a refused site came back: {product}"
     fixed = CUBLAS_US + CUBLAS_US_PER_DEPTH * product.depth
     return fixed + _library(site, CUBLAS_SHARE) + _rest(tactic, site, config)
+
+
+def _cublas_lt(tactic: Any, site: Site, config: Config) -> float:
+    return _cublas(tactic, site, config) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
 
 
 def _cudnn(tactic: Any, site: Site, config: Config) -> float:
@@ -152,6 +160,7 @@ ESTIMATES: dict[str, Estimate] = {
     "triton.depthwise": _depthwise,
     "triton.attention": _own_attention,
     "cublas": _cublas,
+    "cublas.lt": _cublas_lt,
     "cudnn": _cudnn,
     "cuda.sdpa": _sdpa,
 }

@@ -12,12 +12,16 @@ from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
 from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
+from ridgeline.tactics.cpp_conv_rows import CppConvRows
+from ridgeline.tactics.cpp_moves import CppMoves
 from ridgeline.tactics.cublas import Cublas
+from ridgeline.tactics.cublas_lt import CublasLt
 from ridgeline.tactics.cudnn_conv import CudnnConv
 from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
 from ridgeline.tactics.onednn_linear import OneDnnLinear
 from ridgeline.tactics.ort import Ort
+from ridgeline.tactics.recurrent import CppRecurrent
 from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
 from ridgeline.tactics.sdpa_cuda import CudaSdpa
 from ridgeline.tactics.triton_attention import TritonAttention
@@ -32,7 +36,7 @@ def cpu_tactics(
     return (
         CppGemv(),
         CppGemm(),
-        *(CppConv1x1(), CppDepthwise(), CppConvSmall()),
+        *(CppConv1x1(), CppDepthwise(), CppConvSmall(), CppConvRows()),
         AtenLinear(call_floor),
         MklLinear(call_floor),
         OneDnnLinear(call_floor),
@@ -43,6 +47,7 @@ def cpu_tactics(
         AttentionBmm(),
         CppPointwise(),
         CppReduce(),
+        *(CppRecurrent(), CppMoves()),
         Aten(opset_imports),
         Ort(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic),
     )
@@ -53,6 +58,7 @@ def cuda_tactics(opset_imports: Mapping[str, int]) -> tuple[Tactic, ...]:
         TritonGemv(),
         TritonGemm(),
         *(TritonConv1x1(), TritonConv(), TritonDepthwise()),
+        CublasLt(),
         Cublas(),
         CudnnConv(),
         TritonAttention(),

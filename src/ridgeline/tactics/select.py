@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import BuildError, failure
+from ridgeline.kernels.elements import TORCH_DTYPES, bits, on_device, to_torch
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured
-from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 from ridgeline.timing import interleave
 
 # a later candidate must beat an earlier, simpler one by this much
@@ -86,7 +86,9 @@ def time_site(
     workspace_bytes: int | None = None,
 ) -> Entry:
     """Time every willing candidate side by side; one that fails on the way is refused with its message."""
-    if not is_settled(site):  # nobody knows what to time it with; the floor takes whatever comes
+    # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes;
+    # and one candidate alone need not run on values drawn without knowing the model
+    if not is_settled(site) or (len(willing) == 1 and workspace_bytes is None):
         return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)
@@ -193,7 +195,8 @@ def example(spec: TensorSpec) -> Tensor:
     tensor = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
     if spec.is_float:
         return tensor.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-    return tensor.zero_()
+    bits(tensor).zero_()
+    return tensor
 
 
 def example_inputs(
@@ -211,7 +214,7 @@ def example_inputs(
         elif name in weights:
             made.append(weights[name])
         elif name in site.values:
-            made.append(to_torch(site.values[name]).to(device))
+            made.append(on_device(to_torch(site.values[name]), device))
         else:
             made.append(draw(spec))
     return made

@@ -11,11 +11,11 @@ from torch import Tensor
 from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.gpu_graph import CaptureError
 from ridgeline.gpu_timing import capture, interleave_graphs
+from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.spec import EPSILON, Site, TensorSpec
 from ridgeline.tactics.aten import Aten, is_settled
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured
-from ridgeline.tactics.fallback import TORCH_DTYPES, to_torch
 from ridgeline.tactics.select import UNSTEADY, check_workspace, example_inputs, ranked
 
 CALLS_PER_GRAPH = 10

@@ -6,7 +6,7 @@ The text comes from `kernels/triton`; here it is offered in a few cuts, compiled
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.held_rows import MAX_SPLITS, kept_bytes, kept_loads
 from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, why_not_pointwise
-from ridgeline.kernels.triton.rows import RowCut, Rows, row_stages
+from ridgeline.kernels.triton.row_text import RowCut, Rows
+from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, Stages
+from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
@@ -32,6 +34,8 @@ PDL_ARCH = 90  # the first architecture with dependent launch
 PROCESSORS = 132
 ALIGNMENT = 16  # bytes: kernels are compiled for pointers like this
 WHOLE_COLUMNS = 65536  # of a row in the registers of one program
+LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs keep while they wait
+THREAD_BYTES, SMALL_BYTES = 128, 32  # a thread keeps of a row; where rows are few there are threads enough
 
 
 class TritonTactic:
@@ -70,9 +74,9 @@ class TritonTactic:
         stages = self.stages(site, config)
         return Footprint(
             writes_out=True,
-            in_place=may_lie_on_inputs(site, lower(site)),
+            in_place=may_lie_on_inputs(site, lower(site)) and stages.are_programs_apart,
             packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
-            scratch_bytes=4 * stages.scratch_items,
+            scratch_bytes=stages.scratch_bytes,
         )
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
@@ -82,15 +86,16 @@ class TritonTactic:
             Launcher(require_fit(made))
             for made in compile_kernels(kernels, site.target.arch, cache_dir=self.cache_dir)
         ]
+        _require_room(stages.together)
         bound = _Bound(site, stages, launchers)
         return Launch(
             bound.call,
             writes_out=True,
             freeze=bound.freeze,
-            in_place=may_lie_on_inputs(site, lower(site)),
+            in_place=may_lie_on_inputs(site, lower(site)) and stages.are_programs_apart,
             packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
             reads=frozenset(stages.pointers.inputs),
-            scratch_bytes=4 * stages.scratch_items,
+            scratch_bytes=stages.scratch_bytes,
         )
 
 
@@ -120,15 +125,15 @@ class TritonRows(TritonTactic):
     def configs(self, site: Site) -> Iterable[Config]:
         return [
             {"rows": c.rows, "cols": c.cols, "warps": c.warps, "whole": c.is_whole, "splits": c.splits,
-             "stages": c.stages}
-            for c in row_cuts(lower(site))
+             "stages": c.stages, "held": c.held}
+            for c in row_cuts(lower(site), _constants(site))
         ]  # fmt: skip
 
     def stages(self, site: Site, config: Config) -> Stages:
         cut = RowCut(
             int(config["rows"]), int(config["cols"]), int(config["warps"]),
             is_whole=bool(config["whole"]), splits=int(config["splits"]),
-            stages=int(config["stages"]),
+            stages=int(config["stages"]), held=int(config.get("held", 0)),
         )  # fmt: skip
         return row_stages(lower(site), _constants(site), cut, pdl=_has_pdl(site))
 
@@ -157,7 +162,7 @@ def pointwise_cuts(program: Program) -> list[Cut]:
     return [Cut(1024, 4), Cut(2048, 4), Cut(4096, 8)]
 
 
-def row_cuts(program: Program) -> list[RowCut]:
+def row_cuts(program: Program, constants: Collection[int] = ()) -> list[RowCut]:
     if program.is_empty:
         return [RowCut(1, 1, 1)]
     rows = Rows(program)
@@ -166,7 +171,7 @@ def row_cuts(program: Program) -> list[RowCut]:
     if split is not None:
         # few programs would leave most of the machine idle
         cuts = [split, *cuts] if -(-rows.count // split.rows) < PROCESSORS // 4 else [*cuts[:3], split]
-    return cuts[:4]
+    return [*cuts[:4], *_held_cuts(rows, constants)]
 
 
 def _line_cuts(rows: Rows) -> list[RowCut]:
@@ -206,10 +211,15 @@ def _tail_cuts(rows: Rows) -> list[RowCut]:
     return [RowCut(32, 128, 8, cols == 128), RowCut(32, 64, 2, False), RowCut(64, 64, 4, False)]
 
 
+def _is_one_pass(rows: Rows) -> bool:
+    """Whether programs can share a row: each has its part of all that is reduced, in float32."""
+    groups = rows.passes()
+    return len(groups) == 1 and all(fold.dtype == "float32" for group in groups[0] for fold in group.folds)
+
+
 def _split_cut(rows: Rows) -> RowCut | None:
     """Several programs to a row, so that there are enough of them; None where rows are many or short."""
-    groups = rows.passes()
-    if len(groups) > 1 or any(fold.dtype != "float32" for group in groups[0] for fold in group.folds):
+    if not _is_one_pass(rows):
         return None
     height, cols, warps, least = (32, 64, 4, 192) if rows.is_tail else (1, 4096, 8, 4096)
     blocks = -(-rows.count // height)
@@ -217,6 +227,41 @@ def _split_cut(rows: Rows) -> RowCut | None:
         return None
     splits = min(rows.columns // least, max(2, 4 * PROCESSORS // blocks), 128)
     return RowCut(height, cols, warps, False, splits)
+
+
+def _held_cuts(rows: Rows, constants: Collection[int]) -> list[RowCut]:
+    """Long rows read once: as few programs to a row as keep memory busy, more of them where rows are few."""
+    column_bytes = kept_bytes(kept_loads(rows, constants))
+    if rows.is_tail or rows.columns < LONG_COLUMNS or not column_bytes:
+        return []
+    if rows.columns % 8:  # rows start anywhere, accesses are narrow: one value to a register
+        pieces = [(4096, SMALL_BYTES), (8192, SMALL_BYTES)]
+    elif rows.count < PROCESSORS:
+        pieces = [(max(2048, _power(rows.columns * rows.count // (2 * PROCESSORS))), SMALL_BYTES)]
+    elif rows.columns <= 2 * LONG_COLUMNS:
+        whole = _power(rows.columns)
+        pieces = [(whole, THREAD_BYTES), (whole, 2 * THREAD_BYTES), (whole // 2, THREAD_BYTES)]
+    else:
+        pieces = [(piece, THREAD_BYTES) for piece in (8192, 16384, 32768)]
+        pieces += [(8192, THREAD_BYTES // 2), (8192, 2 * THREAD_BYTES), (32768, 2 * THREAD_BYTES)]
+    cuts = [_held_cut(rows.columns, piece, column_bytes, of_thread) for piece, of_thread in pieces]
+    is_one_pass = _is_one_pass(rows)
+    return [
+        cut for cut in dict.fromkeys(cuts) if cut.splits == 1 or (is_one_pass and cut.splits <= MAX_SPLITS)
+    ]
+
+
+def _held_cut(columns: int, piece: int, column_bytes: int, of_thread: int) -> RowCut:
+    """Pieces of so many columns among threads that keep so many bytes each."""
+    piece = max(piece, _power(-(-columns // MAX_SPLITS)))
+    warps = min(32, max(1, piece * _power(column_bytes) // of_thread // 32))
+    tile = min(piece, max(piece // 8, 8 * 32 * warps))
+    return RowCut(1, tile, warps, False, -(-columns // piece), held=piece // tile)
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << (max(1, count) - 1).bit_length()
 
 
 # from stages to a launch
@@ -235,6 +280,16 @@ def may_lie_on_inputs(site: Site, program: Program) -> bool:
 
 def _is_same_place(load: Memory, store: Memory) -> bool:
     return dict(load.strides) == dict(store.strides) and not (load.offset or load.guards or load.gathers)
+
+
+def _require_room(together: int) -> None:
+    """Raise where programs that wait for one another might not all be under way, also beside other work."""
+    if together > 1:
+        processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        if 2 * together > processors:
+            raise CompileError(
+                f"{together} programs wait for one another, {processors} processors are too few"
+            )
 
 
 class _Bound:
@@ -268,6 +323,8 @@ class _Bound:
         tensors = dict(zip(self.stages.pointers.names, [*reads, *self.extras, *writes], strict=True))
         if self.stages.scratch_items:
             tensors[SCRATCH] = torch.empty(self.stages.scratch_items, dtype=torch.float32, device="cuda")
+        if self.stages.word_items:
+            tensors[WORDS] = torch.zeros(self.stages.word_items, dtype=torch.int32, device="cuda")
         return [
             launcher.freeze((stage.programs,), [*(tensors[name] for name in stage.pointers), *stage.numbers])
             for launcher, stage in zip(self.launchers, self.stages.launches, strict=True)

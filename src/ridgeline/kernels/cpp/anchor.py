@@ -36,12 +36,17 @@ def lower_around(site: Site, anchor: Op, x: int) -> tuple[Program, tuple[int, ..
     return program, tuple(axes[0] if axes else ONE for axes in dims)
 
 
-def require_columns(program: Program, axes: Sequence[int], column: int) -> None:
-    """Outputs hold one item per item of `acc`, and lie column by column."""
+def require_items(program: Program, axes: Sequence[int]) -> None:
+    """Outputs hold one item per item of `acc`."""
     if any(set(m.strides) != set(program.sizes) for m in program.stores):
         raise Refusal("an output is smaller than the product")
     if set(program.sizes) - set(axes):
         raise Refusal("an output is larger than the product")
+
+
+def require_columns(program: Program, axes: Sequence[int], column: int) -> None:
+    """Outputs hold one item per item of `acc`, and lie column by column."""
+    require_items(program, axes)
     if any(m.strides.get(column, 1) != 1 for m in program.stores):
         raise Refusal("columns of an output are not contiguous")
 

@@ -174,7 +174,9 @@ template <class T> FN T rl_div(T x, T y) {
 }
 FN float rl_fmod(float x, float y) { return __builtin_fmodf(x, y); }
 FN double rl_fmod(double x, double y) { return __builtin_fmod(x, y); }
-template <class T> FN T rl_fmod(T x, T y) { return y == 0 || y == (T)-1 ? (T)0 : (T)(x % y); }
+template <class T> FN T rl_fmod(T x, T y) {
+  return y == 0 || ((T)-1 < (T)0 && y == (T)-1) ? (T)0 : (T)(x % y);
+}
 template <class T> FN T rl_mod(T x, T y) {
   T r = rl_fmod(x, y);
   return r != 0 && (r < 0) != (y < 0) ? (T)(r + y) : r;

@@ -14,9 +14,11 @@ from ridgeline.kernels.floor import (
     pointwise,
     pool,
     quant,
+    random,
     recurrent,
     reduce,
     resize,
+    sequence,
     shape,
     signal,
     vision,
@@ -24,8 +26,8 @@ from ridgeline.kernels.floor import (
 from ridgeline.kernels.floor.registry import FLOOR, FloorOp, Reason, call_floor, floor
 
 FAMILIES = (
-    activation, attention, contrib, conv, generate, indexing, linalg, norm, pointwise, pool, quant, recurrent,
-    reduce, resize, shape, signal, vision,
+    activation, attention, contrib, conv, generate, indexing, linalg, norm, pointwise, pool, quant, random,
+    recurrent, reduce, resize, sequence, shape, signal, vision,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "FLOOR", "FloorOp", "Reason", "call_floor", "floor"]

@@ -1,4 +1,4 @@
-"""Activations: pointwise maps with parameters, dropout and the gated forms."""
+"""Activations: pointwise maps with parameters and the gated forms."""
 
 from __future__ import annotations
 
@@ -119,22 +119,3 @@ def softplus(x: Tensor) -> Tensor:
 @floor("Softsign")
 def softsign(x: Tensor) -> Tensor:
     return F.softsign(x)
-
-
-@floor("Dropout")
-def dropout(
-    x: Tensor,
-    ratio: Tensor | None = None,
-    training_mode: Tensor | None = None,
-    *,
-    seed: int | None = None,
-    n_outputs: int = 1,
-) -> tuple[Tensor, ...]:
-    chance = 0.5 if ratio is None else float(ratio.item())
-    if training_mode is None or not training_mode.item() or chance == 0:
-        return (x,) if n_outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
-    draws = torch.Generator(x.device)
-    if seed is not None:
-        draws.manual_seed(seed)
-    mask = torch.rand(x.shape, generator=draws, device=x.device) >= chance
-    return torch.where(mask, x / (1 - chance), 0).to(x.dtype), mask

@@ -138,13 +138,12 @@ def deform_conv(
     cols = cols + (torch.arange(kw) * dilations[1]).reshape(1, kw, 1, 1)
     at = torch.stack([cols.to(x.device) + shift[:, :, :, :, 1], rows.to(x.device) + shift[:, :, :, :, 0]], -1)
     # pixel i is at (2 i + 1) / size - 1 when corners are not aligned, which also holds for one pixel
-    scale = torch.tensor([width, height], dtype=x.dtype, device=x.device)
-    grid = ((2 * at + 1) / scale - 1).reshape(n * offset_group, kh * kw * oh, ow, 2)
-    picked = F.grid_sample(
-        x.reshape(n * offset_group, channels // offset_group, height, width),
-        grid.to(x.dtype),
-        align_corners=False,
-    ).reshape(n, offset_group, channels // offset_group, kh * kw, oh * ow)
+    # in float64: a place between pixels, told as a share of the image, loses its last bits in float32
+    scale = torch.tensor([width, height], dtype=torch.float64, device=x.device)
+    grid = ((2 * at.double() + 1) / scale - 1).reshape(n * offset_group, kh * kw * oh, ow, 2)
+    pixels = x.double().reshape(n * offset_group, channels // offset_group, height, width)
+    picked = F.grid_sample(pixels, grid, align_corners=False).to(x.dtype)
+    picked = picked.reshape(n, offset_group, channels // offset_group, kh * kw, oh * ow)
     if mask is not None:
         picked = picked * mask.reshape(n, offset_group, 1, kh * kw, oh * ow)
     columns = picked.reshape(n, group, channels // group * kh * kw, oh * ow)

@@ -10,42 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.spec import Op, TensorSpec
 
-# by ONNX's TensorProto.DataType; the missing numbers (string, 4-bit and 2-bit types) have no torch tensor
-DTYPES = {
-    1: torch.float32, 2: torch.uint8, 3: torch.int8, 4: torch.uint16, 5: torch.int16, 6: torch.int32,
-    7: torch.int64, 9: torch.bool, 10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64,
-    14: torch.complex64, 15: torch.complex128, 16: torch.bfloat16, 17: torch.float8_e4m3fn,
-    18: torch.float8_e4m3fnuz, 19: torch.float8_e5m2, 20: torch.float8_e5m2fnuz, 24: torch.float8_e8m0fnu,
-}  # fmt: skip
-
-# numpy knows these by ml_dtypes; torch reads their bits
-_BIT_TYPES = {
-    "bfloat16": (np.uint16, torch.bfloat16),
-    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
-    "float8_e4m3fnuz": (np.uint8, torch.float8_e4m3fnuz),
-    "float8_e5m2": (np.uint8, torch.float8_e5m2),
-    "float8_e5m2fnuz": (np.uint8, torch.float8_e5m2fnuz),
-    "float8_e8m0fnu": (np.uint8, torch.float8_e8m0fnu),
-}
+# by ONNX's TensorProto.DataType; the missing number is that of strings, which no torch tensor holds
+DTYPES = {ONNX_TYPES[name]: dtype for name, dtype in TORCH_DTYPES.items() if name in ONNX_TYPES}
 
 _NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
 THIN_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-_NO_TORCH_TYPE = frozenset(
-    {"string", "int4", "uint4", "int2", "uint2", "float4_e2m1", "float6_e2m3", "float6_e3m2"}
-)
 
 
 def to_tensor(array: Any) -> Tensor:
     """A tensor with a copy of a numpy array (or a scalar, or a list)."""
-    if isinstance(array, Tensor):
-        return array
-    array = np.asarray(array)
-    if array.dtype.name in _BIT_TYPES:
-        bits, dtype = _BIT_TYPES[array.dtype.name]
-        return torch.from_numpy(np.array(array.view(bits))).view(dtype)
-    return torch.from_numpy(np.array(array, order="C"))
+    return array if isinstance(array, Tensor) else to_torch(np.asarray(array))
 
 
 def widened(x: Tensor) -> Tensor:
@@ -83,9 +61,9 @@ def highest(dtype: torch.dtype) -> float | int:
 
 
 def no_torch_type(op: Op, specs: Mapping[str, TensorSpec]) -> str | None:
-    """Refuse strings and 4-bit types: no torch tensor holds them."""
+    """Refuse strings: no torch tensor holds them."""
     for name in (*op.inputs, *op.outputs):
-        if name in specs and specs[name].dtype in _NO_TORCH_TYPE:
+        if name in specs and specs[name].dtype not in TORCH_DTYPES:
             return f"{name} is {specs[name].dtype}, which torch tensors do not hold"
     wanted = [op.attrs[key] for key in ("to", "output_dtype") if op.attrs.get(key)]
     if any(number not in DTYPES for number in wanted):

@@ -14,17 +14,22 @@ from ridgeline.kernels.floor.dtypes import DTYPES, to_tensor
 from ridgeline.kernels.floor.registry import floor
 
 
-@floor("Constant")
+@floor("Constant", takes_strings=True)
 def constant(
     *,
     value: np.ndarray | None = None,
+    value_string: str | None = None,
+    value_strings: Sequence[str] | None = None,
     value_float: float | None = None,
     value_floats: Sequence[float] | None = None,
     value_int: int | None = None,
     value_ints: Sequence[int] | None = None,
-) -> Tensor:
+) -> Any:
+    texts = value_string if value_string is not None else value_strings
+    if texts is not None:
+        return np.array(texts, object)
     if value is not None:
-        return to_tensor(value)
+        return value if value.dtype.kind == "O" else to_tensor(value)
     floats = value_float if value_float is not None else value_floats
     if floats is not None:
         return torch.tensor(floats, dtype=torch.float32)

@@ -67,7 +67,8 @@ def gemm(
 
 @floor("Einsum")
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation, *inputs)
+    # sums of small integers come back as int64
+    return torch.einsum(equation, *inputs).to(inputs[0].dtype)
 
 
 @floor("Det")

@@ -111,14 +111,19 @@ def batch_normalization(
 
 @floor("InstanceNormalization")
 def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    return F.group_norm(x, x.shape[1], scale, bias, epsilon)
+    return _group_norm(x, x.shape[1], scale, bias, epsilon)
 
 
 @floor("GroupNormalization")
 def group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    return F.group_norm(x, num_groups, scale, bias, epsilon)
+    return _group_norm(x, num_groups, scale, bias, epsilon)
+
+
+def _group_norm(x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    # torch.nn.functional takes one element a group for a training mistake and refuses it
+    return torch.group_norm(x, groups, scale, bias, epsilon, cudnn_enabled=False)
 
 
 @floor("LRN")

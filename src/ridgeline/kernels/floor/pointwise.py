@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.elements import SUB_BYTE
 from ridgeline.kernels.floor.dtypes import DTYPES, THIN_UNSIGNED, no_torch_type, through_int64
+from ridgeline.kernels.floor.narrow import closed, opened
 from ridgeline.kernels.floor.registry import copies, floor
 
 Outs = Sequence[Tensor]
@@ -119,6 +121,7 @@ def power(x: Tensor, y: Tensor) -> Tensor:
     dtype = x.dtype
     if _scalar_exponent(x, y):
         return torch.pow(x, y.item())
+    y = y.to(x.device)  # a table of exponents may be known on the host alone
     if dtype == torch.uint64 or y.dtype in (torch.uint16, torch.uint32, torch.uint64):
         x, y = x.to(torch.int64), y.to(torch.int64)
     elif dtype in (torch.uint16, torch.uint32):
@@ -222,6 +225,9 @@ _FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5
 
 def convert(x: Tensor, dtype: torch.dtype, *, saturate: int = 1) -> Tensor:
     """A cast with ONNX's saturation for float8: what is too large becomes the largest finite value."""
+    x = opened(x)
+    if dtype in SUB_BYTE:
+        return closed(x, dtype)
     if dtype not in _FLOAT8:
         return x.to(dtype)
     wide = x if x.dtype.is_floating_point and x.element_size() > 1 else x.float()
@@ -236,7 +242,7 @@ def convert(x: Tensor, dtype: torch.dtype, *, saturate: int = 1) -> Tensor:
 
 def _to_e8m0(x: Tensor, *, saturate: int, round_mode: str) -> Tensor:
     """A power of two: the exponent bits of a float32, rounded as asked."""
-    bits = x.float().view(torch.int32)
+    bits = opened(x).float().view(torch.int32)
     mantissa, exponent = bits & 0x7FFFFF, (bits >> 23) & 0xFF
     lift = {
         "up": mantissa > 0,

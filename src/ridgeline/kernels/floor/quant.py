@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.elements import SUB_BYTE
 from ridgeline.kernels.floor.conv import conv
 from ridgeline.kernels.floor.dtypes import DTYPES, no_torch_type
+from ridgeline.kernels.floor.narrow import bounds, closed, opened
 from ridgeline.kernels.floor.pointwise import convert
 from ridgeline.kernels.floor.registry import floor
 
@@ -46,9 +48,10 @@ def quantize_linear(
     levels = levels.round()
     if zero_point is not None:
         # int64 does not convert to unsigned 16 bits and back in every torch: floats do
-        levels = levels + _aligned(zero_point.to(torch.int64), x, axis=axis, block_size=block_size).to(wide)
-    bounds = torch.iinfo(dtype)
-    return levels.clamp(bounds.min, bounds.max).to(torch.int32).to(dtype)
+        zero = opened(zero_point).to(torch.int64)
+        levels = levels + _aligned(zero, x, axis=axis, block_size=block_size).to(wide)
+    levels = levels.clamp(*bounds(dtype)).to(torch.int32)
+    return closed(levels, dtype) if dtype in SUB_BYTE else levels.to(dtype)
 
 
 @floor("DequantizeLinear", why_not=no_torch_type)
@@ -61,9 +64,9 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
-    levels = x.to(torch.float32)
+    levels = opened(x).to(torch.float32)
     if zero_point is not None and not zero_point.dtype.is_floating_point:
-        levels = levels - _aligned(zero_point.to(torch.float32), x, axis=axis, block_size=block_size)
+        levels = levels - _aligned(opened(zero_point).to(torch.float32), x, axis=axis, block_size=block_size)
     result = levels * _aligned(scale, x, axis=axis, block_size=block_size).to(torch.float32)
     return result.to(DTYPES[output_dtype] if output_dtype else scale.dtype)
 
@@ -109,9 +112,8 @@ def conv_integer(
 
 
 def _requantized(levels: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    bounds = torch.iinfo(zero_point.dtype)
     shifted = (levels * scale).round() + zero_point.to(torch.float64)
-    return shifted.clamp(bounds.min, bounds.max).to(zero_point.dtype)
+    return shifted.clamp(*bounds(zero_point.dtype)).to(zero_point.dtype)
 
 
 @floor("QLinearMatMul")

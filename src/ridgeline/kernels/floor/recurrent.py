@@ -54,21 +54,35 @@ _WITH_PARAMETERS: dict[str, tuple[Callable[..., Tensor], float, float]] = {
 }  # fmt: skip
 
 
+# what ONNX names when a node names none, for one direction
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",),
+}  # fmt: skip
+
+
+def parametrised(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[tuple[str, float, float]]:
+    """Name in lower case, alpha and beta. They are handed out in order to the activations that take them."""
+    left_alphas, left_betas = list(alphas or ()), list(betas or ())
+    made: list[tuple[str, float, float]] = []
+    for name in names:
+        key, alpha, beta = name.lower(), 0.0, 0.0
+        if key in _WITH_PARAMETERS:
+            _, alpha, beta = _WITH_PARAMETERS[key]
+            alpha = left_alphas.pop(0) if left_alphas else alpha
+            beta = left_betas.pop(0) if left_betas else beta
+        made.append((key, alpha, beta))
+    return made
+
+
 def _activations(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
 ) -> list[Activation]:
-    """Parameters are handed out in order to the activations that take them."""
-    left_alphas, left_betas = list(alphas or ()), list(betas or ())
     made: list[Activation] = []
-    for name in names:
-        key = name.lower()
-        if key in _PLAIN:
-            activation = _PLAIN[key]
-        else:
-            function, alpha, beta = _WITH_PARAMETERS[key]
-            alpha = left_alphas.pop(0) if left_alphas else alpha
-            beta = left_betas.pop(0) if left_betas else beta
-            activation = partial(function, alpha=alpha, beta=beta)
+    for key, alpha, beta in parametrised(names, alphas, betas):
+        plain = _PLAIN.get(key)
+        activation = plain or partial(_WITH_PARAMETERS[key][0], alpha=alpha, beta=beta)
         made.append(activation if clip is None else _clipped(activation, clip))
     return made
 
@@ -196,7 +210,7 @@ def lstm(
     n, hidden = w.shape[0], r.shape[2]
     h, c = _start(initial_h, x, n, hidden, layout), _start(initial_c, x, n, hidden, layout)
     lengths = _uneven(sequence_lens, x)
-    default = ("Sigmoid", "Tanh", "Tanh")
+    default = DEFAULTS["LSTM"]
     is_plain = lengths is None and p is None and clip is None and not input_forget
     if is_plain and _is_default(activations, default, n):
         reverse = direction == "reverse"
@@ -252,7 +266,7 @@ def gru(
     n, hidden = w.shape[0], r.shape[2]
     h = _start(initial_h, x, n, hidden, layout)
     lengths = _uneven(sequence_lens, x)
-    default = ("Sigmoid", "Tanh")
+    default = DEFAULTS["GRU"]
     is_plain = lengths is None and clip is None and bool(linear_before_reset)
     if is_plain and _is_default(activations, default, n):
         reverse = direction == "reverse"
@@ -303,7 +317,7 @@ def rnn(
     x = x.transpose(0, 1) if layout else x
     n, hidden = w.shape[0], r.shape[2]
     h = _start(initial_h, x, n, hidden, layout)
-    acts = _activations(activations or ("Tanh",) * n, activation_alpha, activation_beta, clip)
+    acts = _activations(activations or DEFAULTS["RNN"] * n, activation_alpha, activation_beta, clip)
 
     def step_for(i: int) -> Step:
         bias_w, bias_r = _biases(b, i)

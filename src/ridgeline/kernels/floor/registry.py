@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from ridgeline.kernels.values import Items
 from ridgeline.spec import Op, TensorSpec
 
 Reason: TypeAlias = Callable[[Op, Mapping[str, TensorSpec]], str | None]
@@ -33,19 +34,25 @@ class FloorOp:
     out: Callable[..., None] | None = None
     view: bool = False  # the output shares memory with the first input when that is contiguous
     wants_n_outputs: bool = False
+    takes_strings: bool = False  # any value will do: numpy arrays of strings, sequences
 
 
 FLOOR: dict[str, FloorOp] = {}
 
 
 def floor(
-    key: str, *, why_not: Reason | None = None, out: Callable[..., None] | None = None, view: bool = False
+    key: str,
+    *,
+    why_not: Reason | None = None,
+    out: Callable[..., None] | None = None,
+    view: bool = False,
+    takes_strings: bool = False,
 ) -> Callable[[Run], Run]:
     """Enter the decorated function into `FLOOR` under `key`."""
 
     def enter(run: Run) -> Run:
         assert key not in FLOOR, f"{key} is entered twice"
-        FLOOR[key] = FloorOp(key, run, why_not, out, view, _declares(run, "n_outputs"))
+        FLOOR[key] = FloorOp(key, run, why_not, out, view, _declares(run, "n_outputs"), takes_strings)
         return run
 
     return enter
@@ -60,14 +67,15 @@ def copies(run: Callable[..., Tensor]) -> Callable[..., None]:
     return write
 
 
-def call_floor(op: Op, inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def call_floor(op: Op, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run `op`; one entry for each of its outputs, None where the function makes no such output."""
     entry = FLOOR[op.key]
     if entry.wants_n_outputs:
         result = entry.run(*inputs, **op.attrs, n_outputs=len(op.outputs))
     else:
         result = entry.run(*inputs, **op.attrs)
-    outputs: tuple[Tensor | None, ...] = tuple(result) if isinstance(result, tuple | list) else (result,)
+    is_several = isinstance(result, tuple | list) and not isinstance(result, Items)
+    outputs: tuple[Any, ...] = tuple(result) if is_several else (result,)
     wanted = len(op.outputs)
     return outputs[:wanted] + (None,) * (wanted - len(outputs))
 

@@ -43,6 +43,8 @@ class Axis:
             )
         if self.coordinates == "pytorch_half_pixel" and length == 1:
             return np.zeros_like(at)
+        if self.coordinates == "tf_half_pixel_for_nn":  # of opsets 11 and 12
+            return (at + 0.5) / self.scale
         half_pixel = (at + 0.5) / self.scale - 0.5
         if self.coordinates == "half_pixel_symmetric":
             return half_pixel + self.size / 2 * (1 - self.out_size / length)

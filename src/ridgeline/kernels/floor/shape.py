@@ -20,7 +20,7 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-floor("Identity", view=True, out=copies(_identity), why_not=no_torch_type)(_identity)
+floor("Identity", view=True, out=copies(_identity), takes_strings=True)(_identity)
 
 
 def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
@@ -35,12 +35,12 @@ def reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
 
 
 def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze(tuple(axes.tolist()))
+    return x.squeeze() if axes is None else x.squeeze(tuple(axes.reshape(-1).tolist()))
 
 
 def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
     rank = x.ndim + axes.numel()
-    for axis in sorted(axis % rank for axis in axes.tolist()):
+    for axis in sorted(axis % rank for axis in axes.reshape(-1).tolist()):
         x = x.unsqueeze(axis)
     return x
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
@@ -45,11 +45,15 @@ class Kernel:
     num_stages: int = 3
     pdl: bool = True
     unaligned: tuple[str, ...] = ()  # pointers that need not be 16-byte aligned
+    # per thread, at most; 0: as many as the compiler likes, and then the digest does not speak of it
+    registers: int = field(default=0, repr=False)
 
     @cached_property
     def digest(self) -> str:
         """Equal for kernels that compile to the same code with the same compiler."""
         parts = [repr(self), *(_source_digest(m) for m in (self.module, *SHARED_MODULES) if m)]
+        if self.registers:
+            parts.append(f"registers={self.registers}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
     def to_json(self) -> str:

@@ -9,6 +9,7 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import HEAD, Pointers, indented
 
 SCRATCH = "w0"
+WORDS = "w1"
 MAX_PROGRAMS = 2**31 - 1
 
 
@@ -29,6 +30,16 @@ class Stages:
     launches: tuple[Stage, ...]
     pointers: Pointers
     scratch_items: int = 0  # float32 numbers that the launches hand to one another
+    # 32-bit words that programs of one launch hand to one another: zero before the first run, and then only
+    # for these launches to touch
+    word_items: int = 0
+    together: int = 1  # programs that wait for one another: so many must be under way at once
+    # no program reads what another one of the same launch may have written over, where outputs lie on inputs
+    are_programs_apart: bool = True
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 4 * (self.scratch_items + self.word_items)
 
 
 def make_stage(
@@ -40,20 +51,24 @@ def make_stage(
     number: int,
     warps: int,
     pdl: bool,
+    constants: Mapping[str, bool] | None = None,
+    registers: int = 0,
 ) -> Stage:
     """A kernel `name(pointers…, size)` around these lines, which use whatever pointers they need."""
+    constants = {"PDL": pdl, **(constants or {})}
     text = "\n".join(lines)
     used = {p: kind for p, kind in pointers.items() if _is_used(p, text)}
-    head = f"def {name}({', '.join([*used, 'size', 'PDL: tl.constexpr'])}):"
+    head = f"def {name}({', '.join([*used, 'size', *(f'{name}: tl.constexpr' for name in constants)])}):"
     kernel = Kernel(
         function=name,
         module="",
-        signature=(*used.items(), ("size", "i32"), ("PDL", "constexpr")),
-        constants=(("PDL", pdl),),
+        signature=(*used.items(), ("size", "i32"), *((name, "constexpr") for name in constants)),
+        constants=tuple(constants.items()),
         text=HEAD + "\n".join([head, *indented(lines), ""]),
         num_warps=warps,
         num_stages=1,
         pdl=pdl,
+        registers=registers,
     )
     return Stage(kernel, programs, tuple(used), (number,))
 

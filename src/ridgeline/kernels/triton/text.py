@@ -162,9 +162,9 @@ class Scope:
         self.known: set[Term] = set()
         self.lines: list[str] = []
 
-    def inner(self) -> Scope:
-        """A block inside this one: what is known here need not be made again there."""
-        scope = Scope(self.program, self.index, self.load, self.fold)
+    def inner(self, load: Callable[[Memory], str] | None = None) -> Scope:
+        """A block inside this one, with loads of its own: what is known here need not be made again there."""
+        scope = Scope(self.program, self.index, load or self.load, self.fold)
         scope.known = set(self.known)
         return scope
 
@@ -192,13 +192,18 @@ class Scope:
 
 def load_text(memory: Memory, terms: Sequence[str], mask: str, index: Mapping[int, str]) -> str:
     """One load, in the dtype that is computed with."""
+    text = stored_text(memory, terms, mask, index)
+    return f"{memory.value} = {converted(text, memory.dtype, compute_dtype(memory.dtype))}"
+
+
+def stored_text(memory: Memory, terms: Sequence[str], mask: str, index: Mapping[int, str]) -> str:
+    """What lies in memory, in the dtype it has there."""
     tests = [mask] if mask else []
     for guard in memory.guards:
         where = place(guard.coordinate, index)
         tests += [f"({where} >= {guard.low})", f"({where} < {guard.high})"]
     masked = f", mask={' & '.join(tests)}, other=0" if tests else ""
-    text = f"tl.load({offset_text(memory, terms)}{masked})"
-    return f"{memory.value} = {converted(text, memory.dtype, compute_dtype(memory.dtype))}"
+    return f"tl.load({offset_text(memory, terms)}{masked})"
 
 
 def store_text(memory: Memory, terms: Sequence[str], mask: str) -> str:

@@ -32,6 +32,8 @@ def lower_here(kernel: Kernel, arch: str) -> Any:
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     if int(arch.removeprefix("sm_")) >= 90:
         options["launch_pdl"] = kernel.pdl
+    if kernel.registers:
+        options["maxnreg"] = kernel.registers
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     return triton.compile(source, target=target, options=options)
 

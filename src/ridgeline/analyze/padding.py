@@ -1,0 +1,54 @@
+"""What an engine says to padding along a dim, and how much work it has at other shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ridgeline.errors import InputError, OptionError
+from ridgeline.passes.padding_rules import Forbidden
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.observe import Histogram, Shape
+from ridgeline.runtime.padded import why_or_cuts
+from ridgeline.spec import TensorSpec
+from ridgeline.work import body_flops
+
+
+def padding_verdict(engine: Engine, dims: Sequence[str]) -> str:
+    """Whether rows stay apart along each dim, or the op that mixes them."""
+    return "; ".join(f"along {dim!r}: {why_not_pad(engine, dim) or 'cannot change results'}" for dim in dims)
+
+
+def why_not_pad(engine: Engine, dim: str) -> str | None:
+    """The op that forbids padding along a dim of the inputs; None where results stay as they are."""
+    padded: dict[str, TensorSpec] = {}
+    for port in engine.inputs:
+        spec = engine.plan.planned_shapes[port.name]
+        shape = [size + (own == dim) for own, size in zip(port.dims or spec.shape, spec.shape, strict=True)]
+        padded[port.name] = replace(spec, shape=tuple(shape))
+    if padded == engine.plan.planned_shapes:
+        raise OptionError(f"no input has a dim {dim!r}")
+    try:
+        why_or_cuts(engine.program, engine.plan.planned_shapes, padded, engine.weights)
+    except Forbidden as error:
+        return str(error)
+    except InputError as error:
+        return f"the model takes no other size: {error}"
+    return None
+
+
+def work_of_engine(engine: Engine, seen: Histogram) -> Callable[[dict[str, Shape]], float]:
+    """Operations at any shapes of the inputs, by the same count as plans and reports."""
+    missing = [port.name for port in engine.inputs if port.name not in seen.dims]
+    if missing:
+        raise OptionError(f"the shapes were observed at another engine: it has no input {missing[0]!r}")
+
+    def work(shapes: dict[str, Shape]) -> float:
+        specs = {
+            p.name: replace(engine.plan.planned_shapes[p.name], shape=shapes[p.name]) for p in engine.inputs
+        }
+        settled = settle_program(engine.program, specs, engine.weights)
+        return float(sum(body_flops(site.body, site.specs) for _, _, site in engine.sites(settled)))
+
+    return work

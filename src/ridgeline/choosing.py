@@ -1,0 +1,153 @@
+"""Shapes to plan for: those of the profiles, else the first guess that the model takes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ridgeline import checks
+from ridgeline.errors import BuildError, InputError, OptionError, UnsupportedError, first_line
+from ridgeline.frontend.from_onnx import Loaded
+from ridgeline.frontend.from_torch import Sample
+from ridgeline.frontend.ports import guessed_shapes, ports
+from ridgeline.frontend.profiles import Resolved, profile_shapes, resolve_profile, with_values
+from ridgeline.options import Options
+from ridgeline.passes.body import Program, read_program
+from ridgeline.passes.settle import Settled
+from ridgeline.passes.shape_inputs import shape_inputs
+from ridgeline.reference import Reference
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.weights import weights_of
+from ridgeline.spec import Port, TensorSpec
+
+
+def choose_every_shapes(
+    loaded: Loaded, reference: Reference | None, options: Options, sample: Sample | None = None
+) -> list[checks.Shapes]:
+    """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
+    inputs = ports(loaded.model.graph.inputs, what="input")
+    if options.target != "cpu":
+        refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
+    program, weights = read_program(loaded.model), weights_of(loaded.model)
+    sized_by = shape_inputs(program, inputs)
+    made = []
+    for profile in options.profiles or ({},):
+        resolved = resolve_profile(inputs, profile)
+        for name in resolved.values:
+            if name not in sized_by:
+                raise OptionError(
+                    f"values are given for input {name!r}, and no shape depends on them",
+                    help="leave them out: it is data, and any value will do",
+                )
+        shapes = choose_shapes(inputs, resolved, program, weights, reference, sample, sized_by)
+        open_ = [name for name in sized_by if name not in resolved.values]
+        made.append(replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}))
+    return made
+
+
+def choose_shapes(
+    inputs: tuple[Port, ...],
+    profile: Resolved,
+    program: Program,
+    weights: Mapping[str, Tensor],
+    reference: Reference | None,
+    sample: Sample | None,
+    sized_by: Collection[str],
+) -> checks.Shapes:
+    """The profile's shapes, those of a sample call, else the first guess that the model takes."""
+    tensors = [port for port in inputs if not port.is_loose]
+    corners = {which: profile_shapes(tensors, profile, which) for which in ("min", "opt", "max")}
+    opt = corners["opt"]
+    if opt is not None:
+        settle_program(program, opt, weights)
+        return checks.Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
+    if sample is not None:
+        return checks.Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
+    problems: dict[str, str] = {}
+    if reference is not None:
+        reference.open()
+    for guess in guessed_shapes(tensors, profile.symbols):
+        guess = with_values(guess, profile, "opt")
+        if shapes_text(guess) in problems:
+            continue
+        try:
+            refuse_empty(settle_program(program, guess, weights), weights)
+            if reference is not None:
+                reference.run(example_feeds(program, guess, weights, seed=0))
+        except Exception as error:  # not a shape this model takes: the next guess may be
+            problems[shapes_text(guess)] = first_line(error)
+            continue
+        return checks.Shapes(inputs, guess, None, None, is_guess=True, profile=profile)
+    raise BuildError(
+        "no shape could be guessed that this model takes",
+        rows=[f"{text}: {problem}" for text, problem in problems.items()],
+        help=f"say which: ridge build MODEL {_open_flags(tensors, profile, sized_by)}",
+    )
+
+
+def sample_shapes(inputs: Sequence[Port], profile: Resolved, sample: Sample) -> dict[str, TensorSpec]:
+    """Shapes of a sample call; a dim that the profile names has the profile's size."""
+    made = {}
+    for port in inputs:
+        sizes = tuple(sample.feeds[port.name].shape)
+        dims = port.dims if port.dims is not None else sizes
+        given = [profile.symbols.get(dim) if isinstance(dim, str) else None for dim in dims]
+        shape = tuple(size if r is None else r.opt for size, r in zip(sizes, given, strict=True))
+        made[port.name] = TensorSpec(port.dtype, shape)
+    return with_values(made, profile, "opt")
+
+
+def refuse_loose(every: Sequence[Port]) -> None:
+    """A GPU holds numbers only."""
+    rows = [f"{port.name}: {port}" for port in every if port.is_loose]
+    if rows:
+        raise UnsupportedError("a GPU takes and gives tensors of numbers", rows=rows, help="--target cpu")
+
+
+def refuse_empty(settled: Settled, weights: Mapping[str, Tensor]) -> None:
+    """A guess that leaves nothing to compute is no shape the model was made for."""
+    empty = [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
+    if empty:
+        raise InputError(f"{empty[0]!r} would be empty")
+
+
+def shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
+    """In a line."""
+    return " ".join(_pairs(shapes))
+
+
+def shapes_flags(shapes: Mapping[str, TensorSpec]) -> str:
+    """As the command line takes them."""
+    return " ".join(f"--shapes {shlex.quote(pair)}" for pair in _pairs(shapes))
+
+
+def _pairs(shapes: Mapping[str, TensorSpec]) -> list[str]:
+    return [
+        f"{name}=[{', '.join(map(str, spec.value))}]"
+        if spec.value
+        else f"{name}={'x'.join(map(str, spec.shape))}"
+        for name, spec in shapes.items()
+        if spec.value or spec.shape
+    ]
+
+
+def _open_flags(inputs: Sequence[Port], profile: Resolved, sized_by: Collection[str]) -> str:
+    """What was not given, with a blank where only the user knows the number."""
+    flags = []
+    for port in inputs:
+        if port.name in profile.shapes or port.name in profile.values:
+            continue
+        if port.name in sized_by:
+            length = port.dims[0] if port.dims and isinstance(port.dims[0], int) else 1
+            flags.append(f"--shapes '{port.name}=[{', '.join('…' * length)}]'")
+        elif port.dims is None or any(isinstance(dim, str) for dim in port.dims):
+            dims = port.dims if port.dims is not None else ("…",)
+            flags.append(
+                f"--shapes {port.name}={'x'.join(str(d) if isinstance(d, int) else '…' for d in dims)}"
+            )
+    values = " (in brackets: the values of a shape tensor)" if any("[" in flag for flag in flags) else ""
+    return " ".join(flags) + values

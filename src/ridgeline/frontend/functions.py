@@ -1,0 +1,107 @@
+"""Functions become plain nodes: the model's own, and standard ops that are best defined by others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+from onnx import shape_inference
+from onnx.inliner import inline_local_functions
+
+LOCAL = "ridgeline.defined"
+# no kernel of its own: what it computes follows from the nodes that ONNX defines it by
+FLEX_ATTENTION = ("ai.onnx.preview", "FlexAttention")
+# with a scale for each group instead of each channel; deprecated at once, written by exporters all the same
+GROUP_NORM, GROUP_NORM_OPSETS = ("", "GroupNormalization"), range(18, 21)
+# ONNX Runtime writes these as if they were standard in every opset
+RUNTIME_DOMAIN = "com.microsoft"
+RUNTIME_OPS = frozenset({("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")})
+
+
+def define_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, with a function of its own for each node that no later stage knows as an op."""
+    versions = {
+        "" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import
+    }
+    wanted = {FLEX_ATTENTION} | ({GROUP_NORM} if versions.get("") in GROUP_NORM_OPSETS else set())
+    if not any(_key(node) in wanted for node in all_nodes(proto)):
+        return proto
+    inferred = shape_inference.infer_shapes(proto).graph
+    types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
+    defined = onnx.ModelProto()
+    defined.CopyFrom(proto)
+    for i, node in enumerate(node for node in all_nodes(defined) if _key(node) in wanted):
+        is_flex = _key(node) == FLEX_ATTENTION
+        function = _flex_attention(node, versions, types) if is_flex else _group_norm(node)
+        function.domain, function.name = LOCAL, f"{node.op_type}_{i}"
+        del function.opset_import[:], function.attribute[:], function.attribute_proto[:]
+        function.opset_import.extend(proto.opset_import)
+        defined.functions.append(function)
+        node.domain, node.op_type = function.domain, function.name
+        del node.attribute[:]
+    defined.opset_import.add(domain=LOCAL, version=1)
+    return defined
+
+
+def name_runtime_ops(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Norms that the model's opset does not have yet, under the domain of the runtime that wrote them."""
+    version = max(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
+    )
+    foreign = {
+        key for key in RUNTIME_OPS if not onnx.defs.has(key[1], max_inclusive_version=version, domain="")
+    }
+    if not any(_key(node) in foreign for node in all_nodes(proto)):
+        return proto
+    named = onnx.ModelProto()
+    named.CopyFrom(proto)
+    for node in all_nodes(named):
+        if _key(node) in foreign:
+            node.domain = RUNTIME_DOMAIN
+    if all(entry.domain != RUNTIME_DOMAIN for entry in named.opset_import):
+        named.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
+    return named
+
+
+def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without calls of functions."""
+    return inline_local_functions(proto) if proto.functions else proto
+
+
+def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node, in subgraphs and functions too."""
+    pending: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += [attr.g for attr in node.attribute if attr.HasField("g")]
+            pending += [graph for attr in node.attribute for graph in attr.graphs]
+
+
+def _key(node: onnx.NodeProto) -> tuple[str, str]:
+    return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+
+
+def _flex_attention(
+    node: onnx.NodeProto, versions: Mapping[str, int], types: Mapping[str, onnx.TypeProto]
+) -> onnx.FunctionProto:
+    """As ONNX defines it, which depends on the node's attributes and types."""
+    schema = onnx.defs.get_schema(node.op_type, versions[node.domain], node.domain)
+    given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+    return onnx.FunctionProto.FromString(
+        schema.get_context_dependent_function(node.SerializeToString(), given)
+    )
+
+
+def _group_norm(node: onnx.NodeProto) -> onnx.FunctionProto:
+    """A group is one channel of an image whose channels are the groups."""
+    attrs = {attr.name: attr for attr in node.attribute}
+    epsilon = attrs["epsilon"].f if "epsilon" in attrs else 1e-5
+    return onnx.parser.parse_function(f"""
+        <domain: "{LOCAL}", opset_import: ["" : 18]> GroupNorm (x, scale, bias) => (y) {{
+            shape = Shape(x)
+            groups = Constant<value_ints = [0, {attrs["num_groups"].i}, -1]>()
+            rows = Reshape(x, groups)
+            normal = InstanceNormalization<epsilon = {epsilon:.9e}>(rows, scale, bias)
+            y = Reshape(normal, shape)
+        }}""")

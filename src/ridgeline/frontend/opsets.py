@@ -1,0 +1,71 @@
+"""Any opset in, one canonical opset out: the structure is converted, weights stay aside."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+from onnx import version_converter
+
+from ridgeline.errors import UnsupportedError, last_lines
+from ridgeline.frontend.legacy import KEPT, after_conversion, before_conversion, release
+
+CANONICAL_OPSET = 23
+# the first IR version that lets weights stand apart from inputs in every opset, and names local functions
+CONVERTIBLE_IR = 10
+LIFTED_BYTES = 1024
+
+
+def to_canonical(model: ir.Model, name: str) -> ir.Model:
+    """Bring the graph up to the canonical opset; a newer one stays as it is."""
+    version = _default_version(model)
+    if version >= CANONICAL_OPSET:
+        return model
+    ports = [(v.name, v.shape, v.type) for v in (*model.graph.inputs, *model.graph.outputs)]
+    before_conversion(model, version)
+    weights = _lift_weights(model.graph)
+    model.ir_version = max(model.ir_version, CONVERTIBLE_IR)
+    try:
+        if KEPT in model.opset_imports:
+            model = ir.from_proto(version_converter.convert_version(ir.to_proto(model), version + 1))
+            release(model)
+        converted = version_converter.convert_version(ir.to_proto(model), CANONICAL_OPSET)
+        onnx.checker.check_model(converted)
+    except (RuntimeError, onnx.checker.ValidationError) as error:
+        raise UnsupportedError(
+            f"{name!r} cannot be brought from opset {version} to {CANONICAL_OPSET}",
+            got=last_lines(error),
+            help="export the model again at opset 18 or later",
+        ) from error
+    fresh = ir.from_proto(converted)
+    for value in [v for v in fresh.graph.inputs if v.name in weights]:
+        fresh.graph.inputs.remove(value)
+        value.const_value = weights[value.name]
+        fresh.graph.register_initializer(value)
+    after_conversion(fresh, version)
+    # the converter forgets dim names on some models; the originals stay true
+    for value, (port, shape, kind) in zip((*fresh.graph.inputs, *fresh.graph.outputs), ports, strict=True):
+        value.name, value.shape, value.type = port, shape, kind
+    return fresh
+
+
+def _default_version(model: ir.Model) -> int:
+    """The opset of standard ops. A model of other domains' ops alone need not name one: any will do."""
+    imports = model.opset_imports
+    if "ai.onnx" in imports:
+        imports[""] = imports.pop("ai.onnx")
+    return int(imports.setdefault("", CANONICAL_OPSET))
+
+
+def _lift_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
+    """Turn large initializers into inputs: protobuf ends at 2 GiB, and copies of weights take time."""
+    lifted = {}
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes < LIFTED_BYTES and isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.tensor(tensor.numpy().copy(), name=name)  # the converter may read it
+        elif tensor is not None and tensor.nbytes >= LIFTED_BYTES:
+            lifted[name] = tensor
+            del graph.initializers[name]
+            value.const_value = None
+            graph.inputs.append(value)
+    return lifted

@@ -1,0 +1,129 @@
+"""Profiles against a model's inputs: dims by name, one size per name, values of shape tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.options import DimRange, Profile, Ranges, ValueRange, Values
+from ridgeline.spec import Port, TensorSpec
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A profile in the terms of the model: every input and every named dim that it settles."""
+
+    shapes: dict[str, Ranges] = field(default_factory=dict)
+    values: dict[str, Values] = field(default_factory=dict)  # of shape tensors
+    symbols: dict[str, DimRange] = field(default_factory=dict)
+
+
+def resolve_profile(inputs: Sequence[Port], profile: Profile) -> Resolved:
+    """Check a profile, and spread its named dims over all inputs that have them."""
+    known = {port.name: port for port in inputs}
+    dims = [dim for port in inputs for dim in port.dims or () if isinstance(dim, str)]
+    made = Resolved()
+    origin: dict[str, str] = {}
+    for name, ranges in profile.items():
+        if name in known and _are_values(ranges):
+            made.values[name] = _checked_values(known[name], cast("Values", ranges))
+        elif name in known:
+            _take_shape(made, origin, known[name], cast("Ranges", ranges))
+        elif name in dims and len(ranges) == 1 and not _are_values(ranges):
+            _agree(made, origin, name, cast("Ranges", ranges)[0], name)
+        else:
+            names = [*known, *dict.fromkeys(dims)]
+            raise OptionError(f"the model has no input {name!r}", help=did_you_mean(name, names))
+    for port in inputs if made.symbols else ():
+        if port.name not in made.shapes and port.dims is not None:
+            _spread(made, port, port.dims)
+    return made
+
+
+def _are_values(ranges: Ranges | Values) -> bool:
+    return bool(ranges) and isinstance(ranges[0], ValueRange)
+
+
+def _take_shape(made: Resolved, origin: dict[str, str], port: Port, ranges: Ranges) -> None:
+    dims: Sequence[int | str] = port.dims if port.dims is not None else ()
+    if port.dims is None:
+        dims = [f"{port.name}.{axis}" for axis in range(len(ranges))]
+    fixed = [d if isinstance(d, int) else None for d in dims]
+    fits = len(ranges) == len(fixed) and all(
+        size is None or (r.min == size == r.max) for r, size in zip(ranges, fixed, strict=True)
+    )
+    if not fits:
+        raise OptionError(
+            f"the shape given for input {port.name!r} does not fit the model",
+            got="x".join(map(str, ranges)),
+            want=str(port),
+        )
+    for dim, size in zip(dims, ranges, strict=True):
+        if isinstance(dim, str):
+            _agree(made, origin, dim, size, port.name)
+    made.shapes[port.name] = ranges
+
+
+def _agree(made: Resolved, origin: dict[str, str], dim: str, size: DimRange, where: str) -> None:
+    """A name stands for one size, wherever it is written."""
+    other = made.symbols.setdefault(dim, size)
+    if other != size:
+        raise OptionError(
+            f"dim {dim!r} is given two ranges",
+            rows=[f"{origin[dim]}: {other}", f"{where}: {size}"],
+            want="one range: inputs that share a dim share its size",
+            help=f"name the dim once: --shapes {dim}={size}",
+        )
+    origin.setdefault(dim, where)
+
+
+def _spread(made: Resolved, port: Port, dims: Sequence[int | str]) -> None:
+    ranges = [DimRange(d, d, d) if isinstance(d, int) else made.symbols.get(d) for d in dims]
+    if any(isinstance(dim, str) for dim in dims) and None not in ranges:
+        made.shapes[port.name] = tuple(r for r in ranges if r is not None)
+
+
+def _checked_values(port: Port, values: Values) -> Values:
+    is_short_list = port.dims is not None and len(port.dims) <= 1 and "int" in port.dtype
+    wanted = port.dims[0] if is_short_list and port.dims else 1
+    if not is_short_list or (isinstance(wanted, int) and wanted != len(values)):
+        raise OptionError(
+            f"values are given for input {port.name!r}, which does not take them",
+            got=f"[{', '.join(map(str, values))}]",
+            want=f"{port}: values are for lists of whole numbers with one axis at most",
+        )
+    return values
+
+
+def profile_shapes(inputs: Sequence[Port], profile: Resolved, which: str) -> dict[str, TensorSpec] | None:
+    """The inputs at the profile's ``min``, ``opt`` or ``max``; None while a dim has no size."""
+    made = {}
+    for port in inputs:
+        sizes = _sizes(port, profile)
+        if sizes is None:
+            return None
+        shape = tuple(size if isinstance(size, int) else int(getattr(size, which)) for size in sizes)
+        made[port.name] = TensorSpec(port.dtype, shape)
+    return with_values(made, profile, which)
+
+
+def _sizes(port: Port, profile: Resolved) -> Sequence[int | DimRange] | None:
+    if port.name in profile.shapes:
+        return profile.shapes[port.name]
+    if port.dims is None:
+        return None
+    dims: Sequence[int | str] = port.dims
+    if port.name in profile.values and len(dims) == 1:
+        dims = (len(profile.values[port.name]),)
+    sizes = [dim if isinstance(dim, int) else profile.symbols.get(dim) for dim in dims]
+    return None if None in sizes else [size for size in sizes if size is not None]
+
+
+def with_values(specs: Mapping[str, TensorSpec], profile: Resolved, which: str) -> dict[str, TensorSpec]:
+    """Specs that carry the values of shape tensors, where the profile gives them."""
+    made = dict(specs)
+    for name, values in profile.values.items():
+        made[name] = replace(made[name], value=tuple(int(getattr(v, which)) for v in values))
+    return made

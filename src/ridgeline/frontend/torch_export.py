@@ -1,0 +1,227 @@
+"""`torch.export` and its ONNX exporter, run quietly in memory, with refusals that say why."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.fx.experimental._config as symbol_config
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ridgeline.errors import InputError, UnsupportedError
+from ridgeline.frontend.opsets import CANONICAL_OPSET
+from ridgeline.frontend.torch_dims import Axes, to_export
+
+# protobuf ends at 2 GiB, and copies of large weights take memory
+LARGE_BYTES = 1 << 30
+RANDOM_OPS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+REAL_TYPES = {
+    getattr(torch, name): ir.DataType[name.upper()]
+    for name in (
+        "float16", "bfloat16", "double", "float", "int64", "int32", "int16", "int8", "uint64", "uint32",
+        "uint16", "uint8", "bool",
+    )
+}  # fmt: skip
+# loaded by the first export: importing it here would bring onnxscript to whoever builds from a file
+TRANSLATIONS = "torch.onnx._internal.exporter._registration"
+_TRANSLATIONS_LOCK = threading.RLock()
+HELP_TRACE = 'torch.compile(module, backend="ridgeline") takes modules that branch on data, piece by piece'
+HELP_DIMS = "leave such dims out of dynamic_shapes, or write torch.export.Dim.AUTO for them"
+
+
+def trace(flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes]) -> ExportedProgram:
+    """The graph of one call. A dim that may change keeps its freedom at size 1 too."""
+    is_tiny = any(
+        tensor.shape[axis] < 2 for tensor, entry in zip(tensors, axes, strict=True) for axis in entry
+    )
+    try:
+        with symbol_config.patch(backed_size_oblivious=is_tiny):  # type: ignore[attr-defined]
+            shapes = (tuple(to_export(entry) for entry in axes),)
+            return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever the module's own code or the tracer raises
+        _blame_the_call(flat, tensors)
+        is_about_dims = "Constraints violated" in str(error)
+        raise UnsupportedError(
+            "torch.export cannot trace this call of the module",
+            got=said(error),
+            help=HELP_DIMS if is_about_dims else HELP_TRACE,
+        ) from error
+
+
+def _blame_the_call(flat: nn.Module, tensors: Sequence[Tensor]) -> None:
+    """Raise where the module itself does not take these inputs: the tracer is not to blame then."""
+    try:
+        flat(*tensors)
+    except Exception as error:
+        raise InputError("the module does not run with these inputs", got=said(error)) from error
+
+
+def to_onnx(program: ExportedProgram, names: Sequence[str] | None = None) -> ir.Model:
+    """In memory. Refused where running the module changes more than its result; `names` are its inputs'."""
+    _refuse_memory(program)
+    try:
+        with kept_translations():
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=CANONICAL_OPSET, verbose=False, optimize=True
+            )
+    except Exception as error:
+        raise UnsupportedError("PyTorch cannot write this module as ONNX", got=said(error)) from error
+    assert exported is not None, "the dynamo exporter hands its program out"
+    assert exported.exported_program is not None, "and what it was made of"
+    signature = exported.exported_program.graph_signature
+    called = dict(zip(signature.user_inputs, names or signature.user_inputs, strict=True))
+    inputs = [str(called[name]) for name in signature.user_inputs_to_mutate.values()]
+    changed = [*signature.buffers_to_mutate.values(), *inputs]
+    if changed:
+        raise UnsupportedError(
+            "running the module changes tensors in place, and an engine changes nothing",
+            rows=[name.removeprefix("module.") for name in changed],
+            help="return the new values as outputs, and hand them in as inputs",
+        )
+    model: ir.Model = exported.model
+    _own_outputs(model.graph)
+    random = [f"{node.op_type} at {node.name}" for node in model.graph if _is_random(node)]
+    if random:
+        raise UnsupportedError("the module draws random numbers: no engine can be verified", rows=random)
+    return model
+
+
+def _refuse_memory(program: ExportedProgram) -> None:
+    """`as_strided` reads memory and ONNX has values: refused of a tensor that may lie in another order."""
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.aten.as_strided.default:
+            continue
+        base = node.args[0]
+        is_in_order = base.meta["val"].is_contiguous()
+        while getattr(base.target, "is_view", False) and base.target is not torch.ops.aten.contiguous.default:
+            base = base.args[0]
+        if not is_in_order or base.op == "placeholder":
+            raise UnsupportedError(
+                "the module reads the memory of a tensor by as_strided, and an engine knows its values only",
+                got=f"as_strided of {node.args[0].name}",
+                help="say it by views: transpose, unfold, slices",
+            )
+
+
+def _own_outputs(graph: ir.Graph) -> None:
+    """An output that is a constant of the model gets a node that makes it."""
+    for i, value in enumerate(graph.outputs):
+        if value.producer() is None:
+            node = ir.node("Identity", [value])
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            graph.append(node)
+            graph.outputs[i] = node.outputs[0]
+
+
+def cast_outputs(model: ir.Model, wanted: Sequence[torch.dtype]) -> None:
+    """Results get the module's types: the exporter leaves sums of narrow floats in float32."""
+    for i, (value, dtype) in enumerate(zip(model.graph.outputs, wanted, strict=True)):
+        want = REAL_TYPES.get(dtype)
+        if want is None or value.dtype in (None, want):
+            continue
+        node = ir.node("Cast", [value], {"to": want.value})
+        node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(want)
+        model.graph.append(node)
+        model.graph.outputs[i] = node.outputs[0]
+
+
+def _is_random(node: ir.Node) -> bool:
+    is_training = node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None
+    return node.domain == "" and (node.op_type in RANDOM_OPS or is_training)
+
+
+def rename_ports(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Ports get their names; whoever inside had such a name gets another."""
+    ports = [*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)]
+    wanted = {id(value) for value, _ in ports}
+    taken = set(inputs) | set(outputs)
+    inner = [v for node in model.graph for v in node.outputs] + list(model.graph.initializers.values())
+    for value in inner:
+        if value.name in taken and id(value) not in wanted:
+            value.name = f"inner_{value.name}"
+    for i, (value, _) in enumerate(ports):
+        value.name = f"ridgeline_port_{i}"
+    for value, name in ports:
+        value.name = name
+
+
+def said(error: Exception) -> str:
+    """What the first cause said, in its first lines."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {' '.join(lines[:5])[:400]}"
+
+
+@contextmanager
+def kept_translations() -> Iterator[None]:
+    """PyTorch reads its table of translations anew at each export, which takes a second: here it is kept.
+
+    The piece between two graph breaks is often smaller than that. Where PyTorch keeps it elsewhere, so be it.
+    """
+    home: Any = getattr(sys.modules.get(TRANSLATIONS), "ONNXRegistry", object)
+    with _TRANSLATIONS_LOCK:
+        declared = vars(home).get("from_torchlib")
+        if not isinstance(declared, classmethod):
+            yield
+            return
+        home.from_torchlib = staticmethod(partial(_translations, home.from_torchlib))
+        try:
+            yield
+        finally:
+            home.from_torchlib = declared
+
+
+@cache
+def _translations(read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return read(*args, **kwargs)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter talks of what it skipped and of its own deprecations; errors say what matters."""
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
+    handlers = {h for name in ("", *names) for h in logging.getLogger(name).handlers}
+    handlers |= {logging.lastResort} if logging.lastResort is not None else set()
+    for handler in handlers:
+        handler.addFilter(_is_not_of_torch)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_not_of_torch)
+
+
+def _is_not_of_torch(record: logging.LogRecord) -> bool:
+    return not record.name.startswith(("torch", "onnxscript", "onnx_ir"))
+
+
+@contextmanager
+def as_source(model: ir.Model) -> Iterator[ir.Model | Path]:
+    """A model to load: as it is, or with its weights beside it in a folder where protobuf cannot hold it."""
+    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values())
+    if weights < LARGE_BYTES:
+        yield model
+        return
+    with TemporaryDirectory(prefix="ridgeline-") as folder:
+        path = Path(folder) / f"{model.graph.name or 'module'}.onnx"
+        ir.save(model, path, external_data="weights.bin")
+        yield path

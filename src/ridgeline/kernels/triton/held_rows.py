@@ -1,0 +1,270 @@
+"""Long rows in one read and one write: a program keeps its tiles of a row, as they lie in memory, until all
+that is reduced is known; `splits` programs that share a row tell one another their parts while they wait.
+
+Which program takes which piece is not the order they were started in: each draws a ticket, so whoever holds
+a lower one is running already, and the oldest unfinished row can always be finished. A part is one word that
+says by itself whether it is there: zero means not yet, so neither fences nor counters are needed. There are
+two sets of words: a launch tells with one and clears the other, which the launch before told with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Memory, Number, Step, Term, compute_dtype
+from ridgeline.kernels.triton.folds import Group
+from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
+from ridgeline.kernels.triton.stage import MAX_PROGRAMS, WAIT, WORDS, Stages
+from ridgeline.kernels.triton.text import (
+    Scope,
+    converted,
+    indented,
+    indexed_axes,
+    is_wide,
+    pointers_of,
+    store_text,
+    stored_text,
+)
+from ridgeline.spec import ITEM_BITS
+
+# a row's parts are the lanes of a warp: every warp looks for itself, and its lanes agree on what they saw
+MAX_SPLITS = 32
+FIRST_WORD = 32  # tickets have a cache line of their own
+# a NaN that no part is: a part is told as its bits against these, so a zero is never one
+ABSENT = 0x7FF5A5A5
+PLAIN_NAN = 0x7FFFFFFF
+MOST_REGISTERS = 248
+FREE_BYTES = 64  # a thread that keeps no more than this may take as many registers as it likes
+PACKED_DTYPES = ("float16", "bfloat16")
+# two at a time against a zero that only the caller knows to be one
+XOR = '"xor.b32 $0, $1, $2;", "=r,r,r,r"'
+OPAQUE = f"tl.inline_asm_elementwise({XOR}, [{{0}}, size >> 31], {{0}}.dtype, is_pure=False, pack=2)"
+
+
+def kept_loads(rows: Rows, constants: Collection[int]) -> list[Memory]:
+    """What the reductions need of the row's columns and other kernels made."""
+    program = rows.program
+    steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
+    steps: dict[Term, Step] = {step.name: step for step in program.steps}
+    needed, waiting = set[Term](), [group.value for level in rows.passes() for group in level]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, Number) and value not in needed:
+            needed.add(value)
+            waiting += steps[value].args if value in steps else ()
+    return [
+        memory
+        for memory in program.loads
+        if memory.value in needed
+        and memory.pointer not in steady
+        and memory.pointer[0] != "x"
+        and rows.over & set(memory.strides)
+        and not memory.gathers
+    ]
+
+
+def kept_bytes(kept: Sequence[Memory]) -> int:
+    """For each column."""
+    return sum(ITEM_BITS[memory.dtype] // 8 for memory in kept)
+
+
+def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: bool) -> Stages:
+    """One launch, of `splits` programs to a row."""
+    if cut.rows != 1 or rows.is_tail:
+        raise Refusal("a program keeps tiles of one row whose columns lie side by side")
+    if cut.held * cut.cols * cut.splits < rows.columns:
+        raise Refusal(
+            f"rows of {rows.columns} columns in {cut.splits} pieces of {cut.held} tiles of {cut.cols}"
+        )
+    writer = _HeldWriter(rows, constants, cut, pdl)
+    programs, words = rows.count * cut.splits, 0
+    if cut.splits > 1:
+        groups = rows.passes()
+        if len(groups) > 1 or any(fold.dtype != "float32" for group in groups[0] for fold in group.folds):
+            raise Refusal("a shared row takes one pass over float32 values")
+        if cut.splits > MAX_SPLITS or 2 * programs > MAX_PROGRAMS:
+            raise Refusal(f"{programs} programs, {cut.splits} to a row, want at most {MAX_SPLITS}")
+        words = FIRST_WORD + 2 * programs * sum(len(group.states) for group in groups[0])
+    stage = writer.stage(
+        "held_rows",
+        writer.lines(),
+        programs=programs,
+        constants={"PACKED": True},
+        registers=_most_registers(kept_bytes(writer.kept) * cut.held * cut.cols // (32 * cut.warps)),
+    )
+    return Stages(
+        (stage,),
+        pointers_of(rows.program),
+        word_items=words,
+        together=cut.splits,
+        are_programs_apart=cut.splits == 1 or not rows.has_narrow_outputs,
+    )
+
+
+def _most_registers(kept_bytes: int) -> int:
+    """Of a thread that keeps so much: as many again, else fewer programs are under way than memory needs."""
+    return min(-(-kept_bytes // 16) * 8, MOST_REGISTERS) if kept_bytes > FREE_BYTES else 0
+
+
+class _HeldWriter(RowWriter):
+    """The text of the one kernel."""
+
+    def __init__(self, rows: Rows, constants: Collection[int], cut: RowCut, pdl: bool) -> None:
+        super().__init__(rows, constants, cut, pdl)
+        self.kept = kept_loads(rows, constants)
+
+    def lines(self) -> list[str]:
+        groups = self.rows.passes()
+        scope = self.scope()
+        is_shared = self.cut.splits > 1
+        lines = [*WAIT, *(self.drawn() if is_shared else ["first = 0"])]
+        lines += self.row_head("row" if is_shared else "tl.program_id(0)")
+        for tile in range(self.cut.held):
+            lines += self.tile_head(tile)
+            lines += [f"{self.name(memory, tile)} = {self.stored(memory)}" for memory in self.kept]
+        for level in groups:
+            lines += self.folded(level, scope)
+            lines += [line for group in level for line in group.join(is_single=True)]
+            if is_shared:
+                lines += [*self.told(level), *self.heard(level)]
+                lines += [line for group in level for line in group.join(is_single=True)]
+            scope.known.update(fold.name for group in level for fold in group.folds)
+        return lines + self.finished(scope)
+
+    # the tiles
+
+    def row_head(self, block: str) -> list[str]:
+        """There is a program for every row and no more: its number is a scalar and needs no mask."""
+        cast = ".to(tl.int64)" if is_wide(self.program) else ""
+        unpacked = self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program))
+        return [f"r = {block}{cast}", *unpacked]
+
+    def column_head(self, start: str) -> list[str]:
+        lines = [f"c = {start} + tl.arange(0, {self.cut.cols})[None, :]"]
+        if not self.is_even:
+            lines.append(f"cmask = c < {self.rows.columns}")
+        return lines + self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
+
+    def load_mask(self, memory: Memory) -> str:
+        return "" if self.is_even or not self.is_full(memory.value) else "cmask"
+
+    def store(self, memory: Memory, row_mask: str = "") -> str:
+        mask = "cmask" if self.rows.spans(memory) and not self.is_even else ""
+        return store_text(memory, self.terms(memory), mask or row_mask)
+
+    def tile_head(self, tile: int) -> list[str]:
+        return self.column_head(f"first + {tile * self.cut.cols}")
+
+    def name(self, memory: Memory, tile: int) -> str:
+        return f"kept_{memory.value}_{tile}"
+
+    def stored(self, memory: Memory) -> str:
+        return stored_text(memory, self.terms(memory), self.load_mask(memory), self.index)
+
+    def tile_scope(self, outer: Scope, tile: int) -> Scope:
+        """A block for one tile, where what is kept need not be loaded."""
+
+        def load(memory: Memory) -> str:
+            if memory.value not in {kept.value for kept in self.kept}:
+                return self.load(memory)
+            dtype = memory.dtype
+            return f"{memory.value} = {converted(self.name(memory, tile), dtype, compute_dtype(dtype))}"
+
+        return outer.inner(load)
+
+    def folded(self, groups: Sequence[Group], scope: Scope) -> list[str]:
+        """Every tile taken into the states of each group."""
+        self.need_rows(scope, (group.value for group in groups))
+        lines = [*scope.take(), *self.begun(groups)]
+        for tile in range(self.cut.held):
+            inner = self.tile_scope(scope, tile)
+            inner.need(*(group.value for group in groups))
+            lines += [*self.tile_head(tile), *inner.take()]
+            for group in groups:
+                lines += group.update("" if self.is_even else "cmask", self.lanes)
+        return lines
+
+    def finished(self, scope: Scope) -> list[str]:
+        """Outputs of the row, then tile by tile those of its columns."""
+        narrow = [m for m in self.program.stores if not self.rows.spans(m)]
+        wide = [m for m in self.program.stores if self.rows.spans(m)]
+        self.need_rows(scope, (m.value for m in self.program.stores))
+        row_mask = "share == 0" if self.cut.splits > 1 else ""
+        lines = [*scope.take(), *(self.store(m, row_mask) for m in narrow)]
+        for tile in range(self.cut.held if wide else 0):
+            inner = self.tile_scope(scope, tile)
+            inner.need(*(m.value for m in wide))
+            lines += [*self.tile_head(tile), *self.opened(tile), *inner.take(), *map(self.store, wide)]
+            if tile % 2:
+                # keeps the compiler from raising all tiles before it stores the first, at too many registers
+                lines.append("tl.debug_barrier()")
+        return lines
+
+    def opened(self, tile: int) -> list[str]:
+        """Kept values as if they were new, else the compiler would keep what it made of them as well."""
+        lines = []
+        for memory in self.kept:
+            if memory.dtype in PACKED_DTYPES:
+                name = self.name(memory, tile)
+                lines += ["if PACKED:", f"    {name} = {OPAQUE.format(name)}"]
+        return lines
+
+    # what the programs of a row tell one another
+
+    def drawn(self) -> list[str]:
+        """A ticket: its turn says which set of words this launch uses, the rest which piece of which row."""
+        splits = self.cut.splits
+        return [
+            f"programs = size * {self.unit * splits}",
+            f'ticket = tl.atomic_add({WORDS}, 1, sem="relaxed")',
+            "if ticket == 2 * programs - 1:",
+            f"    tl.store({WORDS}, 0)",
+            "turn = (ticket >= programs).to(tl.int32)",
+            "place = ticket - turn * programs",
+            f"row = place // {splits}",
+            f"share = place % {splits}",
+            f"first = share * {self.cut.held * self.cut.cols}",
+        ]
+
+    def words(self, turn: str, groups: Sequence[Group], state: int) -> str:
+        """Where the first part of a state of this row lies."""
+        states = sum(len(group.states) for group in groups)
+        of_row = f"({turn} * (size * {self.unit}) + row) * {states * self.cut.splits}"
+        return f"{WORDS} + {FIRST_WORD + state * self.cut.splits} + {of_row}"
+
+    def told(self, groups: Sequence[Group]) -> list[str]:
+        """This program's parts, and an end to those of the launch before."""
+        names = [name for group in groups for name in group.states]
+        lines = []
+        for place, name in enumerate(names):
+            lines += [
+                f"word = {name}.to(tl.int32, bitcast=True) ^ {ABSENT}",
+                f"word = tl.where(word == 0, {PLAIN_NAN ^ ABSENT}, word)",
+                f'tl.atomic_xchg({self.words("turn", groups, place)} + share, word, sem="relaxed")',
+            ]
+        return lines + [
+            f"tl.store({self.words('(1 - turn)', groups, place)} + share, 0)" for place in range(len(names))
+        ]
+
+    def heard(self, groups: Sequence[Group]) -> list[str]:
+        """Look until the parts of all siblings are there; a volatile load is never left out."""
+        splits = self.cut.splits
+        states = [(name, start) for group in groups for name, start in group.states.items()]
+        how = f"mask=lane < {splits}, other=1, volatile=True"
+        look = [
+            f"told_{place} = tl.load({self.words('turn', groups, place)} + lane, {how})"
+            for place in range(len(states))
+        ]
+        missing = " | ".join(f"(told_{place} == 0)" for place in range(len(states)))
+        return [
+            f"lane = tl.arange(0, {MAX_SPLITS})[None, :]",
+            *look,
+            f"while tl.max(({missing}).to(tl.int32), axis=None) != 0:",
+            *indented(look),
+            *(f"told_{i} = (told_{i} ^ {ABSENT}).to(tl.float32, bitcast=True)" for i in range(len(states))),
+            *(
+                f"{name} = tl.where(lane < {splits}, told_{i}, {start})"
+                for i, (name, start) in enumerate(states)
+            ),
+        ]

@@ -1,0 +1,259 @@
+"""What kernels over rows are written from: a program as rows and columns, a cut of it, pieces of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.nest import memory_order
+from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term
+from ridgeline.kernels.triton.folds import Group, Lanes, identity, joined, passes
+from ridgeline.kernels.triton.pointwise import counted_unit
+from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stage, make_stage
+from ridgeline.kernels.triton.text import (
+    TYPES,
+    Flat,
+    Scope,
+    indented,
+    indexed_axes,
+    is_wide,
+    load_text,
+    pointers_of,
+    store_text,
+    term,
+)
+
+FOLD_DTYPES = ("float32", "float64", "int32", "int64")
+DEEP = 8  # neighbours that one access of 16 bytes brings to a thread
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """A tile of `rows` by `cols`; `splits` programs share a row; `is_whole` keeps all of it in registers.
+
+    `held`: tiles of a row that a program keeps between its first and its last look at them; 0: none.
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    is_whole: bool = True
+    splits: int = 1
+    stages: int = 1  # pieces of a row on their way at a time, where it is walked in a loop
+    held: int = 0
+
+
+class Rows:
+    """A program seen as rows and columns; raises `Refusal` where it cannot be."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        folds = [step for step in program.steps if step.fold]
+        if not folds:
+            raise Refusal("nothing is reduced")
+        self.over = folds[0].over
+        if any(step.over != self.over for step in folds):
+            raise Refusal("two reductions run over different axes")
+        wrong = next((step.dtype for step in folds if step.dtype not in FOLD_DTYPES), None)
+        if wrong is not None:
+            raise Refusal(f"a reduction of {wrong}, want {', '.join(FOLD_DTYPES)}")
+        if not self.over <= set(program.sizes):
+            raise Refusal("no operand spans the reduced axes")
+        kept = set(program.sizes) - self.over
+        for memory in program.stores:
+            if set(memory.strides) not in (kept, kept | self.over):
+                raise Refusal("an output has other axes than the rows")
+        self.lead = max(program.memories, key=self._weight)
+        order = memory_order(program.sizes, self.lead)
+        self.along_r = Flat("r", tuple(axis for axis in order if axis not in self.over))
+        self.along_c = Flat("c", tuple(axis for axis in order if axis in self.over))
+        self.count = math.prod(program.sizes[axis] for axis in self.along_r.axes)
+        self.columns = math.prod(program.sizes[axis] for axis in self.along_c.axes)
+        self.is_tail = bool(order) and order[-1] not in self.over  # rows lie side by side, not columns
+
+    def _weight(self, memory: Memory) -> tuple[bool, int]:
+        items = math.prod(self.program.sizes[axis] for axis in memory.strides)
+        return self.over <= set(memory.strides), items
+
+    def spans(self, memory: Memory) -> bool:
+        return bool(self.over & set(memory.strides))
+
+    def passes(self) -> list[list[Group]]:
+        return passes(self.program)
+
+    @property
+    def has_wide_outputs(self) -> bool:
+        return any(self.spans(memory) for memory in self.program.stores)
+
+    @property
+    def has_narrow_outputs(self) -> bool:
+        return not all(self.spans(memory) for memory in self.program.stores)
+
+
+class RowWriter:
+    """Pieces of text for kernels over one cut."""
+
+    def __init__(self, rows: Rows, constants: Collection[int], cut: RowCut, pdl: bool) -> None:
+        self.rows, self.cut, self.pdl = rows, cut, pdl
+        self.program = rows.program
+        steady = {f"p{place}" for place, i in enumerate(self.program.inputs) if i in constants}
+        self.steady = {m.value for m in self.program.loads if m.pointer in steady or m.pointer[0] == "x"}
+        self.steps: dict[Term, Step] = {step.name: step for step in self.program.steps}
+        self.loads = {memory.value: memory for memory in self.program.loads}
+        self.index = rows.along_r.names() | rows.along_c.names()
+        self.tile = f"({cut.rows}, {cut.cols})"
+        is_wide_access = not rows.is_tail and rows.columns % DEEP == 0 and cut.cols % DEEP == 0
+        self.lanes = Lanes(cut.rows, cut.cols, DEEP if is_wide_access else 1)
+        # whether every tile that a program looks at is full
+        self.is_even = rows.columns > 0 and rows.columns % cut.cols == 0
+        if cut.held:
+            self.is_even = rows.columns == cut.cols * cut.held * cut.splits
+        inner = math.prod(self.program.sizes[axis] for axis in rows.along_r.axes[1:])
+        self.unit = counted_unit(rows.count, inner)
+        self.blocks = -(-rows.count // cut.rows)
+        # what one program of a split row walks over: whole tiles
+        self.span = -(-rows.columns // (cut.splits * cut.cols)) * cut.cols
+
+    def stage(
+        self, name: str, lines: Sequence[str], *, programs: int, constants: Mapping[str, bool] | None = None,
+        registers: int = 0,
+    ) -> Stage:  # fmt: skip
+        pointers = pointers_of(self.program)
+        kinds = dict(zip(pointers.names, pointers.types, strict=True)) | {SCRATCH: "*fp32", WORDS: "*i32"}
+        return make_stage(
+            name, lines, kinds, programs=programs, number=self.rows.count // self.unit,
+            warps=self.cut.warps, pdl=self.pdl, constants=constants, registers=registers,
+        )  # fmt: skip
+
+    def joined(self, groups: Sequence[Group]) -> list[str]:
+        """Lanes that came from scratch, as one."""
+        # lanes and tiles are laid out in different ways: unless a single row's number is a scalar, the
+        # compiler may bring the whole tile into the layout of the lanes (40 times slower, seen on an H200)
+        return [line for group in groups for line in group.join(is_single=self.cut.rows == 1)]
+
+    def row_head(self, block: str) -> list[str]:
+        cast = ".to(tl.int64)" if is_wide(self.program) else ""
+        block = f"({block})" if cast and "/" in block else block
+        return [
+            f"r = ({block}{cast} * {self.cut.rows} + tl.arange(0, {self.cut.rows}))[:, None]",
+            f"rmask = r < size * {self.unit}",
+            *self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program)),
+        ]
+
+    def part_head(self, shares: int = 0) -> list[str]:
+        shares = shares or self.cut.splits
+        return [
+            f"share = tl.program_id(0) % {shares}",
+            f"first = share * {self.span}",
+            f"past = tl.minimum(first + {self.span}, {self.rows.columns})",
+        ]
+
+    def column_head(self, start: str) -> list[str]:
+        cols, columns = self.cut.cols, self.rows.columns
+        lines = [f"c = {f'{start} + ' if start else ''}tl.arange(0, {cols})[None, :]"]
+        if not self.is_even:
+            lines.append(f"cmask = c < {columns}")
+        lines.append("mask = rmask" if self.is_even else "mask = rmask & cmask")
+        return lines + self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
+
+    def carried(self, groups: Sequence[Group], scope: Scope, first: str, past: str) -> list[str]:
+        """A loop from column `first` to `past` that folds every group's value into its states."""
+        self.need_rows(scope, (group.value for group in groups))
+        inner = scope.inner()
+        inner.need(*(group.value for group in groups))
+        body = [*self.column_head("start"), *inner.take()]
+        for group in groups:
+            body += group.update("" if self.is_even else "cmask", self.lanes)
+        return [*scope.take(), *self.begun(groups), self.loop(first, past), *indented(body)]
+
+    def begun(self, groups: Sequence[Group]) -> list[str]:
+        """The states of all lanes before anything is folded into them."""
+        return [
+            f"{name} = tl.zeros({self.lanes.shape}, {TYPES[group.folds[0].dtype][1]}) + {start}"
+            for group in groups
+            for name, start in group.states.items()
+        ]
+
+    def loop(self, first: str, past: str) -> str:
+        ahead = f", num_stages={self.cut.stages}" if self.cut.stages > 1 else ""
+        return f"for start in tl.range({first}, {past}, {self.cut.cols}{ahead}):"
+
+    def written(self, scope: Scope, first: str, past: str, row_mask: str = "rmask") -> list[str]:
+        """Outputs of the row, then a loop over those of its columns."""
+        narrow = [m for m in self.program.stores if not self.rows.spans(m)]
+        wide = [m for m in self.program.stores if self.rows.spans(m)]
+        self.need_rows(scope, (m.value for m in self.program.stores))
+        lines = [*scope.take(), *(self.store(m, row_mask) for m in narrow)]
+        if not wide:
+            return lines
+        inner = scope.inner()
+        inner.need(*(m.value for m in wide))
+        body = [*self.column_head("start"), *inner.take(), *(self.store(m) for m in wide)]
+        return [*lines, self.loop(first, past), *indented(body)]
+
+    def need_rows(self, scope: Scope, values: Iterable[Term]) -> None:
+        """Of what these values are made of, all that is the same along the row goes before the loop."""
+        waiting, seen = list(values), set[Term]()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Number) or value in seen or value in scope.known:
+                continue
+            seen.add(value)
+            if not self.is_full(value):
+                scope.need(value)
+            elif value in self.steps:
+                waiting += self.steps[value].args
+            else:
+                waiting += [gathered for gathered, _ in self.loads[value].gathers]
+
+    def is_full(self, value: Term) -> bool:
+        """Whether a value differs along the row."""
+        if value in self.loads:
+            memory = self.loads[value]
+            guarded = {axis for guard in memory.guards for axis, _ in guard.coordinate}
+            if (guarded | set(memory.strides)) & self.rows.over:
+                return True
+            return any(self.is_full(gathered) for gathered, _ in memory.gathers)
+        step = self.steps.get(value)
+        return step is not None and not step.fold and bool(step.axes & self.rows.over)
+
+    def scope(self) -> Scope:
+        return Scope(self.program, self.index, self.load, self.fold)
+
+    def terms(self, memory: Memory) -> list[str]:
+        sizes = self.program.sizes
+        return [*self.rows.along_r.offset(memory, sizes), *self.rows.along_c.offset(memory, sizes)]
+
+    def load(self, memory: Memory) -> str:
+        return load_text(memory, self.terms(memory), self.load_mask(memory), self.index)
+
+    def load_mask(self, memory: Memory) -> str:
+        touched = {axis for guard in memory.guards for axis, _ in guard.coordinate} | set(memory.strides)
+        for value, _ in memory.gathers:
+            touched |= self.touched(value)
+        on_rows, on_columns = touched & set(self.rows.along_r.axes), touched & self.rows.over
+        masks = ["rmask"] if on_rows else []
+        if on_columns and not self.is_even:
+            masks.append("cmask")
+        return " & ".join(masks)
+
+    def touched(self, value: Term) -> frozenset[int]:
+        """The axes that an index value differs along."""
+        if value in self.steps:
+            return self.steps[value].axes
+        return frozenset(self.loads[value].strides) if value in self.loads else frozenset()
+
+    def store(self, memory: Memory, row_mask: str = "rmask") -> str:
+        terms = self.terms(memory)
+        if not set(memory.strides) - self.rows.over:
+            terms.append("r * 0")  # a single row is a block too
+        return store_text(memory, terms, "mask" if self.rows.spans(memory) else row_mask)
+
+    def fold(self, step: Step) -> str:
+        """A reduction of values that are all in registers."""
+        value = f"tl.broadcast_to({term(step.args[0])}, {self.tile})"
+        if not self.is_even:
+            value = f"tl.where(cmask, {value}, {identity(step.fold, step.dtype)})"
+        return f"{step.name} = {joined(step.fold, value)}"

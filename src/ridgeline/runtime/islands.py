@@ -1,0 +1,236 @@
+"""Islands: steps whose shapes or number of runs the data decides, between segments that are planned.
+
+Subgraphs of control flow are engines of their own: canonicalised, fused and planned once, with an instance
+for every set of shapes that comes back; a shape seen for the first time runs on the floor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import onnx
+import onnx_ir as ir
+from torch import Tensor
+
+from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, cloned, fill
+from ridgeline.passes.body import Region, ir_version_for, read_program
+from ridgeline.passes.clean import remove_unused
+from ridgeline.passes.partition import partition
+from ridgeline.passes.pipeline import canonicalise
+from ridgeline.passes.settle import Settled, type_proto
+from ridgeline.plan.plan import Plan
+from ridgeline.runtime.instance import Instance, settle_program
+from ridgeline.runtime.weights import weights_of
+from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.tactics.aten import compile_body, own_memory, reads_of
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.control import CONTROL_OPS, RunBody
+
+# shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
+KEPT_BODIES = 64
+# why a step cannot be planned, by what it is
+DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "StringSplit"})
+
+
+class BodyEngine(Protocol):
+    """What an island needs of the engine of a subgraph."""
+
+    plan: Plan
+    program: Any
+
+    def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
+
+
+def control_op(region: Region) -> Op | None:
+    """The op of a region that is control flow, and nothing else."""
+    op = region.body.ops[0] if len(region.body.ops) == 1 else None
+    return op if op is not None and op.key in CONTROL_OPS else None
+
+
+def subgraphs(region: Region) -> Iterator[tuple[str, Body]]:
+    """The bodies of a control-flow region, each with the key of its plan."""
+    op = control_op(region)
+    for name, attr in op.attrs.items() if op is not None else ():
+        if isinstance(attr, Body) and attr.graph is not None:
+            yield f"{region.name}.{name}", attr
+
+
+def entry_specs(region: Region, body: Body, settled: Settled) -> dict[str, TensorSpec] | None:
+    """What a body is given on its first run, by name; None where that depends on data."""
+    op = control_op(region)
+    assert op is not None, "only control flow has bodies"
+    given: list[TensorSpec | None] = []
+    if op.op_type == "Loop":
+        condition = settled.specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
+        given = [TensorSpec("int64", ()), condition, *(settled.specs.get(n) for n in op.inputs[2:])]
+    elif op.op_type == "Scan":
+        scanned = int(op.attrs["num_scan_inputs"])
+        axes = op.attrs.get("scan_input_axes") or (0,) * scanned
+        given = [settled.specs.get(n) for n in op.inputs[: len(op.inputs) - scanned]]
+        for name, axis in zip(op.inputs[len(op.inputs) - scanned :], axes, strict=True):
+            whole = settled.specs.get(name)
+            sizes = list(whole.shape) if whole is not None else []
+            if whole is not None:
+                del sizes[int(axis)]
+            given.append(None if whole is None else TensorSpec(whole.dtype, tuple(sizes)))
+    elif op.op_type == "SequenceMap":
+        return None  # items may have any shape
+    free = body.free_names()
+    given += [settled.specs.get(name) for name in free]
+    specs = dict(zip((*body.inputs, *free), given, strict=True))
+    if any(spec is None or spec.dtype not in TORCH_DTYPES for spec in specs.values()):
+        return None
+    # inside a body values come as they are handed over, in plain order
+    return {n: TensorSpec(s.dtype, s.shape) for n, s in specs.items() if s is not None}
+
+
+def fused_body(
+    body: Body,
+    specs: Mapping[str, TensorSpec],
+    weights: Mapping[str, Tensor],
+    opset_imports: Mapping[str, int],
+    target: Target,
+) -> tuple[ir.Model, dict[str, TensorSpec]]:
+    """A body as a fused model of its own, and the specs of its inputs. The same call gives the same model."""
+    free = body.free_names()
+    graph = ir.serde.serialize_graph(body.graph)
+    declared = {value.name: value for value in graph.input}
+    for name, spec in specs.items():
+        value = declared.get(name) or graph.input.add(name=name)
+        if not value.type.tensor_type.elem_type:
+            value.type.CopyFrom(type_proto(spec))
+            for dim in value.type.tensor_type.shape.dim:
+                dim.ClearField("dim_value")  # a state may grow; only its rank is sure
+    imports = {domain: version for domain, version in opset_imports.items() if domain != "ridgeline"}
+    proto = onnx.ModelProto(ir_version=ir_version_for(imports), graph=graph)
+    proto.opset_import.extend(onnx.OperatorSetIdProto(domain=d, version=v) for d, v in imports.items())
+    model = ir.from_proto(proto)
+    for value in [v for v in model.graph.inputs if v.name in free and v.name in weights]:
+        value.const_value = ir.tensor(as_numpy(weights[str(value.name)]), name=value.name)
+        value.shape = ir.Shape(weights[str(value.name)].shape)
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
+    canonicalise(model, target=target)
+    inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
+    partition(model, settle_program(read_program(model), inner, weights_of(model)), target=target)
+    remove_unused(model)
+    return model, inner
+
+
+class PlannedBody:
+    """A body that was planned, as a function from its inputs to its outputs. Every thread has its own."""
+
+    reuses_memory = True
+
+    def __init__(self, engine: BodyEngine, names: Sequence[str], n_own: int, floor: RunBody) -> None:
+        self._engine, self._floor = engine, floor
+        places = {name: i for i, name in enumerate(names)}
+        self._places = [places[name] for name in engine.program.inputs]
+        self._captured = [place >= n_own for place in self._places]
+        self._outputs = list(engine.program.outputs)
+        self._planned = tuple(engine.plan.planned_shapes[name].shape for name in engine.program.inputs)
+        self._local = threading.local()
+
+    def begin(self) -> None:
+        """What is captured may be new from here on."""
+        self._local.loaded = None
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        given = [values[place] for place in self._places]
+        instance = self._instance(tuple(tuple(value.shape) for value in given))
+        if instance is None:
+            return self._floor(values)
+        is_loaded = getattr(self._local, "loaded", None) is instance
+        for target, value, is_captured in zip(instance.inputs.values(), given, self._captured, strict=True):
+            if not (is_captured and is_loaded):
+                fill(target, value)
+        self._local.loaded = instance
+        instance.execute()
+        inputs = {tensor.data_ptr() for tensor in instance.inputs.values()}
+        made = [instance.result(name)[0] for name in self._outputs]
+        # an output that is an input would be written over while the next trip is loaded
+        return [cloned(m) if isinstance(m, Tensor) and m.data_ptr() in inputs else m for m in made]
+
+    def _instance(self, key: tuple[tuple[int, ...], ...]) -> Instance | None:
+        """One for shapes that were planned or come back; None for the first time, and where memory ends."""
+        local = self._local
+        if not hasattr(local, "instances"):
+            local.instances, local.met = {}, set()
+        found: Instance | None = local.instances.get(key)
+        if found is not None or len(local.instances) >= KEPT_BODIES:
+            return found
+        if key != self._planned and key not in local.met:
+            local.met.add(key)
+            return None
+        specs = self._engine.plan.planned_shapes
+        shapes = zip(self._engine.program.inputs, key, strict=True)
+        # a state that grows has a shape for every trip: a compiler would never keep up with it
+        made = self._engine.instance(
+            {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}, compiles=key == self._planned
+        )
+        local.instances[key] = made
+        return made
+
+
+class Islands:
+    """The planned bodies of one engine, and the launches of the steps that run them."""
+
+    def __init__(self, opset_imports: Mapping[str, int], engines: Mapping[str, BodyEngine]) -> None:
+        self._opset_imports = opset_imports
+        self.engines = dict(engines)
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        return {key: engine.plan for key, engine in self.engines.items()}
+
+    def bind(self, region: Region, site: Site) -> Launch | None:
+        """A launch for control flow with a planned body; None for anything else."""
+        op = control_op(region)
+        planned = {
+            id(body.graph): self.engines[key] for key, body in subgraphs(region) if key in self.engines
+        }
+        if op is None or not planned:
+            return None
+
+        def compile_planned(
+            body: Body, specs: Mapping[str, TensorSpec], imports: Mapping[str, int]
+        ) -> tuple[RunBody, list[str]]:
+            floor, notes = compile_body(body, specs, imports)
+            n_own = len(body.graph.inputs)
+            engine = planned.get(id(body.graph))
+            return (floor if engine is None else PlannedBody(engine, body.inputs, n_own, floor)), notes
+
+        reads = reads_of(op)
+        run, notes = CONTROL_OPS[op.key](op, reads, site.specs, self._opset_imports, compile_planned)
+        places = [site.body.inputs.index(name) if name else -1 for name in reads]
+
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            given = [*inputs, None]
+            made = run([given[place] for place in places])
+            return own_memory([m.contiguous() if isinstance(m, Tensor) else m for m in made], inputs)
+
+        return Launch(call, note="; ".join(notes), wants_host_values=True)
+
+
+def island_reason(region: Region, settled: Settled) -> str | None:
+    """Why a step cannot be planned; None for one that can."""
+    op = control_op(region)
+    if op is not None:
+        return (
+            f"{op.op_type}: data says {'which branch' if op.op_type == 'If' else 'how often the body'} runs"
+        )
+    if not settled.is_loose(region):
+        return None
+    for name in (*region.inputs, *region.outputs):
+        kind = settled.loose_kind(name)
+        if kind is not None:
+            return f"{name!r} is {kind}, for which no memory is planned"
+    for inner in region.body.ops:
+        if inner.op_type in DATA_DEPENDENT:
+            return f"{inner.op_type}: the number of results depends on data"
+    unsettled = [name for name in region.inputs if name and name not in settled.specs]
+    if unsettled:
+        return f"the shape of {unsettled[0]!r} depends on data"
+    return f"{region.body.ops[0].op_type}: an operand decides the shape of the result"

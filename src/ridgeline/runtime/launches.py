@@ -1,0 +1,129 @@
+"""Steps bound to launches: by the plan's tactic where it fits, and kept for the shapes used last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence, ValuesView
+
+from torch import Tensor
+
+from ridgeline.errors import BuildError, first_line
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import CompileError
+from ridgeline.passes.body import Region
+from ridgeline.plan.plan import Step
+from ridgeline.runtime.islands import Islands
+from ridgeline.spec import Site
+from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.base import Compiles, Launch, Tactic
+
+# shapes of one step whose launches are kept, as many as a context keeps instances
+KEPT_LAUNCHES = 8
+
+
+class Launches:
+    """The launches of one engine; all its contexts and instances share them."""
+
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        tactics: Mapping[str, Tactic],
+        weights: Mapping[str, Tensor],
+        notes: list[str],
+        *,
+        steps: Callable[[], Sequence[Step]],
+        islands: Callable[[], Islands],
+    ) -> None:
+        self._regions, self._tactics, self._weights = regions, tactics, weights
+        self._notes = notes  # what did not go as planned on this machine
+        self._steps, self._islands = steps, islands
+        self._made: dict[tuple[int, str], Launch] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def values(self) -> ValuesView[Launch]:
+        return self._made.values()
+
+    def clear(self) -> None:
+        self._made.clear()
+
+    def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
+        """What these sites will compile, several at a time instead of one by one."""
+        steps = self._steps()
+        for name, tactic in self._tactics.items():
+            taken = [(site, steps[i].config) for i, site in sites if steps[i].tactic == name]
+            if taken and isinstance(tactic, Compiles):
+                tactic.precompile(
+                    [(site, config) for site, config in taken if _why_not(tactic, site) is None]
+                )
+
+    def launch(self, index: int, site: Site) -> Launch:
+        with self._lock:
+            launch = self._known(index, site)
+            if launch is None:
+                launch = self._bind(index, site)
+                is_any = launch.shape_free and self._is_as_planned(index, site)
+                self._made[index, "" if is_any else site.key] = launch
+                self._forget_old(index)
+            return launch
+
+    def lean(self, index: int, site: Site) -> Launch:
+        """One that is there already, or that needs no compiler."""
+        known = self._known(index, site)
+        if known is None and isinstance(self._tactics.get(self._steps()[index].tactic), Compiles):
+            return self._tactics["aten"].bind(site, {}, self._weights_of(index, site))
+        return known or self.launch(index, site)
+
+    def _known(self, index: int, site: Site) -> Launch | None:
+        own = self._made.get((index, site.key))
+        return own or (self._made.get((index, "")) if self._is_as_planned(index, site) else None)
+
+    def _is_as_planned(self, index: int, site: Site) -> bool:
+        """A launch for any shape is none for one that holds nothing, where the plan's tactic refuses that."""
+        if not any(0 in spec.shape for spec in site.specs.values()):
+            return True
+        tactic = self._tactics.get(self._steps()[index].tactic)
+        return tactic is not None and _why_not(tactic, site) is None
+
+    def _weights_of(self, index: int, site: Site) -> dict[str, Tensor]:
+        return {name: self._weights[self._regions[index].outer(name)] for name in site.weights}
+
+    def _forget_old(self, index: int) -> None:
+        """Launches of shapes long gone keep packed weights; instances that still run hold their own."""
+        shapes = [key for key in self._made if key[0] == index]
+        for key in shapes[:-KEPT_LAUNCHES]:
+            del self._made[key]
+
+    def _bind(self, index: int, site: Site) -> Launch:
+        """The plan's tactic, or its first loser that still fits where the plan's own does not."""
+        step = self._steps()[index]
+        island = self._islands().bind(self._regions[index], site) if step.tactic == "aten" else None
+        if island is not None:
+            return island
+        weights = self._weights_of(index, site)
+        losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
+        for name, config in [(step.tactic, step.config), *losers]:
+            tactic = self._tactics.get(name)
+            reason = "is not in this build" if tactic is None else _why_not(tactic, site)
+            if tactic is not None and reason is None:
+                try:
+                    return tactic.bind(site, config, weights)
+                except (CompileError, Refusal) as error:
+                    reason = f"its kernel cannot be had: {first_line(error)}"
+                except (KeyError, TypeError, ValueError, AssertionError) as error:
+                    raise BuildError(
+                        f"{step.name}: {name} cannot be bound with the config it was given",
+                        got=f"{dict(config)}: {error!r}",
+                        help="was a lock or a cache edited by hand? delete it and build again",
+                    ) from error
+            self._notes.append(f"{step.name}: {name} was planned but {reason}")
+        return self._tactics["aten"].bind(site, {}, weights)
+
+
+def _why_not(tactic: Tactic, site: Site) -> str | None:
+    """As the tactic says; only two take sites with open shapes, and others were not written to be asked."""
+    if tactic.name not in ("aten", "ort") and not is_settled(site):
+        return "a shape inside depends on data"
+    return tactic.why_not(site)

@@ -1,0 +1,107 @@
+"""Which shapes an engine meets: counted while it runs, kept as JSON, read by `ridge shapes`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ridgeline.errors import OptionError
+from ridgeline.spec import Port
+
+FORMAT = 1
+Shape = tuple[int, ...]
+Seen = tuple[tuple[str, Shape], ...]  # input name -> its shape, in the order of the inputs
+
+
+@dataclass
+class Watch:
+    """Where all contexts of an engine look: None while nobody observes."""
+
+    observation: Observation | None = None
+
+
+class Observation:
+    """A histogram of input shapes. As a context manager it ends, and is written, with its block."""
+
+    def __init__(self, path: Path, model: str, inputs: Sequence[Port], watch: Watch) -> None:
+        self.path, self.model, self.inputs = path, model, tuple(inputs)
+        self.counts: Counter[Seen] = Counter()
+        self._watch = watch
+        self._lock = threading.Lock()
+
+    def count(self, shapes: Mapping[str, Shape]) -> None:
+        with self._lock:
+            self.counts[tuple(shapes.items())] += 1
+
+    def write(self) -> Path:
+        """Whole, or not at all: a reader may look at any time."""
+        with self._lock:
+            seen = [{"shapes": dict(shapes), "count": n} for shapes, n in self.counts.most_common()]
+        dims = {port.name: list(port.dims) if port.dims is not None else None for port in self.inputs}
+        content = {"format": FORMAT, "model": self.model, "dims": dims, "seen": seen}
+        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(scratch, self.path)
+        return self.path
+
+    def stop(self) -> Path:
+        """Count no more, and write what was seen."""
+        if self._watch.observation is self:
+            self._watch.observation = None
+        return self.write()
+
+    def __enter__(self) -> Observation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """An observation as it is read back."""
+
+    model: str
+    dims: dict[str, tuple[int | str, ...] | None]
+    seen: tuple[tuple[dict[str, Shape], int], ...]
+
+
+def read_histogram(path: Path) -> Histogram:
+    """The file that `engine.observe` wrote, or an error that says what is wrong with it."""
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        dims = {name: None if d is None else tuple(d) for name, d in raw["dims"].items()}
+        seen = tuple(
+            ({name: tuple(int(s) for s in shape) for name, shape in row["shapes"].items()}, int(row["count"]))
+            for row in raw["seen"]
+        )
+        is_whole = all(
+            count > 0 and all(name in dims and min(shape, default=0) >= 0 for name, shape in shapes.items())
+            for shapes, count in seen
+        )
+    except FileNotFoundError:
+        raise OptionError(f"there is no file {str(path)!r}", want="what engine.observe(path) wrote") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, str(error)) from error
+    if not is_whole:
+        raise _unreadable(path, "a shape of an unknown input, a negative size, or a count below one")
+    if not seen:
+        raise OptionError(f"{str(path)!r} saw no shape", help="run the engine while it is observed")
+    return Histogram(str(raw.get("model", "")), dims, seen)
+
+
+def _unreadable(path: Path, got: str) -> OptionError:
+    return OptionError(
+        f"{str(path)!r} does not read as observed shapes",
+        got=got,
+        want='{"dims": {"x": ["N", 8]}, "seen": [{"shapes": {"x": [4, 8]}, "count": 12}]}',
+    )

@@ -1,0 +1,28 @@
+"""Pinned host memory, and how to let it be after a CUDA error that ends all work.
+
+PyTorch asks the device before it takes pinned memory back; after such an error the answer is an exception in
+a destructor, which ends the process. So that a program can still say what happened and exit, such memory is
+then never given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import torch
+from torch import Tensor
+
+_alive: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def new_pinned(like: Tensor) -> Tensor:
+    """Host memory of this shape and type that the device can copy from and to."""
+    made = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    _alive[id(made)] = made
+    return made
+
+
+def never_free_pinned() -> None:
+    for tensor in list(_alive.values()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))

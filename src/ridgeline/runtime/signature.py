@@ -1,0 +1,216 @@
+"""What an engine takes: inputs by name, type and rank, and profiles, one of which must hold their sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ridgeline.errors import InputError, did_you_mean
+from ridgeline.kernels.elements import DTYPE_NAMES
+from ridgeline.options import Ranges, Values
+from ridgeline.plan.plan import Plan
+from ridgeline.runtime.loose import take_loose
+from ridgeline.spec import Port, TensorSpec
+
+Feeds = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """One profile: the sizes of inputs, and the values of shape tensors."""
+
+    shapes: Mapping[str, Ranges]
+    values: Mapping[str, Values]
+
+    @staticmethod
+    def of(plan: Plan) -> Bounds:
+        return Bounds(plan.profile, plan.value_profile)
+
+    def misfits(self, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, str, str]]:
+        """Every input outside this profile: its name, what it is, what it may be."""
+        for name, ranges in self.shapes.items():
+            shape = specs[name].shape
+            if len(shape) != len(ranges) or not all(
+                r.min <= s <= r.max for r, s in zip(ranges, shape, strict=True)
+            ):
+                want = ", ".join(range_text(r.min, r.max) for r in ranges)
+                yield name, _text(specs[name].dtype, shape), f"{specs[name].dtype}[{want}]"
+        for name, values in self.values.items():
+            got = specs[name].value
+            if got is not None and not (
+                len(got) == len(values) and all(r.min <= v <= r.max for r, v in zip(values, got, strict=True))
+            ):
+                want = ", ".join(range_text(r.min, r.max) for r in values)
+                yield name, f"values [{', '.join(map(str, got))}]", f"values [{want}]"
+
+    def padded(self, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
+        """The smallest shapes of this profile that these fit into; None where they are too large."""
+        made = dict(specs)
+        for name, ranges in self.shapes.items():
+            shape = specs[name].shape
+            if len(shape) != len(ranges) or any(s > r.max for s, r in zip(shape, ranges, strict=True)):
+                return None
+            if any(s == 0 < r.min for s, r in zip(shape, ranges, strict=True)):
+                return None  # there is no row to repeat
+            sizes = tuple(max(s, r.min) for s, r in zip(shape, ranges, strict=True))
+            made[name] = replace(specs[name], shape=sizes)
+        return made
+
+    def distance(self, specs: Mapping[str, TensorSpec]) -> float:
+        """How far sizes are from those that this profile was tuned for."""
+        pairs = [
+            (size, dim.opt)
+            for name, ranges in self.shapes.items()
+            for size, dim in zip(specs[name].shape, ranges, strict=True)
+        ]
+        return sum(abs(math.log((size + 1) / (opt + 1))) for size, opt in pairs)
+
+
+class Signature:
+    """Checks what callers give, and finds the profile that holds it."""
+
+    def __init__(self, ports: Sequence[Port], bounds: Sequence[Bounds]) -> None:
+        self.ports = {port.name: port for port in ports if not port.is_loose}
+        self.loose = {port.name: port for port in ports if port.is_loose}
+        self.bounds = tuple(bounds)
+        self.valued = tuple(port.name for port in ports if any(port.name in b.values for b in bounds))
+        self._has_profile = any(b.shapes or b.values for b in bounds)
+
+    def checked(self, feeds: Feeds) -> list[Any]:
+        """The inputs in order, or one error that says all that is wrong with them."""
+        if not isinstance(feeds, Mapping):
+            raise InputError("run takes a mapping", got=type(feeds).__name__, want='{"input name": array}')
+        known = list(self.ports)
+        problems = [
+            f"there is no input {name!r}: {did_you_mean(str(name), [*known, *self.loose])}"
+            for name in feeds
+            if name not in known
+        ]
+        problems += [
+            f"input {name!r} is missing: want {self.ports[name]}" for name in known if name not in feeds
+        ]
+        if problems:
+            raise InputError("the inputs do not match the engine's", rows=problems)
+        arrays = []
+        for port in self.ports.values():
+            array = feeds[port.name]
+            if not isinstance(array, (np.ndarray, np.generic, torch.Tensor)):
+                array = np.asarray(array)
+            self._check_port(port, array)
+            arrays.append(array)
+        self._check_names(arrays)
+        return arrays
+
+    def apart(self, feeds: Feeds) -> tuple[Feeds, dict[str, Any]]:
+        """Arrays and tensors, and beside them what no memory is planned for: strings, sequences."""
+        if not self.loose or not isinstance(feeds, Mapping):
+            return feeds, {}
+        rest = {name: value for name, value in feeds.items() if name not in self.loose}
+        return rest, take_loose(self.loose, feeds)
+
+    def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
+        """The inputs as specs; those of shape tensors carry their values."""
+        made = {}
+        for port, array in zip(self.ports.values(), arrays, strict=True):
+            spec = TensorSpec(port.dtype, tuple(array.shape))
+            made[port.name] = replace(spec, value=values_of(array)) if port.name in self.valued else spec
+        return made
+
+    def find(self, specs: Mapping[str, TensorSpec]) -> int | None:
+        """The profile that holds these inputs; of several the one tuned for the nearest sizes."""
+        fits = [i for i, bounds in enumerate(self.bounds) if not any(bounds.misfits(specs))]
+        return min(fits, key=lambda i: self.bounds[i].distance(specs), default=None)
+
+    def require(self, specs: Mapping[str, TensorSpec], why_not_padded: str = "") -> int:
+        """The profile that holds these inputs, or an error that says what every profile takes."""
+        found = self.find(specs)
+        if found is not None:
+            return found
+        if len(self.bounds) > 1:
+            rows = [
+                f"profile {i}: {name!r} is {got}, want {want}"
+                for i, bounds in enumerate(self.bounds, start=1)
+                for name, got, want in bounds.misfits(specs)
+            ]
+            rows += [f"not padded to a larger one: {why_not_padded}"] if why_not_padded else []
+            raise InputError(
+                f"no profile of this engine takes these inputs ({len(self.bounds)} profiles)",
+                rows=rows,
+                help=f"rebuild with one more: --profile '{_line(specs)}'",
+            )
+        name, got, want = next(self.bounds[0].misfits(specs))
+        raise InputError(
+            f"input {name!r} does not fit this plan", got=got, want=want, help=self._cover(name, specs[name])
+        )
+
+    def _cover(self, name: str, spec: TensorSpec) -> str:
+        """The option that would take these inputs as well."""
+        if spec.value is not None and name not in self.bounds[0].shapes:
+            return f"rebuild with --shapes '{name}=[{', '.join(map(str, spec.value))}]', or a range of values"
+        ranges = self.bounds[0].shapes[name]
+        cover = "x".join(
+            range_text(min(r.min, s), max(r.max, s)) for r, s in zip(ranges, spec.shape, strict=True)
+        )
+        split = ", or split the batch" if spec.shape and spec.shape[0] > ranges[0].max else ""
+        return f"rebuild with --shapes {name}={cover}{split}"
+
+    def _check_port(self, port: Port, array: Any) -> None:
+        dtype = DTYPE_NAMES.get(array.dtype) or str(array.dtype)
+        dims = port.dims if port.dims is not None else tuple("?" for _ in array.shape)
+        fits = dtype == port.dtype and len(dims) == len(array.shape)
+        if fits and all(isinstance(d, str) or d == s for d, s in zip(dims, array.shape, strict=True)):
+            return
+        help_ = "check the number of dimensions and their sizes"
+        if dtype != port.dtype:
+            convert = (
+                f".to(torch.{port.dtype})" if isinstance(array, torch.Tensor) else f".astype({port.dtype!r})"
+            )
+            help_ = f"convert it: {port.name}{convert}"
+        raise InputError(
+            f"input {port.name!r} does not fit this plan",
+            got=_text(dtype, array.shape),
+            want=_text(port.dtype, dims),
+            help=help_,
+        )
+
+    def _check_names(self, arrays: Sequence[Any]) -> None:
+        """A dim's name stands for one size where profiles were given by it; other files misuse names."""
+        if not self._has_profile:
+            return
+        seen: dict[str, tuple[str, int]] = {}
+        for port, array in zip(self.ports.values(), arrays, strict=True):
+            for dim, size in zip(port.dims or (), array.shape, strict=False):
+                where, other = seen.setdefault(str(dim), (port.name, size))
+                if isinstance(dim, str) and other != size:
+                    raise InputError(
+                        f"dim {dim!r} has two sizes",
+                        rows=[f"{other} in {where!r}", f"{size} in {port.name!r}"],
+                        want="one size: the model gives both dims the same name",
+                    )
+
+
+def values_of(array: Any) -> tuple[int, ...]:
+    """The numbers in a shape tensor."""
+    flat = array.reshape(-1)
+    return tuple(int(v) for v in flat.tolist())
+
+
+def range_text(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}..{high}"
+
+
+def _text(dtype: str, dims: Sequence[object]) -> str:
+    return f"{dtype}[{', '.join(map(str, dims))}]"
+
+
+def _line(specs: Mapping[str, TensorSpec]) -> str:
+    return " ".join(
+        f"{n}={'x'.join(map(str, s.shape)) if s.value is None else '[' + ','.join(map(str, s.value)) + ']'}"
+        for n, s in specs.items()
+        if s.shape
+    )

@@ -1,0 +1,208 @@
+"""A model's file as surgery sees it: who makes a value, who reads it (subgraphs too), what types values have.
+
+Works on the proto, not on `onnx_ir`: what is not touched must come out as it went in, broken parts included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import shape_inference
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from ridgeline.errors import ModelError, did_you_mean
+from ridgeline.frontend.from_onnx import all_tensors, check_external_data
+
+# more than this cannot stand in one protobuf with room to spare
+EMBEDDED_BYTES = 3 << 29
+# values that shape arithmetic may read; weights are only looked at for their type
+SMALL_NUMEL = 128
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The main graph of a model, asked by names."""
+
+    proto: onnx.ModelProto
+    folder: Path | None  # where external data lies
+
+    @cached_property
+    def nodes(self) -> Sequence[onnx.NodeProto]:
+        return list(self.proto.graph.node)
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """The node that makes a value, by its place in the file."""
+        return {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for name in dict.fromkeys(reads(node)):
+                found.setdefault(name, []).append(i)
+        return found
+
+    @cached_property
+    def initializers(self) -> dict[str, Any]:
+        """Dense and sparse ones."""
+        graph = self.proto.graph
+        return {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
+
+    @cached_property
+    def inputs(self) -> dict[str, onnx.ValueInfoProto]:
+        """Inputs that a caller gives; an initializer may be listed among them and is none."""
+        return {p.name: p for p in self.proto.graph.input if p.name not in self.initializers}
+
+    @cached_property
+    def types(self) -> dict[str, onnx.TypeProto]:
+        """Declared and inferred types of the main graph's values."""
+        light = without_large_tensors(self.proto)
+        try:
+            inferred = shape_inference.infer_shapes(light, data_prop=True)
+        except Exception:  # a broken model infers nothing; what it declares still stands
+            inferred = light
+        graph = inferred.graph
+        found = {p.name: p.type for p in (*graph.value_info, *graph.output, *graph.input)}
+        for tensor in self.proto.graph.initializer:
+            found[tensor.name] = tensor_type(tensor.data_type, tensor.dims)
+        return {name: kind for name, kind in found.items() if kind.WhichOneof("value")}
+
+    @cached_property
+    def node_names(self) -> dict[str, int]:
+        return {node.name: i for i, node in enumerate(self.nodes) if node.name}
+
+    def is_value(self, name: str) -> bool:
+        return name in self.producer or name in self.inputs or name in self.initializers
+
+    def unknown(self, name: str) -> str:
+        """What to say of a name that is neither a value nor a node, with the near ones."""
+        known = [*self.producer, *self.inputs, *self.initializers, *self.node_names]
+        inner = _inside(self.nodes, name)
+        if inner:
+            return f"{name!r} lies inside a subgraph of {label(inner)}; {inner.output[0]!r} takes it whole"
+        near = get_close_matches(name, known, n=5, cutoff=0.5) or [n for n in known if name in n][:5]
+        return f"{name!r}; " + (f"near: {', '.join(near)}" if near else did_you_mean(name, known))
+
+
+def read_graph(source: Path | onnx.ModelProto) -> ModelGraph:
+    """The model of a file, its external data left outside."""
+    if isinstance(source, onnx.ModelProto):
+        return ModelGraph(source, None)
+    try:
+        proto = onnx.load(str(source), load_external_data=False)
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {str(source)!r}") from None
+    except IsADirectoryError:
+        raise ModelError(f"{str(source)!r} is a folder", want="an ONNX file") from None
+    except (DecodeError, ValueError, OSError) as error:
+        raise ModelError(
+            f"{str(source)!r} is not an ONNX model: it does not parse",
+            got=str(error),
+            help="was the download cut short, or is this a Git LFS pointer?",
+        ) from error
+    if not proto.HasField("graph"):
+        raise ModelError(f"{str(source)!r} is not an ONNX model: it holds no graph")
+    return ModelGraph(proto, source.absolute().parent)
+
+
+def write_model(proto: onnx.ModelProto, folder: Path | None, path: Path) -> None:
+    """A file that stands alone: external data is taken in, or written beside it where it is too large."""
+    check_external_data(proto, folder)
+    outside = [t for t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in outside:
+        load_external_data_for_tensor(tensor, str(folder))
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    nbytes = sum(len(t.raw_data) for t in outside)
+    if nbytes <= EMBEDDED_BYTES:
+        onnx.save(proto, str(path))
+    else:
+        data = f"{path.name}.data"
+        (path.parent / data).unlink(missing_ok=True)  # onnx would append to one that is there
+        onnx.save(proto, str(path), save_as_external_data=True, location=data)
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The names a node needs from its graph: its inputs, and what its subgraphs capture."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        yield from captured(graph)
+
+
+def captured(graph: onnx.GraphProto) -> Iterator[str]:
+    """What a subgraph reads from outside itself."""
+    made = {p.name for p in graph.input} | {t.name for t in graph.initializer}
+    made |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        yield from (name for name in reads(node) if name not in made)
+    yield from (p.name for p in graph.output if p.name not in made)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attr in node.attribute:
+        if attr.HasField("g"):
+            yield attr.g
+        yield from attr.graphs
+
+
+def label(node: onnx.NodeProto) -> str:
+    """A node in words: its name, else what it makes."""
+    return f"{node.op_type} {node.name or (node.output[0] if node.output else '?')!r}"
+
+
+def tensor_type(element: int, dims: Sequence[int | str]) -> onnx.TypeProto:
+    made = onnx.TypeProto()
+    made.tensor_type.elem_type = element
+    made.tensor_type.shape.SetInParent()
+    for dim in dims:
+        added = made.tensor_type.shape.dim.add()
+        if isinstance(dim, str):
+            added.dim_param = dim
+        else:
+            added.dim_value = dim
+    return made
+
+
+def without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with large and external weights as inputs: enough to infer from, at any size of model."""
+    light = onnx.ModelProto()
+    light.ir_version = proto.ir_version
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name or "graph"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    given = {p.name for p in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        is_outside = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if math.prod(tensor.dims) <= SMALL_NUMEL and not is_outside:
+            graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            kind = tensor_type(tensor.data_type, tensor.dims)
+            graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
+    return light
+
+
+def _inside(nodes: Sequence[onnx.NodeProto], name: str) -> onnx.NodeProto | None:
+    """The node of the main graph that holds a value of this name in a subgraph."""
+    for outer in nodes:
+        pending = list(subgraphs(outer))
+        while pending:
+            graph = pending.pop()
+            for node in graph.node:
+                if name in node.output or name == node.name:
+                    return outer
+                pending += subgraphs(node)
+    return None

@@ -1,0 +1,215 @@
+"""Lint rules on values: types and shapes that do not fit, weights that cannot be read or make no sense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx.numpy_helper import to_array
+
+from ridgeline.errors import first_line
+from ridgeline.frontend.from_onnx import all_tensors, external_problem
+from ridgeline.surgery.extract import port_text
+from ridgeline.surgery.graph import SMALL_NUMEL, label, tensor_type
+from ridgeline.surgery.problem import Problem, Rule, Subject, domain_of
+
+LARGE_CONSTANT = 1 << 20
+LARGE_INTEGERS = 1 << 16
+FLOATS = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+TINY = {
+    onnx.TensorProto.FLOAT: 2.0**-126, onnx.TensorProto.BFLOAT16: 2.0**-126,
+    onnx.TensorProto.DOUBLE: 2.0**-1022, onnx.TensorProto.FLOAT16: 2.0**-14,
+}  # fmt: skip
+
+
+def inference(subject: Subject) -> Iterator[Problem]:
+    """ONNX's type and shape inference, node by node, so that one wrong node does not hide the next."""
+    types = {p.name: p.type for p in subject.proto.graph.input}
+    values = {}
+    for tensor in subject.proto.graph.initializer:
+        types[tensor.name] = tensor_type(tensor.data_type, tensor.dims)
+        if math.prod(tensor.dims) <= SMALL_NUMEL and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            values[tensor.name] = tensor
+    declared = {p.name: p.type for p in (*subject.proto.graph.output, *subject.proto.graph.value_info)}
+    for node in subject.graph.nodes:
+        domain = domain_of(node)
+        version = subject.opsets.get(domain, 0)
+        if not version or not onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
+            continue
+        if any(name not in types for name in node.input if name):
+            continue
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in subject.opsets.items()]
+        try:
+            made = onnx.shape_inference.infer_node_outputs(
+                schema, node, {n: types[n] for n in node.input if n},
+                {n: values[n] for n in node.input if n in values}, opset_imports=imports,
+                ir_version=subject.proto.ir_version or 8,
+            )  # fmt: skip
+        except Exception as error:
+            yield Problem(
+                "error", "types", label(node), "its inputs do not fit together",
+                got=", ".join(port_text(types[n]) for n in node.input if n), want=first_line(error),
+            )  # fmt: skip
+            made = {}
+        for name in node.output:
+            if name in declared and name in made and _disagree(declared[name], made[name]):
+                yield Problem(
+                    "error", "types", label(node), f"{name!r} is declared as something else than it is",
+                    got=port_text(declared[name]), want=port_text(made[name]),
+                )  # fmt: skip
+            known = made.get(name) or declared.get(name)
+            if known is not None:
+                types[name] = known
+        if node.op_type == "Constant" and not domain:
+            values.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+
+
+def _disagree(one: onnx.TypeProto, other: onnx.TypeProto) -> bool:
+    """Both know, and what they know differs."""
+    a, b = one.tensor_type, other.tensor_type
+    kinds = (one.WhichOneof("value"), other.WhichOneof("value"))
+    if kinds != ("tensor_type", "tensor_type"):
+        return bool(kinds[0] != kinds[1])
+    if a.elem_type and b.elem_type and a.elem_type != b.elem_type:
+        return True
+    if not (a.HasField("shape") and b.HasField("shape")):
+        return False
+    if len(a.shape.dim) != len(b.shape.dim):
+        return True
+    return any(
+        x.HasField("dim_value") and y.HasField("dim_value") and x.dim_value != y.dim_value
+        for x, y in zip(a.shape.dim, b.shape.dim, strict=True)
+    )
+
+
+def weights(subject: Subject) -> Iterator[Problem]:
+    """Tensors that do not read, and numbers that no training leaves behind."""
+    folder = subject.graph.folder
+    for tensor in subject.proto.graph.sparse_initializer:
+        yield Problem(
+            "error", "sparse", tensor.values.name, "sparse weights are not read", help="store them dense"
+        )
+    for tensor in all_tensors(subject.proto):
+        name = tensor.name or "a constant without a name"
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            problem = external_problem(entries, folder)
+            if problem:
+                yield Problem(
+                    "error", "external data", name, problem,
+                    want="a file beside the model, or in a folder below it",
+                )  # fmt: skip
+                continue
+        try:
+            array = to_array(tensor, str(folder or ""))
+        except Exception as error:
+            yield Problem("error", "tensor", name, "the tensor does not read", got=first_line(error))
+            continue
+        if tensor.data_type in FLOATS:
+            yield from _odd_floats(name, tensor.data_type, array)
+        elif tensor.data_type == onnx.TensorProto.INT64 and array.size >= LARGE_INTEGERS:
+            yield from _wide_integers(name, array)
+
+
+def _wide_integers(name: str, array: np.ndarray) -> Iterator[Problem]:
+    if array.min() >= -(2**31) and array.max() < 2**31:
+        yield Problem(
+            "note", "int64", name, "a large int64 table whose values fit int32",
+            got=f"{array.nbytes >> 10} KiB", want=f"{array.nbytes >> 11} KiB",
+        )  # fmt: skip
+
+
+def _odd_floats(name: str, kind: int, array: np.ndarray) -> Iterator[Problem]:
+    wide = array.astype(np.float32) if array.dtype.kind != "f" else array
+    missing = int(np.isnan(wide).sum())
+    if missing:
+        yield Problem(
+            "error", "NaN", name, "the weight holds NaN", got=f"{missing} of {array.size} elements",
+            help="the training run or the export went wrong before this file was written",
+        )  # fmt: skip
+    endless = int(np.isinf(wide).sum())
+    if endless and array.size > 1:
+        yield Problem(
+            "warning", "infinity", name, "the weight holds infinities",
+            got=f"{endless} of {array.size} elements",
+            help="fine in a mask that is added before a Softmax; elsewhere NaN is near",
+        )  # fmt: skip
+    small = int(((wide != 0) & (np.abs(wide) < TINY[kind])).sum())
+    if small:
+        yield Problem(
+            "warning", "denormals", name, "numbers below the smallest normal one: slow, or flushed to zero",
+            got=f"{small} of {array.size} elements", help="set them to zero",
+        )  # fmt: skip
+
+
+def constants(subject: Subject) -> Iterator[Problem]:
+    """Large tensors written into nodes, where tools cannot map or share them."""
+    for _, node in subject.all_nodes:
+        for attr in node.attribute:
+            nbytes = attr.t.ByteSize() if attr.HasField("t") else 0
+            if nbytes >= LARGE_CONSTANT:
+                yield Problem(
+                    "note", "constant", label(node), "a large tensor stands in a node",
+                    got=f"{nbytes >> 20} MiB", want="an initializer",
+                )  # fmt: skip
+
+
+def double_precision(subject: Subject) -> Iterator[Problem]:
+    """float64 is seldom meant: one Cast or one Python number in the exporter makes it."""
+    doubles = [
+        name for name, kind in subject.graph.types.items()
+        if kind.tensor_type.elem_type == onnx.TensorProto.DOUBLE
+    ]  # fmt: skip
+    if doubles:
+        yield Problem(
+            "note", "float64", doubles[0], "values are float64: twice the memory, a fraction of the speed",
+            got=f"{len(doubles)} values", help="export in float32, unless this is meant",
+        )  # fmt: skip
+
+
+def dims(subject: Subject) -> Iterator[Problem]:
+    """Open dims want names, so that equal ones can be told and profiles can speak of them."""
+    for name, port in subject.graph.inputs.items():
+        tensor = port.type.tensor_type
+        if port.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == onnx.TensorProto.STRING:
+            yield Problem("note", "input", name, "not a tensor of numbers", got=port_text(port.type))
+            continue
+        if not tensor.HasField("shape"):
+            yield Problem("warning", "dims", name, "not even the rank of this input is declared")
+            continue
+        open_dims = [
+            i
+            for i, d in enumerate(tensor.shape.dim)
+            if not d.HasField("dim_value") and d.dim_param in ("", "?")
+        ]
+        if open_dims:
+            yield Problem(
+                "warning", "dims", name, f"dim {', '.join(map(str, open_dims))} has no size and no name",
+                got=port_text(port.type), want="a name for each size that may change",
+                help="name it at export, as dynamic_axes or dynamic_shapes do",
+            )  # fmt: skip
+
+
+def training(subject: Subject) -> Iterator[Problem]:
+    """Ops left in training mode: their results are random, or change state that nobody keeps."""
+    fixed = {t.name: t for t in subject.proto.graph.initializer}
+    for _, node in subject.all_nodes:
+        mode = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
+            mode = int(to_array(fixed[node.input[2]]).any())
+        if mode:
+            yield Problem(
+                "warning", "training", label(node), "the node is in training mode",
+                want="inference mode", help="call model.eval() before the export",
+            )  # fmt: skip
+
+
+VALUES: tuple[Rule, ...] = (inference, weights, constants, double_precision, dims, training)

@@ -1,0 +1,134 @@
+"""What every value of a model is for some given inputs, so that a cut can be fed with the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
+from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.surgery.graph import ModelGraph, tensor_type
+
+Sample = Mapping[str, np.ndarray]
+
+
+class Recording:
+    """The values of several samples, one file each on disk: a model's values may be larger than memory."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+        self._files: dict[str, str] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+
+    def keep(self, sample: int, name: str, array: np.ndarray) -> None:
+        file = self._files.setdefault(name, f"v{len(self._files)}")
+        self._dtypes[name] = array.dtype  # numpy's files know no bfloat16
+        np.save(self.folder / f"{file}_{sample}.npy", array, allow_pickle=False)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def of(self, name: str) -> list[np.ndarray]:
+        """One array per sample."""
+        file = self._files[name]
+        places = [self.folder / f"{file}_{i}.npy" for i in range(self.count)]
+        return [np.load(place, allow_pickle=False).view(self._dtypes[name]) for place in places]
+
+    def type_of(self, name: str) -> onnx.TypeProto:
+        """A type that fits all samples: a dim of several sizes gets a name."""
+        arrays = self.of(name)
+        element = int(ir.DataType.from_numpy(arrays[0].dtype))
+        sizes = zip(*(a.shape for a in arrays), strict=True)
+        return tensor_type(
+            element, [s[0] if len(set(s)) == 1 else f"{name}.{i}" for i, s in enumerate(sizes)]
+        )
+
+    def write_samples(self, names: Sequence[str], folder: Path) -> list[Path]:
+        """The inputs of a part as sample files, one per sample."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {name: self.of(name) for name in names}
+        written = []
+        for i in range(self.count):
+            written.append(path := folder / f"sample_{i:02d}.npz")
+            np.savez(path, **{name: arrays[name][i] for name in names})  # type: ignore[arg-type]
+        return written
+
+
+def read_samples(graph: ModelGraph, files: Sequence[Path]) -> list[dict[str, np.ndarray]]:
+    """Samples from .npz files; each must give every input of the model."""
+    samples = []
+    for file in files:
+        with np.load(file, allow_pickle=False) as arrays:
+            sample = {name: arrays[name] for name in arrays.files}
+        for name in sample:
+            if name not in graph.inputs:
+                raise OptionError(
+                    f"the model has no input {name!r}",
+                    got=str(file),
+                    help=did_you_mean(name, list(graph.inputs)),
+                )
+        missing = [name for name in graph.inputs if name not in sample]
+        if missing:
+            raise OptionError(
+                f"{file} gives no {', '.join(missing)}", want=f"arrays {', '.join(graph.inputs)}"
+            )
+        samples.append(sample)
+    return samples
+
+
+def random_sample(graph: ModelGraph, seed: int) -> dict[str, np.ndarray]:
+    """Inputs at declared sizes; an open dim is 1. Integers are 0 or 1, which most models can take."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, port in graph.inputs.items():
+        kind = port.type.tensor_type
+        shape = [d.dim_value if d.HasField("dim_value") else 1 for d in kind.shape.dim]
+        element = ir.DataType(kind.elem_type)
+        dtype = element.numpy()
+        drawn = rng.standard_normal(shape) if element.is_floating_point() else rng.integers(0, 2, shape)
+        made[name] = np.asarray(drawn).astype(dtype)
+    return made
+
+
+def record(graph: ModelGraph, samples: Sequence[Sample], folder: Path) -> Recording:
+    """Run the model on every sample and keep every value whose type is a tensor of numbers."""
+    made = Recording(folder, len(samples))
+    names = [name for name in graph.producer if graph.types.get(name) is not None]
+    names = [name for name in names if graph.types[name].WhichOneof("value") == "tensor_type"]
+    run = _runner(graph, names)
+    for i, sample in enumerate(samples):
+        for name, array in (*sample.items(), *zip(names, run(sample), strict=True)):
+            made.keep(i, name, np.asarray(array))
+    return made
+
+
+def _runner(graph: ModelGraph, names: Sequence[str]) -> Callable[[Sample], Sequence[Any]]:
+    """ONNX Runtime with every optimisation off, else the onnx reference."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=n, type=graph.types[n]) for n in names)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    if graph.folder is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(key, str(graph.folder))
+    try:
+        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as first:
+        try:
+            evaluator = Evaluator(proto)
+        except Exception as second:
+            raise BuildError(
+                "nobody runs the model to record its values",
+                rows=[f"ONNX Runtime: {first_line(first)}", f"onnx reference: {first_line(second)}"],
+            ) from second
+        return lambda sample: evaluator.run(list(names), dict(sample))
+    return lambda sample: session.run(list(names), dict(sample))

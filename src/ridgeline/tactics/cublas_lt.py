@@ -1,0 +1,64 @@
+"""Products through cuBLASLt's own interface: several algorithms to time, and bias and residual in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.cublas import Cublas, Fill, Product
+from ridgeline.tactics.remainder import Absorbed, absorb
+
+TRIED = 4  # of the algorithms in the library's own order
+
+
+class CublasLt(Cublas):
+    """epilogue(x · W) by one algorithm of cuBLASLt's list."""
+
+    name = "cublas.lt"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        return [{"algorithm": place} for place in range(TRIED)]
+
+    def _absorb(self, site: Site, product: Product) -> Absorbed:
+        return absorb(
+            site, product.anchor, channel_axis=product.channel_axis, activations=("relu", "gelu_tanh"),
+            takes_residual=True,
+        )  # fmt: skip
+
+    def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
+        return weight_kn.t().contiguous().t()
+
+    def _bind_fill(
+        self,
+        site: Site,
+        product: Product,
+        taken: Absorbed,
+        weight: Tensor,
+        bias: Tensor | None,
+        config: Config,
+    ) -> Fill:
+        slot, rows = product.slot, product.rows_of
+        addend = site.body.inputs.index(taken.residual) if taken.residual else -1
+        place = int(config["algorithm"])
+        ready: dict[Sizes, Matmul] = {}
+
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], None]:
+            x, y = rows(inputs[slot]), rows(outputs[0])
+            r = rows(inputs[addend]) if addend >= 0 else y
+            if any(t.stride(1) != 1 or t.data_ptr() % ALIGNMENT for t in (x, y, r)):
+                raise Refusal(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
+            depth, columns = weight.shape
+            sizes = Sizes(len(y), columns, depth, x.stride(0), y.stride(0), r.stride(0), x.dtype)
+            if sizes not in ready:
+                ready[sizes] = Matmul(sizes, bias, taken.activation, place, adds=addend >= 0)
+            return ready[sizes].freeze(x.data_ptr(), weight.data_ptr(), r.data_ptr(), y.data_ptr())
+
+        def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            freeze(inputs, outputs)()
+
+        return fill

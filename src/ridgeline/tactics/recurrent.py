@@ -1,0 +1,59 @@
+"""LSTM, GRU and RNN as generated C++: weights packed once, all steps and directions in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
+from ridgeline.kernels.cpp.linear import PARALLEL_MACS
+from ridgeline.kernels.cpp.recurrent import Cut, find_recurrent, pack_recurrent, recurrent_source
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Program
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.cpp import CppTactic
+from ridgeline.tactics.epilogue import constant_tensors
+
+# about 10 µs of work: a step in which threads share the units ends with waiting for the slowest of them
+TEAM_MACS = 256 * 1024
+# a recurrent weight that one core's L2 does not hold, so that each thread had better read only its share
+LARGE_BYTES = 1024 * 1024
+
+
+class CppRecurrent(CppTactic):
+    """h, c = cell(x · W + h · R + b), step by step, states kept in cache between the steps."""
+
+    name = "cpp.recurrent"
+
+    def configs(self, site: Site) -> Iterable[Config]:
+        try:
+            found = find_recurrent(site)
+        except Refusal:
+            return ({"threads": 1, "split": "rows"},)
+        threads = site.target.threads
+        alone: Config = {"threads": 1, "split": "rows"}
+        if threads == 1 or found.macs < PARALLEL_MACS:
+            return (alone,)
+        ways: list[Config] = []
+        rows = found.batch * found.directions
+        if rows > 1:
+            ways.append({"threads": threads, "split": "rows"})
+        is_large = 4 * found.gates * found.hidden**2 > LARGE_BYTES
+        if found.step_macs >= TEAM_MACS and (rows < threads or is_large):
+            ways.append({"threads": threads, "split": "units"})
+        return (*ways, alone)
+
+    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        found = find_recurrent(site)
+        program, source = self.source(site, config)
+        packed = pack_recurrent(found, constant_tensors(site, weights), _cut(config).lanes)
+        return self.launch(site, program, source, packed)
+
+    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
+        return recurrent_source(site, find_recurrent(site), _cut(config))
+
+
+def _cut(config: Config) -> Cut:
+    return Cut(int(config["threads"]), str(config["split"]), cpu_lanes(find_compiler() or "c++"))

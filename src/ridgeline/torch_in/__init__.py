@@ -1,0 +1,1 @@
+"""Engines where PyTorch expects modules: `ridgeline.compile` and the backend of `torch.compile`."""

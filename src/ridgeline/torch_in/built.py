@@ -1,0 +1,74 @@
+"""An engine that answers one kind of call of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.builder import build_exported
+from ridgeline.errors import InputError
+from ridgeline.frontend.from_torch import Call, Exported, resolved
+from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
+from ridgeline.options import Options
+from ridgeline.runtime.engine import Engine
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine with the tensors' way in and the result's way out."""
+
+    engine: Engine
+    call: Call
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Do these shapes keep to the dims of the engine? Its ranges are its own to refuse."""
+        sizes: dict[str, int] = {}
+        for port, tensor in zip(self.engine.inputs, tensors, strict=True):
+            if port.dims is None:
+                continue
+            if len(port.dims) != tensor.ndim:
+                return False
+            for dim, size in zip(port.dims, tensor.shape, strict=True):
+                if (dim if isinstance(dim, int) else sizes.setdefault(dim, size)) != size:
+                    return False
+        return True
+
+    def run(self, tensors: Sequence[Tensor], own: Callable[[str], Tensor]) -> Any:
+        """What the module would return. On the CPU, tensors are read and made where they lie."""
+        if self.engine.plan.target.kind == "cuda":
+            made = self.engine.run(dict(zip(self.call.inputs, map(resolved, tensors), strict=True)))
+        else:
+            given = [resolved(t.detach() if t.requires_grad else t) for t in tensors]
+            feeds = {name: as_numpy(t) for name, t in zip(self.call.inputs, given, strict=True)}
+            made = {name: as_tensor(array) for name, array in self.engine.run(feeds).items()}
+        return self.call.result(made, tensors, own)
+
+
+def build_call(exported: Exported, options: Options) -> Built:
+    assert exported.call is not None, "a module's call is known"
+    return Built(build_exported(exported, options), exported.call)
+
+
+def as_tensor(array: Any) -> Tensor:
+    """A tensor over the memory of a result."""
+    array = np.asarray(array)
+    if is_plain(array.dtype):
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(TORCH_DTYPES[str(array.dtype)])
+
+
+def wants_gradients(tensors: Iterable[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def refuse_gradients(tensors: Iterable[Tensor]) -> None:
+    if wants_gradients(tensors):
+        raise InputError(
+            "an engine computes no gradients, and an input asks for them",
+            help="call it under torch.no_grad(), or detach the input",
+        )

@@ -1,0 +1,190 @@
+"""`ridgeline.compile`: a module that answers with engines instead of its own code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from ridgeline.errors import InputError, UnsupportedError
+from ridgeline.frontend.from_torch import bind, export_module, home_of, read_example
+from ridgeline.frontend.torch_dims import Axes
+from ridgeline.frontend.torch_tree import Tree, flatten
+from ridgeline.options import Options, make_options
+from ridgeline.runtime.engine import Engine
+from ridgeline.torch_in.built import Built, build_call, refuse_gradients
+from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
+
+# the structure of a call, its values that are no tensors, types and ranks of its tensors, and what is around
+Kind = tuple[Tree | tuple[str, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+# arguments that need not be taken apart
+PLAIN = (Tensor, int, float, str, type(None))
+# methods that call the module itself, over and over: people expect engines there
+LOOPS = frozenset({"generate"})
+NO_ENGINE = "calls the module, not its engines: write the loop around the compiled module"
+# attributes of a compiled module that are made anew in a copy of it
+OF_ENGINES = frozenset({"forward", "_signature", "_built", "_weights", "_structure", "_lock"})
+
+
+def compile_module(
+    module: nn.Module, example_inputs: Any = None, *, dynamic_shapes: Any = None, **options: Any
+) -> CompiledModule:
+    """A drop-in for `module` that runs engines: same arguments, same result.
+
+    With example inputs its engine is built now, else at the first call. A call of another kind (other
+    arguments, types, numbers or fixed dims) gets an engine of its own. `dynamic_shapes` names the dims that
+    may change, as torch.export takes it or with strings; without it, a dim is taken to change once it has.
+    `options` are those of `ridgeline.build`.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError("this is not a module", got=type(module).__name__, want="a torch.nn.Module")
+    compiled = CompiledModule(module, dynamic_shapes, options)
+    if example_inputs is not None:
+        args, kwargs = read_example(example_inputs)
+        compiled.prepare(*args, **kwargs)
+    return compiled
+
+
+class CompiledModule(nn.Module):
+    """A module whose calls are answered by engines, one for each kind of call."""
+
+    def __init__(self, module: nn.Module, dynamic_shapes: Any, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._dynamic_shapes = dynamic_shapes
+        self._given = dict(options)
+        make_options(self._given)  # a typo is an error now, not at the first call
+        self._start()
+
+    def _start(self) -> None:
+        """Without engines yet."""
+        self._signature = inspect.signature(self.module.forward)
+        self._built: dict[Kind, list[Built]] = {}
+        self._weights: Weights | None = None
+        self._structure: Structure | None = None
+        self._lock = threading.RLock()
+
+        @functools.wraps(self.module.forward)  # whoever asks for the signature is told the module's
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._answer(args, kwargs)
+
+        self.__dict__["forward"] = forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Module and options: a copy builds engines of its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in OF_ENGINES}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._start()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in LOOPS and not self.__dict__.get("_has_warned"):
+                self.__dict__["_has_warned"] = True
+                warnings.warn(f"{name}() is the module's own and {NO_ENGINE}", RuntimeWarning, stacklevel=2)
+            return getattr(super().__getattr__("module"), name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Into the module; engines of the old weights are dropped at the next call."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Those built so far."""
+        return tuple(built.engine for kind in self._built.values() for built in kind)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Engine:
+        """The engine for such a call, built if there is none yet."""
+        kind, tensors = self._read(args, kwargs)
+        return self._find(kind, tensors, args, kwargs).engine
+
+    def refresh(self) -> None:
+        """Build anew at the next call: for changes that leave no trace, such as a write to `weight.data`."""
+        with self._lock:
+            self._built.clear()
+            self._weights = self._structure = None
+
+    def _answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        kind, tensors = self._read(args, kwargs)
+        refuse_gradients(tensors)
+        built = self._find(kind, tensors, args, kwargs)
+        return built.run(tensors, lambda name: attrgetter(name)(self.module))
+
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Kind, list[Tensor]]:
+        if self.training or self.module.training:
+            raise UnsupportedError("the module is in training mode", help="call .eval() first")
+        arguments = bind(self._signature, args, kwargs).arguments
+        leaves: list[Any] = list(arguments.values())
+        tree: Tree | tuple[str, ...] = tuple(arguments)
+        if not all(isinstance(leaf, PLAIN) for leaf in leaves):
+            leaves, tree = flatten(dict(arguments))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        fixed = tuple(None if isinstance(leaf, Tensor) else telling(leaf) for leaf in leaves)
+        kind = (tree, fixed, tuple((t.dtype, t.ndim, t.device) for t in tensors), surroundings())
+        try:
+            hash(kind)
+        except TypeError as error:
+            raise InputError(
+                "an argument is neither a tensor nor a plain value",
+                got=str(error),
+                want="tensors, numbers, strings, None, and tuples, lists or dicts of them",
+            ) from error
+        return kind, tensors
+
+    def _find(
+        self, kind: Kind, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Built:
+        with self._lock:
+            if not self._is_unchanged():
+                self._built.clear()
+                self._weights = Weights.of(self.module)
+            known = self._built.setdefault(kind, [])
+            for built in known:
+                if built.fits(tensors):
+                    return built
+            exported = export_module(
+                self.module,
+                args,
+                kwargs,
+                dynamic_shapes=self._dynamic_shapes,
+                axes=_changed(known, tensors) if self._dynamic_shapes is None else None,
+            )
+            built = build_call(exported, self._options(tensors))
+            self._structure = Structure(self.module)  # now: tracing a module may set attributes of it
+            known.append(built)
+            return built
+
+    def _is_unchanged(self) -> bool:
+        if self._weights is None or self._structure is None:
+            return False
+        return self._structure.is_unchanged() and self._weights.are_unchanged()
+
+    def _options(self, tensors: Sequence[Tensor]) -> Options:
+        target = self._given.get("target") or home_of(self.module, tensors)
+        return make_options({"threads": torch.get_num_threads(), **self._given, "target": target})
+
+
+def _changed(known: Sequence[Built], tensors: Sequence[Tensor]) -> list[Axes]:
+    """Dims that were another size in an earlier call of this kind: they may change again."""
+    axes: list[Axes] = [{} for _ in tensors]
+    for built in known:
+        for tensor, name, entry in zip(tensors, built.call.inputs, axes, strict=True):
+            planned = built.engine.plan.planned_shapes[name].shape
+            sizes = enumerate(zip(tensor.shape, planned, strict=True))
+            entry.update((axis, Dim.AUTO) for axis, (size, other) in sizes if size != other)
+    return axes

@@ -1,0 +1,141 @@
+"""What Dynamo's graphs take: weights to keep, tensors to be given, sizes that tensors tell, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One input of a graph.
+
+    weight: kept in the engine; tensor: given at each run; size: told by a dim of a tensor, so free to change;
+    number: fixed in an engine, another value gets another engine.
+    """
+
+    name: str
+    role: Literal["weight", "tensor", "size", "number"]
+    free_axes: tuple[int, ...] = ()  # of a tensor: dims that may change
+    told_by: tuple[int, int] = (0, 0)  # of a size: which of the tensors, and its axis
+    is_wrapped: bool = False  # a number that comes as a tensor, and is only asked for its item
+
+    def number(self, value: Any) -> Any:
+        return value.item() if self.is_wrapped else value
+
+
+def read_arguments(graph: fx.GraphModule) -> list[Argument]:
+    """The role of each placeholder."""
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    roles = [_role(node) for node in nodes]
+    told: dict[str, tuple[int, int]] = {}
+    for i, node in enumerate(node for node, role in zip(nodes, roles, strict=True) if role == "tensor"):
+        for axis, size in enumerate(node.meta["example_value"].shape):
+            if isinstance(size, torch.SymInt):
+                told.setdefault(str(size), (i, axis))
+    return [_argument(node, role, told) for node, role in zip(nodes, roles, strict=True)]
+
+
+def _role(node: fx.Node) -> Literal["weight", "tensor", "size", "number"]:
+    example = node.meta.get("example_value")
+    if not isinstance(example, Tensor):
+        return "size" if isinstance(example, torch.SymInt) else "number"
+    if isinstance(example, nn.Parameter) or (node.meta.get("tensor_dict") or {}).get(STATIC):
+        return "weight"
+    return "number" if _is_wrapped(node, example) else "tensor"
+
+
+# how Dynamo marks the buffers of modules it traced into
+STATIC = "_dynamo_static_input_type"
+
+
+def _is_wrapped(node: fx.Node, example: Tensor) -> bool:
+    """Dynamo hands floats over as tensors when it takes them to change."""
+    return example.ndim == 0 and bool(node.users) and all(_is_item(user) for user in node.users)
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _argument(
+    node: fx.Node, role: Literal["weight", "tensor", "size", "number"], told: dict[str, tuple[int, int]]
+) -> Argument:
+    name = node.name.removeprefix("l_").strip("_") or node.name
+    example = node.meta.get("example_value")
+    if role == "size" and str(example) not in told:
+        role = "number"
+    if role == "size":
+        return Argument(name, role, told_by=told[str(example)])
+    if role == "tensor" and isinstance(example, Tensor):
+        free = tuple(i for i, size in enumerate(example.shape) if isinstance(size, torch.SymInt))
+        return Argument(name, role, free_axes=free)
+    return Argument(name, role, is_wrapped=role == "number" and isinstance(example, Tensor))
+
+
+class Filled(nn.Module):
+    """A graph with its weights and numbers filled in: only its tensors are still to be given."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        arguments: Sequence[Argument],
+        weights: Sequence[Tensor],
+        numbers: Sequence[Any],
+    ) -> None:
+        super().__init__()
+        for i, weight in enumerate(weights):
+            self.register_buffer(f"weight_{i}", weight.detach())
+        self._arguments, self._numbers = tuple(arguments), tuple(numbers)
+        wrapped = _numbers_of(arguments, numbers)
+        self._graph = _with_numbers(graph, wrapped) if any(w is not None for w in wrapped) else graph
+        self.eval()
+
+    @staticmethod
+    def index_of(name: str) -> int:
+        """Which weight has this name."""
+        return int(name.rpartition("_")[2])
+
+    def forward(self, *tensors: Tensor) -> Any:
+        given, numbers = iter(tensors), iter(self._numbers)
+        weights = iter([getattr(self, name) for name in self._buffers])
+        return self._graph(*(self._value(a, tensors, given, weights, numbers) for a in self._arguments))
+
+    def _value(
+        self,
+        argument: Argument,
+        tensors: Sequence[Tensor],
+        given: Iterator[Tensor],
+        weights: Iterator[Tensor],
+        numbers: Iterator[Any],
+    ) -> Any:
+        if argument.role == "size":
+            which, axis = argument.told_by
+            return tensors[which].shape[axis]
+        return next({"tensor": given, "weight": weights, "number": numbers}[argument.role])
+
+
+def _numbers_of(arguments: Sequence[Argument], numbers: Sequence[Any]) -> list[Any]:
+    """By placeholder: the number of one that is wrapped, else None."""
+    given = iter(numbers)
+    values = [next(given) if a.role == "number" else None for a in arguments]
+    return [v if a.is_wrapped else None for a, v in zip(arguments, values, strict=True)]
+
+
+def _with_numbers(graph: fx.GraphModule, wrapped: Sequence[Any]) -> fx.GraphModule:
+    """A copy in which `.item()` of a wrapped number is the number."""
+    copy = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    copy.output(copy.graph_copy(graph.graph, mapping))
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, number in zip(placeholders, wrapped, strict=True):
+        if number is None:
+            continue
+        for user in list(mapping[node].users):
+            user.replace_all_uses_with(number)
+            copy.erase_node(user)
+    return fx.GraphModule(graph, copy)
