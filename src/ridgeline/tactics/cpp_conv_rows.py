@@ -16,8 +16,8 @@ from ridgeline.tactics.base import Launch
 from ridgeline.tactics.conv_site import read_cpu_conv
 from ridgeline.tactics.cpp import CppTactic, constant, gemm_configs, gemv_configs
 
-# about a millisecond: beyond it the call no longer counts, and libraries are better at the sums
-MOST_MACS = 32 * 1024 * 1024
+# by spatial axes: beyond it the call no longer counts, and libraries are better at the sums of images
+MOST_MACS = {1: 32 << 20, 2: 8 << 20}
 TRIED = 2
 
 
@@ -57,8 +57,8 @@ def _read(site: Site) -> ConvRows:
     batch, channels, *size = conv.x.shape
     made, taps = conv.y.shape[2:], math.prod(conv.kernel)
     rows, depth = batch * math.prod(made), channels * taps
-    if rows * depth * conv.channels > MOST_MACS:
-        raise Refusal(f"{rows * depth * conv.channels} multiplications, want at most {MOST_MACS}")
+    if rows * depth * conv.channels > MOST_MACS[conv.rank]:
+        raise Refusal(f"{rows * depth * conv.channels} multiplications, want at most {MOST_MACS[conv.rank]}")
     linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels)
     return ConvRows(
         linear, channels, _pair(size, 1), _pair(made, 1), _pair(conv.kernel, 1), _pair(conv.stride, 1),
