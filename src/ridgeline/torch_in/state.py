@@ -36,8 +36,10 @@ class Weights:
     @staticmethod
     def of(module: nn.Module) -> Weights:
         """All parameters, buffers and tensors in attributes of a module, where its parts keep them."""
-        kept = ((part._parameters, part._buffers, vars(part)) for part in module.modules())
-        return Weights((place, name) for place in chain.from_iterable(kept) for name in place)
+        places: list[Mapping[str, Any]] = []
+        for part in module.modules():
+            places += [part._parameters, part._buffers, vars(part)]
+        return Weights((place, name) for place in places for name in place)
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
