@@ -22,8 +22,8 @@ WANTED = {
 LIMITS = {
     "bert_base_s128_b32": "tensor cores. cuBLASLt called directly takes bias and residual in one kernel;"
     " the erf-GELU is fused behind our own GEMM (40.6 µs; 47.6 with the library's erf, 44.7 with Hastings')."
-    " Tried: GEMMs on the bulk copy engine, with and without a persistent grid: level with cuBLAS at best,"
-    " and no faster than ours with the GELU.",
+    " Tried: GEMMs on the bulk copy engine, with and without a persistent grid: level with cuBLAS at best"
+    " (h200-tried-2026-11-15.json).",
     "vit_b16_b32": "the same products at 6304 rows, where tiles of 128 rows leave the last wave half empty;"
     " the GELU behind our own GEMM takes 72 µs, cuBLASLt with a second kernel 71. The patch convolution went"
     " from 67 to 24 µs when its sum began to run along the lines of the image.",

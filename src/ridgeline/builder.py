@@ -57,6 +57,7 @@ from ridgeline.verify import check_padded
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
+HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
 
 def build(
@@ -193,9 +194,6 @@ def check_choices(options: Options, target: Target) -> None:
     leave_out(tactics_for(target, {}), options.without)
     if options.data is not None and not options.data.exists():
         raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
-
-
-HOST_STAGES = ("load", "passes", "plan")
 
 
 class Clock:

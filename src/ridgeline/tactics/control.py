@@ -59,6 +59,19 @@ def _if(
     return call, notes
 
 
+def _repeated(
+    body: Body,
+    reads: Sequence[str],
+    specs: Mapping[str, TensorSpec],
+    opset_imports: Mapping[str, int],
+    compile_body: CompileBody,
+) -> tuple[RunBody, list[str], list[int]]:
+    """A body that runs many times, compiled once; notes; and where what it captures is among the values."""
+    shut = closed(body)
+    run, notes = compile_body(shut, specs, opset_imports)
+    return run, notes, [reads.index(name) for name in shut.inputs[len(body.inputs) :]]
+
+
 def _loop(
     op: Op,
     reads: Sequence[str],
@@ -68,10 +81,8 @@ def _loop(
 ) -> tuple[Run, list[str]]:
     """ONNX Loop: trip count and condition, carried values, and scan outputs stacked at the end."""
     body: Body = op.attrs["body"]
-    shut = closed(body)
-    run, notes = compile_body(shut, specs, opset_imports)
+    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
     n_carried = len(op.inputs) - 2
-    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
 
     def call(values: list[Any]) -> Sequence[Any]:
         limit = None if values[0] is None else int(values[0])
@@ -105,14 +116,12 @@ def _scan(
 ) -> tuple[Run, list[str]]:
     """ONNX Scan: states carried along, one slice of every scanned input at a time, slices stacked."""
     body: Body = op.attrs["body"]
-    shut = closed(body)
-    run, notes = compile_body(shut, specs, opset_imports)
+    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
     n_scanned = int(op.attrs["num_scan_inputs"])
     n_states = len(op.inputs) - n_scanned
     n_stacked = len(body.outputs) - n_states
     axes, is_backward = _ways(op, "input", n_scanned)
     out_axes, is_out_backward = _ways(op, "output", n_stacked)
-    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
 
     def call(values: list[Any]) -> Sequence[Any]:
         states, scanned = values[:n_states], values[n_states : n_states + n_scanned]
@@ -147,9 +156,7 @@ def _sequence_map(
 ) -> tuple[Run, list[str]]:
     """ONNX SequenceMap: the body for every item; what is no sequence is the same for all."""
     body: Body = op.attrs["body"]
-    shut = closed(body)
-    run, notes = compile_body(shut, specs, opset_imports)
-    captured = [reads.index(n) for n in shut.inputs[len(body.inputs) :]]
+    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
 
     def call(values: list[Any]) -> Sequence[Any]:
         given, outside = values[: len(body.inputs)], [values[p] for p in captured]

@@ -15,6 +15,7 @@ from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.program import Program
+from ridgeline.kernels.windows import reads_outside
 from ridgeline.spec import Site
 
 WINDOW_BYTES = 256 * 1024  # of gathered rows; with the sums beside them they fit a thread's stack
@@ -46,11 +47,7 @@ class ConvRows:
     @property
     def is_inside(self) -> bool:
         """No window reaches over an edge."""
-        axes = zip(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads, strict=True)
-        return all(
-            p <= 0 and (made - 1) * step + (kernel - 1) * far - p < size
-            for size, made, kernel, step, far, p in axes
-        )
+        return not reads_outside(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads)
 
     def weight_kn(self, weight: Tensor) -> Tensor:
         """The weight in the order in which rows are gathered."""

@@ -62,17 +62,37 @@ FN bool rl_over(const Args& a, Shared& s, const Step& e, int d, i64 b, i64 j) {
 }
 """
 
-_LSTM = """
+
+def _one_pass(cell: str) -> str:
+    """A step that multiplies by R once: `cell` makes the state `made` of one sequence and one block of units.
+
+    It finds the products with the state in `g`, those with the input in `u`, and the block's `bias`.
+    """
+    return _ONE_PASS.replace("CELL", cell.strip("\n"))
+
+
+_ONE_PASS = """
 template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
   for (i64 j = e.first; j < e.last; ++j) {
     alignas(64) float sums[BC * RW];
     rl_rows<EARLY>(s.h[e.now], HP, a.r + (D * BLOCKS + j) * H * RW, H, sums, e.rows);
     const float* bias = a.bias + (D * BLOCKS + j) * BIAS;
-    const float* peep = bias + (HAS_PEEPHOLES ? 4 * L : 0);
     for (i64 b = 0; b < e.rows; ++b) {
       if (rl_over(a, s, e, D, b, j)) continue;
       const float *g = sums + b * RW, *u = s.ahead + rl_ahead(j, e.in_chunk, b);
-      float *cell = s.c + b * HP + j * L, *made = s.h[!e.now] + b * HP + j * L;
+      float* made = s.h[!e.now] + b * HP + j * L;
+CELL
+      rl_show(a, e, D, b, j, made);
+    }
+  }
+  rl_meet();
+}
+"""
+
+_LSTM = _one_pass(
+    """
+      const float* peep = bias + (HAS_PEEPHOLES ? 4 * L : 0);
+      float* cell = s.c + b * HP + j * L;
 #pragma omp simd
       for (int l = 0; l < L; ++l) {
         const float before = cell[l];
@@ -87,24 +107,12 @@ template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
         cell[l] = c;
         made[l] = Acts<D>::f(o) * Acts<D>::h(c);
       }
-      rl_show(a, e, D, b, j, made);
-    }
-  }
-  rl_meet();
-}
 """
+)
 
-_GRU_LATE = """
-template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
-  for (i64 j = e.first; j < e.last; ++j) {
-    alignas(64) float sums[BC * RW];
-    rl_rows<EARLY>(s.h[e.now], HP, a.r + (D * BLOCKS + j) * H * RW, H, sums, e.rows);
-    const float* bias = a.bias + (D * BLOCKS + j) * BIAS;
-    for (i64 b = 0; b < e.rows; ++b) {
-      if (rl_over(a, s, e, D, b, j)) continue;
-      const float *g = sums + b * RW, *u = s.ahead + rl_ahead(j, e.in_chunk, b);
+_GRU_LATE = _one_pass(
+    """
       const float* before = s.h[e.now] + b * HP + j * L;
-      float* made = s.h[!e.now] + b * HP + j * L;
 #pragma omp simd
       for (int l = 0; l < L; ++l) {
         const float z = Acts<D>::f(g[l] + u[l] + bias[l]);
@@ -113,12 +121,8 @@ template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
         const float n = Acts<D>::g(u[2 * L + l] + bias[2 * L + l] + late);
         made[l] = (1.0f - z) * n + z * before[l];
       }
-      rl_show(a, e, D, b, j, made);
-    }
-  }
-  rl_meet();
-}
 """
+)
 
 _GRU = """
 // all units are reset before any is multiplied: two passes, with z kept in c and the reset ones in mid
@@ -161,24 +165,12 @@ template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
 }
 """
 
-_RNN = """
-template <int D> FN void rl_step(const Args& a, Shared& s, const Step& e) {
-  for (i64 j = e.first; j < e.last; ++j) {
-    alignas(64) float sums[BC * RW];
-    rl_rows<EARLY>(s.h[e.now], HP, a.r + (D * BLOCKS + j) * H * RW, H, sums, e.rows);
-    const float* bias = a.bias + (D * BLOCKS + j) * BIAS;
-    for (i64 b = 0; b < e.rows; ++b) {
-      if (rl_over(a, s, e, D, b, j)) continue;
-      const float *g = sums + b * RW, *u = s.ahead + rl_ahead(j, e.in_chunk, b);
-      float* made = s.h[!e.now] + b * HP + j * L;
+_RNN = _one_pass(
+    """
 #pragma omp simd
       for (int l = 0; l < L; ++l) made[l] = Acts<D>::f(g[l] + u[l] + bias[l]);
-      rl_show(a, e, D, b, j, made);
-    }
-  }
-  rl_meet();
-}
 """
+)
 
 CELLS = {"LSTM": _LSTM, "GRU": _GRU, "GRU_LATE": _GRU_LATE, "RNN": _RNN}
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.triton.source import Generated, Kernel
+from ridgeline.kernels.windows import reads_outside
 from ridgeline.spec import ITEM_BITS
 
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -208,8 +209,7 @@ class Window(Tiled):
     @property
     def reads_outside(self) -> bool:
         """Whether some window reaches over the edge of the image."""
-        axes = zip(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads, strict=True)
-        return any(pad > 0 or (o - 1) * s - pad + (k - 1) * d >= i for i, o, k, s, d, pad in axes)
+        return reads_outside(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads)
 
     def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
         constants = {
