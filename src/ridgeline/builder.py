@@ -128,8 +128,11 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         refusals = canonicalise(loaded.model, target=target)
         every_shapes = choose_every_shapes(loaded, reference, options, sample)
         refusals += fuse(loaded.model, every_shapes[0], target)
-    with clock.stage("select"):
         shops = open_workshops(loaded.model, every_shapes, options, target)
+    if reference is not None:
+        with clock.stage("reference"):
+            checks.run_reference(reference, shops[0].program, shops[0].host_weights, every_shapes)
+    with clock.stage("select"):
         selections = select_every(shops, every_shapes, runs_here=runs_here)
         write_timings(shops, selections)
     with clock.stage("plan"):

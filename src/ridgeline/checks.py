@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 from torch import Tensor
 
+from ridgeline.divergence import first_divergence
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
 from ridgeline.frontend.profiles import Resolved
@@ -30,8 +30,7 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import write_inside
 from ridgeline.runtime.loose import flattened
-from ridgeline.spec import EPSILON, Body, Port, TensorSpec
-from ridgeline.tactics.aten import compile_body
+from ridgeline.spec import Port, TensorSpec
 from ridgeline.verify import check_finite, compare, load_data, require
 
 BATCH = 3
@@ -73,6 +72,23 @@ class Shapes:
     def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         arrays = example_feeds(program, self.opt, weights, seed=0)
         return {name: taken_in(array) for name, array in arrays.items()}
+
+
+def run_reference(
+    reference: Reference, program: Program, weights: Mapping[str, Tensor], every_shapes: Sequence[Shapes]
+) -> None:
+    """Run the original model on the inputs that selection times plans with, before it does.
+
+    What the original refuses never reaches a kernel of ours. Its outputs are kept for `verify`. Values drawn
+    for strings and sequences may not suit a model: then `verify` says that nothing could be compared.
+    """
+    for shapes in every_shapes:
+        feeds = example_feeds(program, shapes.opt, weights, seed=0)
+        try:
+            reference.run(feeds, keep=True)
+        except Exception as error:
+            if not program.loose_inputs:
+                raise _does_not_run(feeds, error) from error
 
 
 def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
@@ -310,48 +326,6 @@ def _fused_against_unfused(
     if all(row.passed for row in rows):
         reference.facts.keep(key, {"rows": [asdict(row) for row in rows]})
     return rows
-
-
-def first_divergence(engine: Engine, feeds: Mapping[str, Any]) -> str:
-    """The first step whose outputs differ from the same ops run one by one through PyTorch."""
-    program = engine.program
-    instance = engine.context(wait=True).instance(feeds)
-    names = [n for step in instance.steps for n in step.region.outputs]
-    ops, constants = program.flat_ops(program.regions)
-    whole = Body(
-        inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
-    )
-    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports)
-    with torch.inference_mode():
-        given = [t.cpu().clone() for t in instance.inputs.values()]
-        want = dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
-        worst = (0.0, "")
-        for i, call in enumerate(instance.calls):
-            call()
-            step = engine.plan.steps[instance.call_steps[i]]
-            label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
-            for name in step.outputs:
-                off = _off(instance.result(name)[0].cpu(), want[name])
-                if off > 1:
-                    return f"first diverging region: {label}"
-                worst = max(worst, (off, label))
-    return f"no region diverges much alone; the furthest off is {worst[1]}"
-
-
-def _off(got: Tensor, want: Tensor) -> float:
-    """Distance in units of what rounding may do to one region: 1024 eps of its largest value."""
-    if got.shape != want.shape:
-        return math.inf
-    if not want.numel():
-        return 0.0
-    if not want.is_floating_point():
-        return 0.0 if torch.equal(got, want) else math.inf
-    eps = EPSILON.get(str(want.dtype).removeprefix("torch."), EPSILON["bfloat16"])
-    distance = (got.double() - want.double()).abs()
-    both_special = ~torch.isfinite(got.double()) & (got.double().nan_to_num() == want.double().nan_to_num())
-    distance = torch.where(both_special, 0.0, distance.nan_to_num(nan=math.inf))
-    scale = want.double().abs().nan_to_num(posinf=0.0).max()
-    return float(distance.max() / (1024 * eps * scale + 1e-300))
 
 
 def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> tuple[float, float]:

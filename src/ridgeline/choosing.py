@@ -77,7 +77,7 @@ def choose_shapes(
         try:
             refuse_empty(settle_program(program, guess, weights), weights)
             if reference is not None:
-                reference.run(example_feeds(program, guess, weights, seed=0))
+                reference.run(example_feeds(program, guess, weights, seed=0), keep=True)
         except Exception as error:  # not a shape this model takes: the next guess may be
             problems[shapes_text(guess)] = first_line(error)
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from ridgeline.checks import first_divergence
+from ridgeline.divergence import first_divergence
 from ridgeline.errors import VerifyError
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.kernels.elements import as_numpy

@@ -13,7 +13,9 @@ import onnx_ir as ir
 import pytest
 
 import ridgeline
+from ridgeline import builder
 from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
+from ridgeline.facts import digest_arrays
 from ridgeline.frontend.from_onnx import load
 from ridgeline.reference import Reference
 from ridgeline.tactics.base import Launch
@@ -322,3 +324,28 @@ def test_a_bias_per_row_is_not_taken_for_channels() -> None:
     )
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
     assert ridgeline.build(model, level=0, without=("ort",)).report.verified
+
+
+def test_what_the_original_refuses_reaches_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index outside its table: the reference says so before a candidate is bound."""
+    monkeypatch.setattr(builder, "select_every", lambda *_, **__: pytest.fail("selection has begun"))
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (float[2,4] x) => (float y) <int64 i = {9}> {
+      r = Relu(x) s = Gather(r, i) y = ReduceSum <keepdims = 0> (s)
+    }"""
+    with pytest.raises(BuildError, match="does not run at the planned shapes"):
+        ridgeline.build(onnx.parser.parse_model(text), level=0)
+
+
+def test_the_planned_inputs_run_once_through_the_reference(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    run = Reference._run_or_find
+    monkeypatch.setattr(
+        Reference,
+        "_run_or_find",
+        lambda self, feeds: ran.append(digest_arrays(feeds)) or run(self, feeds),
+    )
+    engine = ridgeline.build(tiny_model, level=0, verify="fast")
+    assert ran == [digest_arrays(engine.example_inputs(0))]

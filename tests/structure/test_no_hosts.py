@@ -18,7 +18,8 @@ FORBIDDEN = {
 
 
 def text_files() -> list[Path]:
-    top = [file for file in ROOT.iterdir() if file.is_file()]
+    # in a worktree `.git` is a file, and no part of the repository
+    top = [file for file in ROOT.iterdir() if file.is_file() and file.name != ".git"]
     below = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file()]
     return [f for f in top + below if f.suffix in TEXT and "__pycache__" not in f.parts]
 
