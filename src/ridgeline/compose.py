@@ -7,28 +7,29 @@ believed when the whole plan has been timed with it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError, failure
+from ridgeline.errors import BuildError
 from ridgeline.kernels.elements import fill
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.sites import make_site, merge
 from ridgeline.passes.views import views_of
+from ridgeline.plan_times import compare_plans
+from ridgeline.runtime.examples import site_inputs
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.islands import Islands
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, site_of
-from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, check_workspace, race, ranked, time_site
-
-# thread pools of different libraries spin after their last call and steal a core from the next
-SETTLE_S = 0.01
+from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, check_workspace, time_site
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class StepChoice:
     config: Config
     site: Site
     entry: Entry
+
+    @property
+    def median_us(self) -> float | None:
+        return self.entry.candidates[self.entry.chosen].median_us
 
 
 @dataclass
@@ -114,7 +119,13 @@ def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str,
     if entry is None:
         if shop.lock is not None:
             raise stale(shop.options, ["the whole plan"])
-        entry = _compare(shop, plans, inputs, feeds)
+        entry, times = compare_plans(
+            {name: [step.median_us for step in steps] for name, steps in plans.items()},
+            lambda name: _instance(shop, plans[name], inputs, feeds),
+            options=shop.options,
+        )
+        for name, steps_us in times.items():
+            plans[name] = _with_times(shop, made, plans[name], steps_us)
         made.timed += bool(shop.options.level)
         made.unsteady += entry.is_unsteady
     else:
@@ -183,6 +194,7 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
                 effort=effort,
                 willing=willing,
                 refused=refused,
+                draw=partial(site_inputs, site, weights),
                 workspace_bytes=shop.options.workspace_bytes,
             )
     shop.options.tell(stage, len(offers), len(offers))
@@ -253,7 +265,7 @@ def _mixed(shop: Workshop, work: Sequence[Region], made: Selection, span: Tactic
             joined = merge(shop.program, run)
             site = make_site(shop.program, joined, shop.settled, shop.target)
             config = next(iter(span.configs(site)))
-            entry = Entry(joined.name, (Measured("ort", dict(config)),))
+            entry = shop.find(shop.key(site)) or Entry(joined.name, (Measured("ort", dict(config)),))
             steps.append(StepChoice(tuple(run), "ort", config, site, entry))
         else:
             steps.extend(single(shop, region, made) for region in run)
@@ -283,56 +295,24 @@ def _wins_alone(entry: Entry | None) -> bool:
     return best.median_us * (1 + MARGIN) + border_us < library
 
 
-def _compare(
-    shop: Workshop,
-    plans: Mapping[str, Sequence[StepChoice]],
-    inputs: Mapping[str, TensorSpec],
-    feeds: Mapping[str, Tensor],
-) -> Entry:
-    """Time whole plans against each other, as they will run."""
-    effort = EFFORTS[shop.options.level]
-    names = list(plans)
-    if effort.plan_s == 0:
-        names.sort(key=lambda name: name != "ort")
-        return _first_that_runs(shop, plans, names, inputs, feeds)
-    shop.options.tell("compare plans", 0, len(names))
-    instances, dropped = {}, []
-    for name in names:
-        try:
-            instances[name] = _run_once(_instance(shop, plans[name], inputs, feeds))
-        except Exception as error:  # a plan that breaks is refused with its message; another one may do
-            dropped.append(Measured(name, {}, refused=failure(error)))
-    if not instances:
-        raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in dropped])
-    calls: list[Callable[[], object]] = [instance.execute for instance in instances.values()]
-    with torch.inference_mode():
-        times, is_unsteady = race(calls, each_s=effort.plan_s, pause_s=SETTLE_S)
-    timed = [Measured(name, {}, us) for name, us in zip(instances, times, strict=True)]
-    shop.options.tell("compare plans", len(names), len(names))
-    return Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
-
-
-def _first_that_runs(
-    shop: Workshop,
-    plans: Mapping[str, Sequence[StepChoice]],
-    names: Sequence[str],
-    inputs: Mapping[str, TensorSpec],
-    feeds: Mapping[str, Tensor],
-) -> Entry:
-    """Without timing: the first plan that can be bound and run at all. Where there is one, it need not run:
-    values drawn for an input may not suit the model, which says nothing against the plan."""
-    refused: list[Measured] = []
-    for i, name in enumerate(names):
-        try:
-            instance = _instance(shop, plans[name], inputs, feeds)
-            if len(names) > 1:
-                _run_once(instance)
-        except Exception as error:
-            refused.append(Measured(name, {}, refused=failure(error)))
-        else:
-            rest = [Measured(other, {}) for other in names[i + 1 :]]
-            return Entry("whole plan", (Measured(name, {}), *rest, *refused))
-    raise BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in refused])
+def _with_times(
+    shop: Workshop, made: Selection, steps: Sequence[StepChoice], times: Sequence[float | None]
+) -> list[StepChoice]:
+    """The steps with these times, kept for the next build. Equal sites have one entry, and one time."""
+    by_key: dict[str, list[float]] = {}
+    for step, us in zip(steps, times, strict=True):
+        if us is not None:
+            by_key.setdefault(shop.key(step.site), []).append(us)
+    timed = []
+    for step in steps:
+        key = shop.key(step.site)
+        us = median(by_key[key]) if key in by_key else None
+        if us is not None and us != step.median_us:
+            step = replace(step, entry=step.entry.with_time(us))
+            remember(shop, made, key, step.entry)
+            made.entries.update({r.name: step.entry for r in step.regions if step.regions == (r,)})
+        timed.append(step)
+    return timed
 
 
 def _instance(
@@ -359,12 +339,6 @@ def _instance(
                 instance.moving[name] = value
         packed = sum(step.launch.packed_bytes for step in instance.steps if step.launch is not None)
         check_workspace(packed, shop.options.workspace_bytes)
-    return instance
-
-
-def _run_once(instance: Instance) -> Instance:
-    with torch.inference_mode():
-        instance.execute()
     return instance
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from ridgeline.gpu_timing import interleave_graphs
 from ridgeline.passes.body import Region
 from ridgeline.passes.views import views_of
 from ridgeline.runtime.cuda_instance import CudaInstance
+from ridgeline.runtime.examples import site_inputs
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch
 from ridgeline.tactics.cache import Entry, Measured
@@ -109,6 +111,7 @@ def _time_sites(shop: Workshop, todo: Mapping[str, tuple[Region, Site]], offer: 
         with torch.inference_mode():
             made[key] = time_site_cuda(
                 site, weights, shop.tactics, rounds=rounds, willing=willing, refused=refused,
+                draw=partial(site_inputs, site, weights, device="cuda"),
                 workspace_bytes=shop.options.workspace_bytes,
             )  # fmt: skip
     shop.options.tell("time", len(offers), len(offers))

@@ -52,6 +52,12 @@ class Entry:
     context: str = ""
     is_unsteady: bool = False  # the winner's samples were far apart; not kept in files
 
+    def with_time(self, us: float) -> Entry:
+        """The same choice, its winner timed anew."""
+        candidates = list(self.candidates)
+        candidates[self.chosen] = replace(candidates[self.chosen], median_us=us)
+        return replace(self, candidates=tuple(candidates))
+
 
 @dataclass
 class TimingCache:

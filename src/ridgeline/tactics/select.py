@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import BuildError, failure
-from ridgeline.kernels.elements import TORCH_DTYPES, bits, on_device, to_torch
+from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Tactic
@@ -83,9 +83,13 @@ def time_site(
     effort: Effort,
     willing: Sequence[Measured],
     refused: Sequence[Measured],
+    draw: Callable[[], Sequence[Tensor | None]],
     workspace_bytes: int | None = None,
 ) -> Entry:
-    """Time every willing candidate side by side; one that fails on the way is refused with its message."""
+    """Time every willing candidate side by side; one that fails on the way is refused with its message.
+
+    `draw` makes the inputs. A candidate alone has no time: it gets the one it takes in the whole plan.
+    """
     # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes;
     # and one candidate alone need not run on values drawn without knowing the model
     if not is_settled(site) or (len(willing) == 1 and workspace_bytes is None):
@@ -93,7 +97,7 @@ def time_site(
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)
     runnable: list[tuple[Measured, Callable[[], object]]] = []
-    inputs = example_inputs(site, weights)
+    inputs = draw()
     for candidate in willing:
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
@@ -187,34 +191,9 @@ def _time(measured: Measured) -> float:
 
 def _call(launch: Launch, site: Site, inputs: Sequence[Tensor | None]) -> Callable[[], object]:
     if launch.writes_out:
-        return launch.frozen(inputs, [example(spec) for spec in site.outputs])
+        return launch.frozen(inputs, [_empty(spec) for spec in site.outputs])
     return lambda: launch.call(inputs, ())
 
 
-def example(spec: TensorSpec) -> Tensor:
-    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
-    if spec.is_float:
-        return tensor.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-    bits(tensor).zero_()
-    return tensor
-
-
-def example_inputs(
-    site: Site,
-    weights: Mapping[str, Tensor],
-    *,
-    draw: Callable[[TensorSpec], Tensor] = example,
-    device: str = "cpu",
-) -> list[Tensor | None]:
-    """Tensors to time with: the real weights, known host values, random floats, zero indices."""
-    made: list[Tensor | None] = []
-    for name, spec in zip(site.body.inputs, site.inputs, strict=True):
-        if spec is None:
-            made.append(None)
-        elif name in weights:
-            made.append(weights[name])
-        elif name in site.values:
-            made.append(on_device(to_torch(site.values[name]), device))
-        else:
-            made.append(draw(spec))
-    return made
+def _empty(spec: TensorSpec) -> Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
