@@ -11,9 +11,9 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -25,13 +25,16 @@ from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
+from ridgeline.rounding import jitter, jitter_feeds, longest_sum
 from ridgeline.runtime.loose import flattened
 from ridgeline.spec import EPSILON
 from ridgeline.tactics.cache import measuring_context
-from ridgeline.wide import Wide, half_type
+from ridgeline.wide import Wide, coarsest, halves_inside, widen_feeds
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
+# runs the reference moved by rounding; each seed moves the inputs otherwise
+Probe: TypeAlias = Callable[[Feeds, int], Outputs]
 PROBES = 2
 # results are rounded as often as weights: a few such steps add up along a path
 HALF_STEPS = 4
@@ -42,7 +45,6 @@ PIECE = 1 << 16
 PROVIDERS = ["CPUExecutionProvider"]
 # ops whose operands may broadcast in ONNX, but not in ONNX Runtime
 NARROWER = ("Attention", "RotaryEmbedding")
-CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
 
 
 class Reference:
@@ -52,10 +54,12 @@ class Reference:
         self.loaded, self.threads = loaded, threads
         self.facts = facts or Facts()
         self._digest = ModelDigest(loaded) if self.facts.path is not None else None
-        self._probes: list[Callable[[Feeds], Outputs]] | None = None
+        # for outputs that half values reach (True), and for the others
+        self._probes: dict[bool, list[Probe]] = {}
         self._kept: dict[str, Outputs] = {}  # by the digest of the inputs
         self.names = [port.name for port in loaded.original.graph.output]
-        self._half = half_type(loaded.original)
+        self._halves = halves_inside(loaded.original)  # by output
+        self._half = coarsest(self._halves.values())
         self.who = ""
 
     @cached_property
@@ -109,29 +113,35 @@ class Reference:
             self.facts.keep(key, {"who": self.who, "digest": digest_arrays(made)})
         return made
 
+    @cached_property
+    def _wide(self) -> Wide | None:
+        """A half model in float32."""
+        try:
+            return Wide(self.loaded.original, folder_of(self.loaded))
+        except Exception:  # whatever it is, the model as it stands is the next best reference
+            return None
+
     def _open_wide(self) -> Callable[[Feeds], Outputs] | None:
         """A half model as float32 computes it; None where ONNX Runtime does not take it so."""
         try:
-            self._wide = Wide(self.loaded.original, folder_of(self.loaded))
-            run = self._wide.session(self._options(), self._wide.weights)
-        except Exception:  # whatever it is, the model as it stands is the next best reference
+            run = self._wide.session(self._options(), self._wide.weights) if self._wide else None
+        except Exception:  # ONNX Runtime lacks an op, as in the model itself
             return None
         self.who = f"onnxruntime {ort.__version__} in float32, all optimisations off"
         return run
 
-    def _half_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
-        """What rounding every result to half does: the model as it stands, else weights moved by as much."""
-        if self._crosses:
-            try:
-                yield self._session(self.loaded.original)
-            except Exception:  # ONNX Runtime has few ops in bfloat16
-                pass
-            else:
-                return
-        steps = HALF_STEPS * EPSILON[self._half] / EPSILON["float32"]
-        for seed in range(PROBES):
-            moved = {n: jitter(a, steps, seed) for n, a in self._wide.weights.items()}
-            yield self._wide.session(self._options(), moved)
+    def _half_probes(self) -> Iterator[Probe]:
+        """What rounding every result to half does: done op by op, else weights moved by as much."""
+        if self._wide is None:
+            yield from self._moved_probes()
+            return
+        steps = EPSILON[self._half] / EPSILON["float32"]
+        try:
+            yield partial(_run_half, self._wide.rounding_session(self._options()), steps)
+        except Exception:  # whatever it is, moved weights are the next best measure
+            for seed in range(PROBES):
+                moved = {n: jitter(a, HALF_STEPS * steps, seed) for n, a in self._wide.weights.items()}
+                yield partial(_run_half, self._wide.session(self._options(), moved), HALF_STEPS * steps)
 
     @cached_property
     def _crosses(self) -> bool:
@@ -229,14 +239,18 @@ class Reference:
         return made
 
     def _measure_tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
-        if self._probes is None:
-            self._probes = list(self._make_probes())
         # the largest of many elements says enough; of an output of few, one draw can be small by luck
         smallest = min((a.size for a in expected.values()), default=0)
         draws = 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
-        seeds = range(draws * len(self._probes))
-        moved = [self._probes[i % len(self._probes)](jitter_feeds(feeds, self._step, i)) for i in seeds]
-        return {name: _tolerance(expected[name], [m[name] for m in moved]) for name in expected}
+        halves = {name: self._halves.get(name.partition("[")[0], "") for name in expected}
+        made = {}
+        for is_half in {bool(half) for half in halves.values()}:
+            probes = self._probes_for(is_half=is_half)
+            seeds = range(draws * len(probes))
+            moved = [probes[i % len(probes)](feeds, i) for i in seeds]
+            for name in (name for name, half in halves.items() if bool(half) == is_half):
+                made[name] = _tolerance(expected[name], [m[name] for m in moved], halves[name])
+        return {name: made[name] for name in expected}
 
     @cached_property
     def _is_small(self) -> bool:
@@ -248,16 +262,19 @@ class Reference:
         """How many eps rounding moves a value: the root of the longest sum."""
         return math.sqrt(longest_sum(self.loaded.original))
 
-    def _make_probes(self) -> Iterator[Callable[[Feeds], Outputs]]:
-        """The reference with its weights moved by rounding."""
-        if self._half:
-            yield from self._half_probes()
-            return
+    def _probes_for(self, *, is_half: bool) -> list[Probe]:
+        if is_half not in self._probes:
+            self._probes[is_half] = list(self._half_probes() if is_half else self._moved_probes())
+        return self._probes[is_half]
+
+    def _moved_probes(self) -> Iterator[Probe]:
+        """The reference with its weights and inputs moved by rounding."""
         for seed in range(PROBES if self._is_small else 1):
             try:
-                yield self._moved(seed)
+                run = self._moved(seed)
             except Exception:  # the onnx reference has no such door: inputs alone are moved then
-                yield self._run
+                run = self._run
+            yield partial(_run_moved, run, self._step)
 
     def _moved(self, seed: int) -> Callable[[Feeds], Outputs]:
         original = self.loaded.original
@@ -281,6 +298,15 @@ class Reference:
         }
 
 
+def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
+    return run(jitter_feeds(feeds, steps, seed))
+
+
+def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
+    """The first as it is: rounding alone. Further ones differ, or they would say the same again."""
+    return run(jitter_feeds(widen_feeds(feeds), steps, seed) if seed else feeds)
+
+
 def _is_weight(tensor: onnx.TensorProto) -> bool:
     """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
     kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
@@ -299,7 +325,8 @@ def _is_narrower(error: Exception) -> bool:
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
     """Of the code that measures tolerances and verdicts."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    here = Path(__file__)
+    return hashlib.sha256(here.read_bytes() + here.with_name("wide.py").read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -311,8 +338,11 @@ class Tolerance:
     note: str = ""
 
 
-def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
-    """Both engine and reference round, hence twice what one of them moves, and the type's own step."""
+def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray], half: str) -> Tolerance:
+    """Both engine and reference round, hence twice what one of them moves, and the coarsest type's own step.
+
+    That is the output's own type, or a half type on the way to it: casting to float32 takes no rounding back.
+    """
     kind = str(expected.dtype)
     same_shape = [m for m in moved if m.shape == expected.shape]
     if kind not in EPSILON:
@@ -325,7 +355,7 @@ def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray]) -> Tolerance:
     for m in same_shape:
         both = finite & np.isfinite(m)
         reach = max(reach, reach_of(m, expected) if both.all() else reach_of(m[both], expected[both]))
-    return Tolerance(2 * reach + 2 * EPSILON[kind] * scale)
+    return Tolerance(2 * reach + 2 * max(EPSILON[kind], EPSILON.get(half, 0.0)) * scale)
 
 
 def reach_of(got: np.ndarray, want: np.ndarray) -> float:
@@ -340,40 +370,3 @@ def distance_of(got: np.ndarray, want: np.ndarray) -> float:
     if want.dtype.kind not in "iub":
         return 0.0 if np.array_equal(got, want) else math.inf
     return reach_of(got, want.astype(np.float64))
-
-
-def longest_sum(proto: onnx.ModelProto) -> int:
-    """The most terms that one product or convolution of the model adds up."""
-    sizes = {t.name: tuple(t.dims) for t in all_tensors(proto) if t.name}
-    for node in proto.graph.node:
-        if node.op_type == "Constant":
-            sizes.update((node.output[0], tuple(a.t.dims)) for a in node.attribute if a.name == "value")
-    longest = 16
-    for node in proto.graph.node:
-        if node.op_type not in CONTRACTIONS or len(node.input) < 2 or node.input[1] not in sizes:
-            continue
-        shape = sizes[node.input[1]]
-        terms = math.prod(shape[1:]) if CONTRACTIONS[node.op_type] else max(shape[-2:], default=1)
-        longest = max(longest, terms)
-    return longest
-
-
-def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
-    """The array with every element moved by up to `steps` eps of its type."""
-    reach = steps * EPSILON[str(array.dtype)]
-    # a short pattern repeated: as good as fresh numbers here, and many times quicker on large weights
-    pattern = np.random.default_rng(seed).uniform(-reach, reach, min(array.size, 65521)).astype(array.dtype)
-    moved = np.resize(pattern, array.shape)
-    moved *= array
-    # masks hold the largest float there is, and that cannot move up
-    np.copyto(moved, 0, where=np.abs(array) > 1e30)
-    moved += array
-    return moved
-
-
-def jitter_feeds(feeds: Feeds, steps: float, seed: int) -> Outputs:
-    kinds = ("float32", "float64")
-    return {
-        n: jitter(a, steps, seed + 7) if np.ndim(a) and str(getattr(a, "dtype", "")) in kinds else a
-        for n, a in feeds.items()
-    }

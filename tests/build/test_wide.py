@@ -14,7 +14,8 @@ import pytest
 import ridgeline
 from ridgeline.frontend.from_onnx import load
 from ridgeline.reference import Reference
-from ridgeline.wide import Wide, half_type
+from ridgeline.verify import compare
+from ridgeline.wide import Wide, half_type, halves_inside
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -77,3 +78,76 @@ def test_a_half_model_builds_and_is_verified(tmp_path: Path, feeds: dict[str, An
     assert "float32" in engine.report.reference
     assert all(check.passed for check in engine.report.checks)
     assert engine.run(feeds)["y"].dtype == np.float16
+
+
+INSIDE = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[1,8] x) => (float[1,4] y, float[1,8] z)
+{{
+    h = Cast<to = {number}>(x)
+    {weights}
+    a = MatMul(h, v)
+    b = Tanh(a)
+    c = Mul(b, a)
+    d = MatMul(c, w)
+    y = Cast<to = 1>(d)
+    s = Shape(c)
+    e = ConstantOfShape(s)
+    f = ReduceSum<keepdims = 0>(e)
+    g = Add(x, f)
+    z = Exp(g)
+}}
+"""
+
+
+def half_inside(kind: str, *, cast_weights: bool, seed: int = 0) -> onnx.ModelProto:
+    """float32 in and out, half between: as `half_net(x.half()).float()`, or with the weights cast as well."""
+    casts = "v = Cast<to = {number}>(v32) w = Cast<to = {number}>(w32)" if cast_weights else ""
+    number = NUMBERS[kind]
+    model = onnx.parser.parse_model(INSIDE.format(number=number, weights=casts.format(number=number)))
+    rng = np.random.default_rng(seed)
+    dtype = np.float32 if cast_weights else np.dtype(getattr(ml_dtypes, kind, np.float16))
+    for name, shape in (("v", (8, 16)), ("w", (16, 4))):
+        array = (rng.standard_normal(shape) / 2).astype(dtype)
+        name = f"{name}32" if cast_weights else name
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cast_weights", [False, True])
+def test_the_half_inside_decides_the_tolerance(kind: str, cast_weights: bool) -> None:
+    model = half_inside(kind, cast_weights=cast_weights)
+    assert halves_inside(model) == {"y": kind, "z": ""}
+    engine = ridgeline.build(model, level=0, without="ort")
+    limits = {c.output: c.tolerance for c in engine.report.checks if c.name == "planned shapes"}
+    # a few half steps for what half values reach; float32's for what only their shape reaches
+    assert 1e-4 < limits["y"] < 0.5
+    assert limits["z"] < 1e-4
+
+
+def test_a_wrong_result_is_seen_through_the_half_inside() -> None:
+    reference = Reference(load(half_inside("float16", cast_weights=False)), threads=1)
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 8)).astype(np.float32)}
+    want = reference.run(feeds)
+    (row,) = (r for r in compare("", {**want, "y": want["y"] * 1.05}, want,
+              reference.tolerance(feeds, want), "") if r.output == "y")  # fmt: skip
+    assert not row.passed
+
+
+def test_types_inside_functions_and_branches_are_seen() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21, "l" : 1]>
+    g (bool p, float[2] x) => (float[2] y, float[2] z, float[2] u) {
+      y = If(p) <
+        then_branch = t () => (float[2] a) { h = Cast<to = 10>(x) a = Cast<to = 1>(h) },
+        else_branch = e () => (float[2] b) { b = Relu(x) }
+      >
+      z = l.round(x)
+      u = Relu(x)
+    }
+    <domain: "l", opset_import: ["" : 21]> round (x) => (y) { h = Cast<to = 16>(x) y = Cast<to = 1>(h) }"""
+    assert halves_inside(onnx.parser.parse_model(text)) == {"y": "float16", "z": "bfloat16", "u": ""}
+
+
+def test_a_single_precision_model_keeps_its_tolerance(tiny_model: Path) -> None:
+    assert set(halves_inside(onnx.load(tiny_model)).values()) == {""}
