@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
+from ridgeline.call_times import call_overhead
 from ridgeline.divergence import first_divergence
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
@@ -25,21 +26,23 @@ from ridgeline.passes.body import Program, read_program
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
 from ridgeline.reference import Reference, Tolerance
-from ridgeline.runtime.context import Context
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.file import write_inside
 from ridgeline.runtime.loose import flattened
 from ridgeline.spec import Port, TensorSpec
-from ridgeline.verify import check_finite, compare, load_data, require
+from ridgeline.verify import compare, load_data, nan_notes, nan_share, only_nan, require
 
 BATCH = 3
-OVERHEAD_S = 0.1
 BOUND_AGAIN_BYTES = 64 << 20
 # what an engine for another machine takes along to check its first run with, and under which names
 EXPECTED_BYTES = 64 << 20
 GIVEN, WANTED = "given/", "wanted/"
 WRITTEN_AND_READ = "plan and graph written and read"
+ONLY_NAN = (
+    "output {!r} of the original model is NaN throughout for every input drawn, and the engine's is too: "
+    "verify it with inputs that mean something (--data)"
+)
 NO_EXAMPLE = "not verified: the original model refuses the values drawn for its inputs ({})"
 
 
@@ -99,7 +102,10 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     notes: list[str] = []
     context = engine.context(wait=True)
     got: Mapping[str, Any] = {}  # what the engine made of the first trial
-    for i, (name, feeds) in enumerate(trials):
+    unseen = {port.name for port in engine.outputs if not port.is_loose}  # outputs that were NaN throughout
+    for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
+        if i >= len(trials) and not unseen:
+            break
         options.tell("verify", i, total, name)
         try:
             want = reference.run(feeds)
@@ -118,7 +124,11 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             continue
         if i == 0:
             _check_declared(engine.plan, want)
-        notes += check_finite(engine.plan.model, want)
+        told = {output for output in unseen if nan_share(want[output]) < 1}
+        if i >= len(trials) and not told:
+            continue
+        unseen -= told
+        notes += nan_notes(want)
         limits = reference.tolerance(feeds, want)
         outputs = context.run(feeds)
         got = got or outputs
@@ -128,6 +138,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         if not all(row.passed for row in rows):
             require([*found, *rows], where=first_divergence(engine, feeds))
         found += rows
+    if unseen and len(unseen) == len(engine.outputs):
+        raise only_nan(engine.plan.model)
+    notes += [ONLY_NAN.format(output) for output in sorted(unseen)]
     options.tell("verify", len(trials), total, "same input, same bits")
     first = trials[0][1]
     start = perf_counter()
@@ -176,11 +189,7 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
     The engine takes the expected outputs along, so that its first run can be checked.
     """
     options.tell("verify", 0, 1, "fused against unfused graph")
-    feeds = engine.example_inputs(0)
-    try:
-        want = reference.run(feeds)
-    except Exception as error:
-        raise _does_not_run(feeds, error) from error
+    feeds, want = _telling_run(engine, reference)
     _check_declared(engine.plan, want)
     limits = reference.tolerance(feeds, want)
     rows = _fused_against_unfused(engine, reference, feeds, want, limits)
@@ -196,10 +205,25 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
         reference=reference.who,
         checks=tuple(rows),
         library_allocations=_library_steps(engine),
-        warnings=tuple(check_finite(engine.plan.model, want)),
+        warnings=tuple(nan_notes(want)),
         unverified=unverified(engine.plan),
         limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
     )
+
+
+def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Inputs that the original makes something else than NaN of, and that."""
+    first = engine.example_inputs(0)
+    for name, feeds in chain([("", first)], _other_values(engine)):
+        try:
+            want = reference.run(feeds)
+        except Exception as error:
+            if not name:
+                raise _does_not_run(feeds, error) from error
+            continue
+        if any(nan_share(array) < 1 for array in want.values()):
+            return feeds, want
+    raise only_nan(engine.plan.model)
 
 
 def _does_not_run(feeds: Mapping[str, Any], error: Exception) -> BuildError:
@@ -255,6 +279,13 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
         feeds = draw(3, wide)
         yield f"batch 1 against {BATCH}", feeds
         yield "rows in another order", {n: np.ascontiguousarray(a[::-1]) for n, a in feeds.items()}
+
+
+def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Inputs at the planned shapes whose floats are no normal ones."""
+    for name, floats in OTHER_FLOATS.items():
+        specs, weights = engine.plan.planned_shapes, engine.weights
+        yield f"planned shapes, {name}", example_feeds(engine.program, specs, weights, seed=4, floats=floats)
 
 
 def batch_axis(shapes: Shapes) -> str | None:
@@ -326,30 +357,6 @@ def _fused_against_unfused(
     if all(row.passed for row in rows):
         reference.facts.keep(key, {"rows": [asdict(row) for row in rows]})
     return rows
-
-
-def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> tuple[float, float]:
-    """What a run does besides its steps (checks, copies in and out), and all of it, in µs.
-
-    Timed on their own: the difference of two whole runs is mostly a difference of neighbours. `run_s` is
-    what the last run took: a slow one is not repeated.
-    """
-    whole = _samples(lambda: context.run(feeds), [run_s], at_most=300)
-    around = _samples(lambda: context.run_nothing(feeds), [], at_most=50)
-    return round(median(around) * 1e6, 2), round(median(whole) * 1e6, 2)
-
-
-def _samples(call: Callable[[], object], made: list[float], *, at_most: int) -> list[float]:
-    """Seconds of as many calls as fit into the time."""
-    while len(made) < at_most and sum(made) < OVERHEAD_S:
-        made.append(_seconds(call))
-    return made
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
 
 
 def _library_steps(engine: Engine) -> tuple[str, ...]:

@@ -61,21 +61,27 @@ def _compare_one(
     return Check(name, output, shapes, error, limit.distance, passed, note)
 
 
-def check_finite(name: str, expected: Outputs) -> list[str]:
-    """A model that makes nothing but NaN is refused; a few are worth a warning."""
-    warnings = []
-    for output, array in expected.items():
-        if str(array.dtype) not in EPSILON or not array.size:
-            continue
-        share = float(np.mean(np.isnan(array)))
-        if share == 1.0:
-            raise ModelError(
-                f"{name!r} itself computes NaN, and nothing else, for output {output!r}",
-                help="the weights or the export are broken: run the original with real data and see",
-            )
-        if share:
-            warnings.append(f"output {output!r} of the original model is NaN in {share:.1%} of its elements")
-    return warnings
+def nan_share(array: np.ndarray) -> float:
+    """The share of NaN; 0 for what cannot hold one, and for nothing."""
+    is_float = str(array.dtype) in EPSILON and bool(array.size)
+    return float(np.mean(np.isnan(array))) if is_float else 0.0
+
+
+def nan_notes(expected: Outputs) -> list[str]:
+    """Warnings about NaN that the original model itself computes."""
+    shares = {output: nan_share(array) for output, array in expected.items()}
+    return [
+        f"output {output!r} of the original model is NaN in {share:.1%} of its elements"
+        for output, share in shares.items()
+        if share
+    ]
+
+
+def only_nan(name: str) -> ModelError:
+    return ModelError(
+        f"{name!r} itself computes NaN, and nothing else, for every input drawn: there is nothing to compare",
+        help="give it inputs that mean something: --data FOLDER; if those give NaN too, the export is broken",
+    )
 
 
 def require(checks: Sequence[Check], where: str) -> None:

@@ -171,6 +171,27 @@ def test_a_model_that_makes_only_nan_is_refused() -> None:
         ridgeline.build(onnx.parser.parse_model(text), level=0)
 
 
+NAN = """<ir_version: 10, opset_import: ["": 20]>
+g (float[1,64] x) => ({outputs}) {{
+  r = Sqrt(x) y = ReduceSum<keepdims = 0>(r) z = Relu(x) d = Sub(x, x) n = Div(d, d)
+}}"""
+
+
+@pytest.mark.parametrize("outputs", ["float y", "float y, float[1,64] z"])
+def test_nan_of_the_models_own_is_a_warning_and_other_values_are_drawn(outputs: str) -> None:
+    engine = ridgeline.build(onnx.parser.parse_model(NAN.format(outputs=outputs)), level=0)
+    assert any("'y' of the original model is NaN" in warning for warning in engine.report.warnings)
+    assert "planned shapes, positive values" in {check.name for check in engine.report.checks}
+    assert engine.report.verified
+
+
+def test_an_output_that_is_always_nan_is_said_and_the_others_verified() -> None:
+    model = onnx.parser.parse_model(NAN.format(outputs="float[1,64] n, float[1,64] z"))
+    engine = ridgeline.build(model, level=0)
+    assert any("'n' of the original model is NaN throughout" in line for line in engine.report.warnings)
+    assert engine.report.verified
+
+
 def test_users_data_is_verified_with(tiny_model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "photo.npz", x=np.ones((2, 3, 32, 32), np.float32))
     engine = ridgeline.build(tiny_model, level=0, verify="fast", data=tmp_path)

@@ -12,9 +12,9 @@ SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
     "errors", "spec", "options", "work", "timing", "gpu_graph", "gpu_timing", "frontend", "passes",
     "kernels", "tactics", "plan", "runtime", "plan_times", "compose", "compose_cross", "compose_cuda",
-    "facts", "wide", "rounding", "reference", "verify", "divergence", "checks", "eager", "choosing",
-    "planning", "bodies", "settling", "builder", "analyze", "surgery", "torch_in", "serve",
-    "onnx_backend", "__init__", "cli",
+    "facts", "wide", "rounding", "reference", "verify", "divergence", "call_times", "checks", "eager",
+    "choosing", "planning", "bodies", "settling", "builder", "analyze", "surgery", "torch_in",
+    "serve", "onnx_backend", "__init__", "cli",
 )  # fmt: skip
 FILES = sorted(SRC.rglob("*.py"))
 # the CLI imports late so that --help is quick; the package's front door so that importing it is

@@ -7,8 +7,8 @@ whatever a region computes of them is compared with the floor, and nothing after
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.loose import draw_loose
 from ridgeline.spec import ITEM_BITS, Body, Op, Site, TensorSpec
 
+# draws floats of a shape
+Floats: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 # ops through which an integer keeps its meaning on the way to its table
 _PASS = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Clip"}
@@ -54,8 +56,34 @@ INNER_BITS = 8
 _DRAWN_IN_PLACE = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def _tones(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """A few sines with some noise along the last axis, as sound is."""
+    places = np.arange(shape[-1] if shape else 1)
+    tones = np.sin(2 * np.pi * places / np.array([[160], [73], [17]])).sum(0) / 6
+    return np.broadcast_to(tones, shape) + 0.01 * rng.standard_normal(shape)
+
+
+# floats for models that make nothing but NaN of normal ones: a root, a logarithm, a search for a pitch
+OTHER_FLOATS: dict[str, Floats] = {
+    "positive values": lambda rng, shape: np.abs(rng.standard_normal(shape)) + 0.01,
+    "values from 0 to 1": lambda rng, shape: rng.uniform(0, 1, shape),
+    "small values": lambda rng, shape: 0.01 * rng.standard_normal(shape),
+    "sound": _tones,
+    "values above 1": lambda rng, shape: 1 + 10 * rng.uniform(0, 1, shape),
+}
+
+
 def example_feeds(
-    program: Program, shapes: Mapping[str, TensorSpec], weights: Mapping[str, Tensor], *, seed: int
+    program: Program,
+    shapes: Mapping[str, TensorSpec],
+    weights: Mapping[str, Tensor],
+    *,
+    seed: int,
+    floats: Floats = normal,
 ) -> dict[str, Any]:
     """Random inputs at these shapes."""
     rng = np.random.default_rng(seed)
@@ -67,7 +95,7 @@ def example_feeds(
     return {
         name: draw_loose(rng, program.loose_inputs[name])
         if name in program.loose_inputs
-        else _draw(rng, name, shapes[name], ops, sizes, constants)
+        else _draw(rng, name, shapes[name], ops, sizes, constants, floats=floats)
         for name in program.inputs
     }
 
@@ -117,6 +145,7 @@ def _draw(
     constants: Mapping[str, np.ndarray],
     *,
     is_inner: bool = False,
+    floats: Floats = normal,
 ) -> Any:
     """`is_inner`: a value between regions, of which no more is known than what its own region says."""
     shape = spec.shape
@@ -126,7 +155,7 @@ def _draw(
     if numbers is not None:
         return numbers
     if spec.dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(shape).astype(numpy_dtype(spec.dtype))
+        return floats(rng, shape).astype(numpy_dtype(spec.dtype))
     if spec.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.startswith("complex"):

@@ -1,0 +1,36 @@
+"""What one call of an engine takes, and how much of that is around its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ridgeline.runtime.context import Context
+
+OVERHEAD_S = 0.1
+
+
+def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> tuple[float, float]:
+    """What a run does besides its steps (checks, copies in and out), and all of it, in µs.
+
+    Timed on their own: the difference of two whole runs is mostly a difference of neighbours. `run_s` is
+    what the last run took: a slow one is not repeated.
+    """
+    whole = _samples(lambda: context.run(feeds), [run_s], at_most=300)
+    around = _samples(lambda: context.run_nothing(feeds), [], at_most=50)
+    return round(median(around) * 1e6, 2), round(median(whole) * 1e6, 2)
+
+
+def _samples(call: Callable[[], object], made: list[float], *, at_most: int) -> list[float]:
+    """Seconds of as many calls as fit into the time."""
+    while len(made) < at_most and sum(made) < OVERHEAD_S:
+        made.append(_seconds(call))
+    return made
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
