@@ -22,7 +22,7 @@ if os.path.isdir("/proc/self/task"):
 """
 
 COMMANDS = (
-    "build", "run", "bench", "show", "explain", "kernels", "settle", "shapes", "extract", "lint",
+    "build", "run", "verify", "bench", "show", "explain", "kernels", "settle", "shapes", "extract", "lint",
     "reduce", "demo",
 )  # fmt: skip
 HELP = """

@@ -13,7 +13,7 @@ LAYERS = (
     "errors", "spec", "options", "work", "timing", "gpu_graph", "gpu_timing", "frontend", "passes",
     "kernels", "tactics", "plan", "runtime", "plan_times", "compose", "compose_cross", "compose_cuda",
     "facts", "wide", "rounding", "reference", "verify", "divergence", "call_times", "checks", "eager",
-    "choosing", "planning", "bodies", "settling", "builder", "analyze", "surgery", "torch_in",
+    "choosing", "planning", "bodies", "settling", "recheck", "builder", "analyze", "surgery", "torch_in",
     "serve", "onnx_backend", "__init__", "cli",
 )  # fmt: skip
 FILES = sorted(SRC.rglob("*.py"))

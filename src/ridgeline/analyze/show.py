@@ -120,7 +120,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         steps_us=total,
         tactics=_tactic_rows(plan.steps),
         memory=_memory_rows(plan, report),
-        verdict=_verdict(report),
+        verdict=verdict_of(report),
         run_us=report.run_us,
         call_overhead_us=report.call_overhead_us,
         sites_timed=report.sites_timed,
@@ -226,7 +226,7 @@ def _memory_rows(plan: Plan, report: Report) -> tuple[MemoryRow, ...]:
     )
 
 
-def _verdict(report: Report) -> Verdict:
+def verdict_of(report: Report) -> Verdict:
     return Verdict(
         verified=report.verified,
         reference=report.reference,

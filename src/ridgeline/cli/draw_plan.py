@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from ridgeline.analyze.show import Summary, Verdict
+from ridgeline.analyze.show import Summary, Verdict, verdict_of
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, error_size, percent, plural, size
+from ridgeline.plan.report import Report
 
 LISTED = 8
 
@@ -42,6 +43,16 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _paragraph("Time", _time_text(summary), console)
     _paragraph("Versions", ", ".join(f"{k} {v}" for k, v in summary.versions.items()), console)
     _warnings(summary, console)
+
+
+def draw_checks(report: Report, console: Console) -> None:
+    """Every check with how far off it was, as `ridge verify` tells of them."""
+    grid = table("check", "output", "off", "allowed", numeric=("off", "allowed"))
+    for check in report.checks:
+        grid.add_row(check.name, check.output, error_size(check.max_error), error_size(check.tolerance))
+    put(grid, console, title="Checks")
+    put_lines([("verified", verdict_text(verdict_of(report)))], console)
+    put_lines([("warning", text) for text in report.warnings], console, style="yellow")
 
 
 def verdict_text(verdict: Verdict) -> Text:

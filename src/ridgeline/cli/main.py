@@ -21,6 +21,7 @@ from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
+from ridgeline.cli.commands_verify import verify
 from ridgeline.cli.render import talk
 from ridgeline.errors import RidgelineError, VerifyError
 
@@ -34,7 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build, run, bench, show, explain, shapes, kernels, settle, extract, lint, reduce, demo):
+for command in (
+    build, run, verify, bench, show, explain, shapes, kernels, settle, extract, lint, reduce, demo,
+):  # fmt: skip
     app.command()(command)
 
 

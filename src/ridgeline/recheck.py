@@ -1,0 +1,69 @@
+"""The checks of a build once more: on the machine that runs the engine, by somebody who has the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline import checks
+from ridgeline.errors import ModelError, OptionError
+from ridgeline.frontend.from_onnx import Source, load
+from ridgeline.frontend.ports import ports
+from ridgeline.frontend.profiles import Resolved, profile_shapes
+from ridgeline.options import Options, Progress
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Report
+from ridgeline.reference import Reference
+from ridgeline.runtime.engine import Engine
+from ridgeline.spec import Port
+from ridgeline.verify import check_padded
+
+
+def verify_engine(
+    engine: Engine,
+    model: Source,
+    *,
+    data: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify an engine against the model it was made from, as a full build does.
+
+    `data` is a folder of .npz files, or one, to verify with besides random inputs. Raises `VerifyError` with
+    the first divergence when the engine does not compute what the model computes.
+    """
+    options = Options(data=None if data is None else Path(data), progress=progress)
+    if options.data is not None and not options.data.exists():
+        raise OptionError(f"there is no folder {str(data)!r}", want="a folder of .npz files, or one")
+    loaded = load(model)
+    for what, own, theirs in (
+        ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
+        ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
+    ):
+        _require_same(what, own, theirs, engine.plan.model, loaded.name)
+    reference = Reference(loaded, threads=options.cores)
+    reports = [
+        checks.verify(variant, reference, _shapes_of(variant.plan), options) for variant in engine.variants
+    ]
+    report = checks.joined(reports)
+    rows = check_padded(engine, reference)
+    warnings = dict.fromkeys((*report.warnings, *engine.notes))
+    return replace(report, checks=(*report.checks, *rows), warnings=tuple(warnings))
+
+
+def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine: str, model: str) -> None:
+    """Names and types; dims may be named otherwise in another export of the same model."""
+    got, want = ({port.name: port.dtype for port in side} for side in (theirs, own))
+    if got != want:
+        raise ModelError(
+            f"the engine of {engine!r} was not made from {model!r}: the {what}s differ",
+            got=", ".join(f"{name}: {dtype}" for name, dtype in got.items()),
+            want=", ".join(f"{name}: {dtype}" for name, dtype in want.items()),
+        )
+
+
+def _shapes_of(plan: Plan) -> checks.Shapes:
+    profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
+    tensors = [port for port in plan.inputs if not port.is_loose]
+    low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
+    return checks.Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)

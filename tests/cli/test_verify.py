@@ -1,0 +1,65 @@
+"""`ridge verify`: an engine file against its model, by somebody who did not build it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import ridgeline
+from ridgeline.errors import ModelError, VerifyError
+
+Ridge = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def other_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with one weight changed a little."""
+    model = onnx.load(tiny_model)
+    array = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
+    array.reshape(-1)[0] += 0.01
+    name = model.graph.initializer[0].name
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "other.onnx")
+    return tmp_path / "other.onnx"
+
+
+def test_a_right_engine_passes_every_check(ridge: Ridge, tiny_engine: Path, tiny_model: Path) -> None:
+    status, out, _ = ridge("verify", tiny_engine, "--model", tiny_model, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert report["verified"]
+    names = {check["name"] for check in report["checks"]}
+    assert names >= {"planned shapes", "min shapes", "max shapes", "batch 1 against 3", "same input again"}
+
+
+def test_data_is_verified_with(ridge: Ridge, tiny_engine: Path, tiny_model: Path, here: Path) -> None:
+    np.savez(here / "photo.npz", x=np.ones((2, 3, 32, 32), np.float32))
+    status, out, _ = ridge("verify", tiny_engine, "--model", tiny_model, "--data", here)
+    assert status == 0
+    assert "photo.npz" in out
+
+
+def test_an_engine_of_another_model_fails_with_status_3(
+    ridge: Ridge, tiny_engine: Path, other_model: Path
+) -> None:
+    status, out, err = ridge("verify", tiny_engine, "--model", other_model)
+    assert (status, out) == (3, "")
+    assert "does not compute what the model computes" in err
+
+
+def test_python_has_the_same_door(tiny_engine: Path, tiny_model: Path, other_model: Path) -> None:
+    engine = ridgeline.load(tiny_engine)
+    assert ridgeline.verify_engine(engine, tiny_model).verified
+    with pytest.raises(VerifyError):
+        ridgeline.verify_engine(engine, other_model)
+
+
+def test_other_inputs_are_another_model(tiny_engine: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[2] a) => (float[2] b) { b = Relu(a) }'
+    with pytest.raises(ModelError, match="was not made from"):
+        ridgeline.verify_engine(ridgeline.load(tiny_engine), onnx.parser.parse_model(text))
