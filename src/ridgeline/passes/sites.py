@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.settle import Settled
+from ridgeline.passes.validate import validate
 from ridgeline.spec import Body, Site, Target
 
 # a float this short is a scale or a bound that decides how a region runs; a longer one is data
@@ -47,4 +48,6 @@ def make_site(program: Program, region: Region, settled: Settled, target: Target
         if array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
             values[name] = array
     loose = {name: kind for name, out in outer.items() if (kind := settled.loose_kind(out)) is not None}
-    return Site(region.body, specs, weights, values, target, name=region.name, loose=loose)
+    site = Site(region.body, specs, weights, values, target, name=region.name, loose=loose)
+    validate(site)
+    return site

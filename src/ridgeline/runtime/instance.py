@@ -168,7 +168,7 @@ class Instance:
         outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
         fixed = self._fixed_inputs(launch, io.inputs)
         moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
-        return _MovingStep(moving, launch.call, fixed, moved, outs, io.outputs, dead)
+        return _MovingStep(moving, launch.run, fixed, moved, outs, io.outputs, dead)
 
     def _moving_views(
         self, moving: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]

@@ -247,7 +247,11 @@ def _pointers(instance: Instance, root: str) -> Pointers:
     for name, move in instance.uses:
         owner, first = instance.layout.root(name)
         if owner == root:
-            found.append((move, first * spec.nbytes // max(spec.numel, 1)))
+            begin = first * spec.nbytes // max(spec.numel, 1)
+            # a use that reaches past the value would reach past the caller's array too
+            if begin + instance.settled.specs[name].nbytes > spec.nbytes:
+                return ()
+            found.append((move, begin))
     if spec.nbytes < LENT_BYTES or spec.layout != "contiguous":
         return ()
     pointers = tuple((move, skipped) for move, skipped in found if move is not None)

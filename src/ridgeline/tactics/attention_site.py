@@ -82,6 +82,10 @@ class Place:
     offset: int
     strides: tuple[int, ...]
 
+    def past(self, shape: tuple[int, ...]) -> int:
+        """One past the last element of the view."""
+        return self.offset + 1 + sum(s * (n - 1) for s, n in zip(self.strides, shape, strict=True))
+
     def of(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The view itself, of a tensor that lies as its spec says."""
         return tensor.as_strided(shape, self.strides, tensor.storage_offset() + self.offset)

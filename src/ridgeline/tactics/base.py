@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import Config, Site
 
@@ -56,11 +57,35 @@ class Launch:
     reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
     scratch_bytes: int = 0  # memory that each frozen call makes for itself
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
+    # bytes from the start of an argument up to the last that a call touches, by argument: the inputs, then
+    # the outputs. None: a library that looks at the tensors it is given does the work
+    extents: Mapping[int, int] | None = None
 
     def frozen(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+        self.require_inside(inputs, outputs)
         if self.freeze is not None:
             return self.freeze(inputs, outputs)
         return partial(self.call, inputs, outputs)
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """One call over tensors that are checked first."""
+        self.require_inside(inputs, outputs)
+        return self.call(inputs, outputs)
+
+    def require_inside(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        """Raise before a kernel would touch memory past a tensor that it is given."""
+        for argument, touched in (self.extents or {}).items():
+            is_input = argument < len(inputs)
+            given = inputs[argument] if is_input else outputs[argument - len(inputs)]
+            held = given.nbytes if isinstance(given, Tensor) else 0
+            if touched > held:
+                what = f"input {argument}" if is_input else f"output {argument - len(inputs)}"
+                raise PlanError(
+                    f"a kernel would touch memory past its {what}",
+                    got=f"{held} bytes",
+                    want=f"{touched} bytes",
+                    help="the plan does not fit its graph: build the engine again from the model",
+                )
 
 
 class Tactic(Protocol):

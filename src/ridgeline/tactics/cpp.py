@@ -6,6 +6,7 @@ The text comes from `kernels/cpp`; here it is offered, compiled and bound to poi
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import setitem
@@ -32,6 +33,7 @@ from ridgeline.kernels.cpp.loops import PARALLEL_ITEMS
 from ridgeline.kernels.cpp.pointwise import pointwise_source
 from ridgeline.kernels.cpp.reduce import reduce_source
 from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.spec import Config, Site, TensorSpec
@@ -92,11 +94,21 @@ class CppTactic:
         raise NotImplementedError
 
     def launch(self, site: Site, program: Program, source: str, packed: Sequence[Tensor]) -> Launch:
+        touched = extents_of(program)
+        for place, weight in enumerate(packed):
+            if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
+                raise Refusal(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
         run = compile_cpp(source, cache_dir=self.cache_dir).run
         run.restype = None
         bound = _Bound(run, site, program, packed)
-        size = sum(t.nbytes for t in packed)
-        return Launch(bound.call, writes_out=True, packed_bytes=size, freeze=bound.freeze, calls_torch=False)
+        return Launch(
+            bound.call,
+            writes_out=True,
+            packed_bytes=sum(t.nbytes for t in packed),
+            freeze=bound.freeze,
+            calls_torch=False,
+            extents=by_argument(touched, program.inputs, len(site.body.inputs)),
+        )
 
 
 class CppPointwise(CppTactic):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.spec import Config, Site
@@ -53,6 +54,9 @@ class CublasLt(Cublas):
             if any(t.stride(1) != 1 or t.data_ptr() % ALIGNMENT for t in (x, y, r)):
                 raise Refusal(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
             depth, columns = weight.shape
+            if x.shape[1] != depth or any(t.shape != (len(x), columns) for t in (y, r)):
+                shapes = [list(t.shape) for t in (x, weight, y, r)]
+                raise PlanError("a product's operands do not fit", got=f"x, weight, y, addend of {shapes}")
             sizes = Sizes(len(y), columns, depth, x.stride(0), y.stride(0), r.stride(0), x.dtype)
             if sizes not in ready:
                 ready[sizes] = Matmul(sizes, bias, taken.activation, place, adds=addend >= 0)

@@ -106,7 +106,7 @@ class CudnnConv:
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             others = [bias if place is None else inputs[place] for place in given]
-            after.call([run(inputs), *others], outputs)
+            after.run([run(inputs), *others], outputs)
 
         return Launch(call, writes_out=True, packed_bytes=weight.nbytes + after.packed_bytes)
 

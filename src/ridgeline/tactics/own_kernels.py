@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import (
     CACHE_DIR,
     Compiled,
@@ -17,9 +18,10 @@ from ridgeline.kernels.triton.compiler import (
 )
 from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Site
+from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import HasKernels, Tactic
 
+ALIGNED_BYTES = 16  # where kernels take tensors to begin
 FIRST_ARCH = 80  # the first with asynchronous copies
 
 
@@ -79,3 +81,18 @@ def bytes_packed(stored: Tensor, pack: Callable[[Tensor], Tensor]) -> int:
     packed = pack(stored)
     is_view = packed.untyped_storage()._cdata == stored.untyped_storage()._cdata
     return 0 if is_view else packed.nbytes
+
+
+def lies_as(tensor: Tensor, spec: TensorSpec) -> bool:
+    """Whether a kernel made for the spec may be given the tensor: aligned, and dense in its order."""
+    if tuple(tensor.shape) != spec.shape:
+        raise PlanError("a tensor is not what was planned", got=str(list(tensor.shape)), want=str(spec))
+    # strides of axes of size one mean nothing
+    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
+    is_dense = tensor.numel() == 0 or all(size == 1 or got == want for size, got, want in strides)
+    return is_dense and (not tensor.is_cuda or tensor.data_ptr() % ALIGNED_BYTES == 0)
+
+
+def empty_like_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """Memory for the same values that lies as the spec says."""
+    return torch.empty_strided(tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device)

@@ -192,7 +192,7 @@ def _time(measured: Measured) -> float:
 def _call(launch: Launch, site: Site, inputs: Sequence[Tensor | None]) -> Callable[[], object]:
     if launch.writes_out:
         return launch.frozen(inputs, [_empty(spec) for spec in site.outputs])
-    return lambda: launch.call(inputs, ())
+    return lambda: launch.run(inputs, ())
 
 
 def _empty(spec: TensorSpec) -> Tensor:

@@ -106,7 +106,7 @@ def bound_call(
             if name in site.values and name not in site.weights:
                 given[i] = to_torch(site.values[name])
     if not launch.writes_out:
-        return (lambda: launch.call(given, ())), (lambda: launch.call(given, ()) or ())
+        return (lambda: launch.run(given, ())), (lambda: launch.run(given, ()) or ())
     outputs = [_poisoned(spec) for spec in site.outputs]
     call = launch.frozen(given, outputs)
 

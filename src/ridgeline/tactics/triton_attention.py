@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import ITEM_BITS, Config, Site
 from ridgeline.tactics.attention_site import AttentionSite, Operand, Place, read_attention, require_attention
 from ridgeline.tactics.base import Footprint, Launch
-from ridgeline.tactics.own_kernels import FIRST_ARCH, compile_ahead, require_fit, why_not_own
+from ridgeline.tactics.own_kernels import (
+    FIRST_ARCH,
+    compile_ahead,
+    empty_like_spec,
+    lies_as,
+    require_fit,
+    why_not_own,
+)
 
 # B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys
 
@@ -84,14 +92,23 @@ class TritonAttention:
         attention = require_attention(site)
         compiled = compile_kernel(kernel_of(site, config), site.target.arch, cache_dir=self.cache_dir)
         launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, Blocks.of(config))
+        read = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
+        specs = [spec if i in read else None for i, spec in enumerate(site.inputs)]
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            launcher.launch(grid, arguments(attention, inputs, outputs))
+            placed = [
+                t if spec is None or lies_as(t, spec) else empty_like_spec(t, spec).copy_(t)
+                for t, spec in zip(inputs, specs, strict=True)
+            ]
+            launcher.launch(grid, arguments(attention, placed, outputs))
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Any:
+            given = zip(inputs, specs, strict=True)
+            if not all(spec is None or lies_as(t, spec) for t, spec in given):
+                return partial(call, inputs, outputs)
             return launcher.freeze(grid, arguments(attention, inputs, outputs))
 
-        return Launch(call, writes_out=True, freeze=freeze)
+        return Launch(call, writes_out=True, freeze=freeze, extents=extents(attention, len(site.body.inputs)))
 
 
 def _arch(site: Site) -> int:
@@ -173,6 +190,17 @@ def arguments(
     if attention.mask is not None:
         args += [stride // layout.mask_unit for stride in _place(attention.mask).strides[:3]]
     return [*args, *layout.outer("y")]
+
+
+def extents(attention: AttentionSite, inputs: int) -> dict[int, int]:
+    """Bytes that the kernel touches, by argument: the region's inputs, then its output."""
+    found: dict[int, int] = {}
+    masks = [] if attention.mask is None else [(attention.mask, attention.mask_dtype)]
+    for operand, dtype in [*((o, attention.dtype) for o in attention.operands), *masks]:
+        size = _place(operand).past(operand.shape) * ITEM_BITS[dtype] // 8
+        found[operand.slot] = max(found.get(operand.slot, 0), size)
+    result = _Layout.of(attention).places["y"].past(attention.result_shape)
+    return found | {inputs: result * ITEM_BITS[attention.dtype] // 8}
 
 
 def has_fixed_sizes(attention: AttentionSite) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernels
@@ -28,11 +29,10 @@ from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
-from ridgeline.tactics.own_kernels import compile_ahead, require_fit, why_not_own
+from ridgeline.tactics.own_kernels import compile_ahead, empty_like_spec, lies_as, require_fit, why_not_own
 
 PDL_ARCH = 90  # the first architecture with dependent launch
 PROCESSORS = 132
-ALIGNMENT = 16  # bytes: kernels are compiled for pointers like this
 WHOLE_COLUMNS = 65536  # of a row in the registers of one program
 LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs keep while they wait
 THREAD_BYTES, SMALL_BYTES = 128, 32  # a thread keeps of a row; where rows are few there are threads enough
@@ -87,12 +87,13 @@ class TritonTactic:
             for made in compile_kernels(kernels, site.target.arch, cache_dir=self.cache_dir)
         ]
         _require_room(stages.together)
-        bound = _Bound(site, stages, launchers)
+        bound, program = _Bound(site, stages, launchers), lower(site)
         return Launch(
             bound.call,
             writes_out=True,
             freeze=bound.freeze,
-            in_place=may_lie_on_inputs(site, lower(site)) and stages.are_programs_apart,
+            extents=by_argument(extents_of(program), program.inputs, len(site.body.inputs)),
+            in_place=may_lie_on_inputs(site, program) and stages.are_programs_apart,
             packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
             reads=frozenset(stages.pointers.inputs),
             scratch_bytes=stages.scratch_bytes,
@@ -338,9 +339,6 @@ def _run_all(runs: Sequence[Callable[[], None]]) -> None:
 
 def _placed(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
     """The tensor itself where it lies as the kernel expects, else a copy that does."""
-    form = torch.contiguous_format
-    if spec is not None and spec.layout == "channels_last":
-        form = torch.channels_last if len(spec.shape) == 4 else torch.channels_last_3d
-    if tensor.is_contiguous(memory_format=form) and tensor.data_ptr() % ALIGNMENT == 0:
+    if spec is None or lies_as(tensor, spec):
         return tensor
-    return tensor.clone(memory_format=form)
+    return empty_like_spec(tensor, spec).copy_(tensor)

@@ -20,19 +20,20 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Op, Site
+from ridgeline.spec import Config, Op, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.epilogue import constant_tensors
 from ridgeline.tactics.own_kernels import (
     FIRST_ARCH,
     bytes_packed,
     compile_ahead,
+    empty_like_spec,
+    lies_as,
     require_fit,
     shapes_only,
     why_not_own,
 )
 
-ALIGNED_BYTES = 16  # where the kernels take tensors to begin
 GRID_LIMIT = 65_535
 
 
@@ -116,8 +117,8 @@ class TritonProduct:
         operands = self.operands(site, config, weights, device="cuda")
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            before, inputs = _stage(inputs)
-            after, places = _stage(outputs)
+            before, inputs = _stage(inputs, site.inputs)
+            after, places = _stage(outputs, site.outputs)
             call = launcher.freeze(operands.grid, operands.arguments(inputs, places))
             if not before and not after:
                 return call
@@ -141,6 +142,7 @@ class TritonProduct:
             packed_bytes=operands.packed_bytes,
             reads=operands.reads,
             scratch_bytes=operands.problem.scratch_bytes(operands.cut),
+            extents=operands.extents,
         )
 
     def operands(self, site: Site, config: Config, weights: Mapping[str, Tensor], *, device: str) -> Operands:
@@ -155,6 +157,8 @@ class TritonProduct:
             stored = constant_tensors(site, weights)[reading.weight].detach()
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
+            if problem_bytes(reading.problem)[1] > weight.nbytes:
+                raise Refusal(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
         extras = [torch.from_numpy(array).to(device) for array in tail.extras]
         cut = self.cut_of(reading.problem, config)
         return Operands(reading.problem, cut, tail, reading.x, weight, tuple(extras), packed_bytes, device)
@@ -182,12 +186,26 @@ class Operands:
         second = (self.weight,) if isinstance(self.weight, int) else ()
         return frozenset((self.x, *second, *self.tail.inputs))
 
+    @property
+    def extents(self) -> dict[int, int]:
+        """Bytes that the kernel and its epilogue touch, by argument."""
+        found, (x_bytes, w_bytes) = dict(self.tail.extents), problem_bytes(self.problem)
+        found[self.x] = max(found.get(self.x, 0), x_bytes)
+        if isinstance(self.weight, int):
+            found[self.weight] = max(found.get(self.weight, 0), w_bytes)
+        return found
+
     def arguments(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | int]:
         """In the order of the kernel's signature; scratch of its own for every frozen call."""
         weight = inputs[self.weight] if isinstance(self.weight, int) else self.weight
         scratch = self.problem.scratch(self.cut, self.device)
         pointers = self.tail.pointers(inputs, self.extras, outputs)
         return [inputs[self.x], weight, *scratch, *pointers, self.problem.extent]
+
+
+def problem_bytes(problem: Problem) -> tuple[int, int]:
+    x_items, w_items = problem.touched
+    return x_items * problem.item_bytes, w_items * problem.item_bytes
 
 
 def _config(cut: Tile | Block) -> Config:
@@ -199,13 +217,13 @@ def require_dtype(dtype: str, other: str) -> None:
         raise Refusal(f"operands are {dtype} and {other}, want both {' or '.join(TYPES)}")
 
 
-def _stage(tensors: Sequence[Any]) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-    """Tensors with aligned stand-ins for those that begin anywhere, and the pairs to copy between."""
+def _stage(
+    tensors: Sequence[Any], specs: Sequence[TensorSpec | None]
+) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
+    """Stand-ins for tensors that do not lie as planned, and the pairs to copy between."""
     placed = [
-        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-        if isinstance(t, Tensor) and t.is_cuda and t.data_ptr() % ALIGNED_BYTES
-        else t
-        for t in tensors
+        t if not isinstance(t, Tensor) or spec is None or lies_as(t, spec) else empty_like_spec(t, spec)
+        for t, spec in zip(tensors, specs, strict=True)
     ]
     pairs = zip(tensors, placed, strict=True)
     return [(given, place) for given, place in pairs if given is not place], placed

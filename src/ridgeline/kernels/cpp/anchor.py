@@ -51,6 +51,12 @@ def require_columns(program: Program, axes: Sequence[int], column: int) -> None:
         raise Refusal("columns of an output are not contiguous")
 
 
+def require_sizes(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> None:
+    """The loops of the kernel are those of `acc`."""
+    if any(program.sizes.get(axis, 1) != size for axis, size in zip(axes, sizes, strict=True)):
+        raise Refusal(f"the result is not of the size {list(sizes)} that is computed")
+
+
 def epilogue(
     program: Program, *, rows: Sequence[Loop], column: Loop, start: str, stop: str, acc: str
 ) -> list[str]:

@@ -5,11 +5,11 @@ One thread makes one output line at a time into a buffer of its own; the epilogu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
+from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns, require_sizes
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.program import Program
@@ -155,6 +155,7 @@ def depthwise_source(
         "X_LINE": far_h * size_w * channels, "X_TAP": far_w * channels, "X_NEXT": step_w * channels,
         "W_LINE": kernel_w * channels, "W_TAP": channels,
     }  # fmt: skip
+    program = _touching(program, conv, weight_items=kernel_h * kernel_w * channels)
     return program, whole(program, lines, helpers=VECTORS + _constants(sizes) + _DEPTHWISE)
 
 
@@ -251,7 +252,15 @@ def small_source(site: Site, conv: Conv2d, *, panel: int, rows: int, threads: in
         "}",
     ]  # fmt: skip
     sizes = {"LINES": count, "TAPS": kernel_w, "X_LINE": reach, "X_TAP": far_w, "X_NEXT": step_w}
+    program = _touching(program, conv, weight_items=panels * count * kernel_w * panel)
     return program, whole(program, lines, helpers=VECTORS + _constants(sizes) + _SMALL)
+
+
+def _touching(program: Program, conv: Conv2d, *, weight_items: int) -> Program:
+    """The program with what the text around it reads: the image, and the packed weight."""
+    image = conv.batch * conv.channels_in * conv.size[0] * conv.size[1]
+    touched = {f"p{program.inputs.index(conv.x)}": 4 * image, "w0": 4 * weight_items}
+    return replace(program, touched=touched)
 
 
 def _lower(site: Site, conv: Conv2d) -> tuple[Program, list[Loop], Loop]:
@@ -260,6 +269,7 @@ def _lower(site: Site, conv: Conv2d) -> tuple[Program, list[Loop], Loop]:
     sizes = (conv.batch, *conv.made)
     named = zip(("n", "oh", "ow"), (axes[0], *axes[2:]), sizes, strict=True)
     rows = [Loop(var, axis, size, frozenset([axis])) for var, axis, size in named if axis != ONE]
+    require_sizes(program, axes, (conv.batch, conv.channels, *conv.made))
     return program, rows, Loop("c", axes[1], conv.channels, frozenset([axes[1]]))
 
 

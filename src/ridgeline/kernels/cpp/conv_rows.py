@@ -6,11 +6,11 @@ time. A convolution along one axis (sound, signals) is one over an image a singl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_items
+from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_items, require_sizes
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
@@ -87,7 +87,12 @@ def conv_rows_source(site: Site, conv: ConvRows, tile: Tile, *, threads: int) ->
         "}",
         "}",
     ]
-    return program, whole(program, lines, helpers=VECTORS + TILE)
+    image = conv.channels * conv.size[0] * conv.size[1]
+    touched = {
+        f"p{program.inputs.index(linear.x)}": 4 * linear.m // (conv.made[0] * conv.made[1]) * image,
+        "w0": 4 * panels * deep * panel,
+    }
+    return replace(program, touched=touched), whole(program, lines, helpers=VECTORS + TILE)
 
 
 def _lower(site: Site, conv: ConvRows) -> tuple[Program, dict[str, Loop], Loop]:
@@ -96,6 +101,8 @@ def _lower(site: Site, conv: ConvRows) -> tuple[Program, dict[str, Loop], Loop]:
     program, axes = lower_around(site, linear.op, linear.x)
     require_items(program, axes)
     images = linear.m // (conv.made[0] * conv.made[1])
+    made = conv.made if len(axes) == 4 else conv.made[1:]
+    require_sizes(program, axes, (images, linear.n, *made))
     lines = axes[2] if len(axes) == 4 else ONE
     sizes = {"image": (axes[0], images), "line": (lines, conv.made[0]), "at": (axes[-1], conv.made[1])}
     loops = {var: Loop(var, axis, n, frozenset([axis])) for var, (axis, n) in sizes.items() if axis != ONE}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -158,6 +158,8 @@ def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]
     rows = merge([axis for axis in axes if axis not in (ONE, column)], program, prefix="m")
     if len(rows) > 1:
         raise Refusal("an epilogue operand broadcasts among the rows")
+    if math.prod(loop.size for loop in rows) != linear.m or program.sizes.get(column, 1) != linear.n:
+        raise Refusal(f"the result is not {linear.m} rows by {linear.n} columns")
     return program, rows, Loop("c", column, linear.n, frozenset([column]))
 
 
@@ -242,7 +244,22 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
         "}",
         "}",
     ]  # fmt: skip
-    return program, whole(program, lines, helpers=VECTORS + TILE)
+    touched = {
+        f"p{program.inputs.index(linear.x)}": 4 * _items_of_x(linear),
+        "w0": 4 * panels * linear.k * panel,
+    }
+    return replace(program, touched=touched), whole(program, lines, helpers=VECTORS + TILE)
+
+
+def _items_of_x(linear: Linear) -> int:
+    """Up to the end of the last row that is read."""
+    if linear.lines is None:
+        return linear.m * linear.k
+    (size_h, size_w), (made_h, made_w), (step_h, step_w) = (
+        linear.lines.size, linear.lines.made, linear.lines.stride,
+    )  # fmt: skip
+    line = (linear.m // (made_h * made_w) - 1) * size_h + (made_h - 1) * step_h
+    return (line * size_w + (made_w - 1) * step_w + 1) * linear.k
 
 
 def _rows_of_x(linear: Linear) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -259,7 +259,30 @@ def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, st
         lines += _box_text(box, places[box.source], places[box.result], size, threads)
     slots = tuple(site.body.inputs.index(name) for name in inputs)
     arrays = tuple(np.ascontiguousarray(site.body.constants[name]) for name in held)
-    return Program({}, (), (), (), slots, (), arrays), "\n".join([*lines, "}", ""])
+    pointers = [f"p{i}" for i in range(len(inputs))] + [f"q{i}" for i in range(len(site.body.outputs))]
+    pointers += [f"x{i}" for i in range(len(held))]
+    touched = _touched(site, moves, {name: pointers[place] for name, place in places.items()})
+    program = Program({}, (), (), (), slots, (), arrays, touched)
+    return program, "\n".join([*lines, "}", ""])
+
+
+def _touched(site: Site, moves: Moves, pointers: Mapping[str, str]) -> dict[str, int]:
+    """Bytes up to the last that a box reads or writes; `Refusal` for one before the first."""
+    found: dict[str, int] = {}
+    if moves.fill is not None:
+        found = {pointers[name]: site.specs[name].nbytes for name in site.body.outputs}
+    for box in moves.boxes:
+        size = ITEM_BITS[site.specs[box.result].dtype] // 8
+        for name, start, strides in (
+            (box.source, box.start, [(count, read) for count, read, _ in box.loops]),
+            (box.result, box.to, [(count, written) for count, _, written in box.loops]),
+        ):
+            low = start + sum(min(0, (count - 1) * stride) for count, stride in strides)
+            high = start + sum(max(0, (count - 1) * stride) for count, stride in strides)
+            if low < 0:
+                raise Refusal(f"a copy starts {-low} items before its tensor")
+            found[pointers[name]] = max(found.get(pointers[name], 0), (high + 1) * size)
+    return found
 
 
 def _box_text(box: Box, source: int, result: int, size: int, threads: int) -> list[str]:

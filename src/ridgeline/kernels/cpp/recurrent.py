@@ -147,7 +147,33 @@ def recurrent_source(site: Site, found: Recurrent, cut: Cut) -> tuple[Program, s
     ]  # fmt: skip
     arrays = tuple(np.ascontiguousarray(site.body.constants[name]) for name in extras)
     slots = tuple(site.body.inputs.index(name) for name in reads)
-    return Program({}, (), (), (), slots, (), arrays), "\n".join(text)
+    pointers_by_name = {
+        **{name: f"p{i}" for i, name in enumerate(reads)}, **{name: f"x{i}" for i, name in enumerate(extras)},
+        **{name: f"q{i}" for i, name in enumerate(site.body.outputs)},
+    }  # fmt: skip
+    touched = _touched(found, cut, pointers_by_name)
+    return Program({}, (), (), (), slots, (), arrays, touched), "\n".join(text)
+
+
+def _touched(found: Recurrent, cut: Cut, pointers: dict[str, str]) -> dict[str, int]:
+    """Bytes of every operand, result and packed weight; all are read or written whole."""
+    units = found.directions * _padded(found, cut.lanes)
+    state = found.directions * found.batch * found.hidden
+    early = 2 if _cell(found) == "GRU" else found.gates
+    items = [
+        (found.operand(0), found.steps * found.batch * found.size), (found.operand(4), found.batch),
+        (found.operand(5), state), (found.operand(6), state),
+        *zip(found.op.outputs, (found.steps * state, state, state), strict=False),
+    ]  # fmt: skip
+    packed = (
+        found.gates * units * found.size, early * units * found.hidden,
+        (found.gates - early) * units * found.hidden or 1, len(_bias_rows(found)) * units,
+    )  # fmt: skip
+    touched = {f"w{i}": 4 * count for i, count in enumerate(packed)}
+    for name, count in items:
+        if name in pointers:  # one value may be several operands
+            touched[pointers[name]] = max(touched.get(pointers[name], 0), 4 * count)
+    return touched
 
 
 def _operands(site: Site, found: Recurrent) -> tuple[list[str], list[str]]:

@@ -111,6 +111,8 @@ class Lowering:
             if array is None:
                 raise Refusal(f"value {name} has no spec")
             spec = TensorSpec(str(array.dtype), array.shape)
+        if array is not None and array.shape != spec.shape:
+            raise Refusal(f"value {name} has shape {list(array.shape)}, its spec is {spec}")
         if array is not None and array.size == 1:
             return replace(self.constant(array.reshape(-1)[0].item(), spec.dtype), shape=spec.shape,
                            axes=(ONE,) * len(spec.shape))  # fmt: skip
@@ -277,6 +279,8 @@ class Lowering:
         stores = []
         for place, (name, val) in enumerate(zip(body.outputs, outputs, strict=True)):
             spec = self.site.specs[name]
+            if val.shape != spec.shape:
+                raise Refusal(f"output {place} comes out as {list(val.shape)}, its spec is {spec}")
             self._require_distinct(val)
             strides = {a: s for a, s in zip(val.axes, spec.strides, strict=True) if a != ONE}
             stores.append(Memory(val.term, f"q{place}", spec.dtype, self.axes.spread(strides)))

@@ -7,7 +7,7 @@ How a body becomes a program is in `lowering.py`; how text is made of a program 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -99,6 +99,8 @@ class Program:
     inputs: tuple[int, ...]  # positions among the body's inputs, in pointer order
     tables: tuple[tuple[Number, ...], ...]  # baked arrays
     extras: tuple[np.ndarray, ...]  # constants too large to bake, in pointer order
+    # bytes that text beside the loads and stores touches, by pointer; packed weights are w0…
+    touched: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def memories(self) -> tuple[Memory, ...]:

@@ -6,7 +6,7 @@ epilogue adds the anchor's own bias, runs the rest of the region in float32 and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.kernels.scalar.anchor import lower_around
 from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Memory, Program
@@ -43,6 +44,7 @@ class Epilogue:
     types: tuple[str, ...]  # of `pointers`, as a kernel's signature has them
     inputs: tuple[int, ...]  # positions among the region's inputs
     extras: tuple[np.ndarray, ...]  # constants of the region that a launch keeps on the device
+    extents: Mapping[int, int]  # bytes that it touches, by argument of the launch
 
     def pointers(self, inputs: Sequence[T], extras: Sequence[T], outputs: Sequence[T]) -> list[T]:
         """The arguments for `pointers`, out of all inputs and outputs of the region."""
@@ -68,7 +70,8 @@ def make_epilogue(site: Site, anchor_value: str, columns_axis: int) -> Epilogue:
         raise Refusal("an output is smaller than the product")
     pointers = pointers_of(program)
     function = Generated("epilogue", _text(program, rows, column, pointers.names))
-    return Epilogue(function, pointers.types, pointers.inputs, pointers.extras)
+    extents = by_argument(extents_of(program), program.inputs, len(site.body.inputs))
+    return Epilogue(function, pointers.types, pointers.inputs, pointers.extras, extents)
 
 
 def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], names: Sequence[str]) -> str:

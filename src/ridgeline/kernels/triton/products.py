@@ -75,6 +75,13 @@ class Problem(Protocol):
 
     def scratch_bytes(self, cut: Any) -> int: ...
 
+    @property
+    def item_bytes(self) -> int: ...
+
+    @property
+    def touched(self) -> tuple[int, int]:
+        """Items of the two operands, up to the last that is read."""
+
 
 class Tiled:
     """What products and convolutions on tiles of [rows, columns] have in common."""
@@ -146,6 +153,12 @@ class Product(Tiled):
     def extent(self) -> int:
         return self.rows
 
+    @property
+    def touched(self) -> tuple[int, int]:
+        x = zip(self.x_strides, (self.batch, self.rows, self.depth), strict=True)
+        w = zip(self.w_strides, (self.batch, self.columns, self.depth), strict=True)
+        return 1 + sum(s * (n - 1) for s, n in x), 1 + sum(s * (n - 1) for s, n in w)
+
     def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth,
@@ -201,6 +214,12 @@ class Window(Tiled):
         """Whether channels lie apart, each a plane of its own, as users hand images over."""
         return self.channels > 1 and self.x_strides[3] != 1
 
+    @property
+    def touched(self) -> tuple[int, int]:
+        sizes = (self.images, *self.size, self.channels)
+        items = 1 + sum(s * (n - 1) for s, n in zip(self.x_strides, sizes, strict=True))
+        return items, (self.columns - 1) * row_stride(self.depth, self.item_bytes) + self.depth
+
     def pack(self, weight: Tensor) -> Tensor:
         """[N, C, KH, KW] as rows in the order in which the kernel walks the window."""
         rows = weight if self.is_planes else weight.permute(0, 2, 3, 1)
@@ -238,6 +257,10 @@ class Depthwise(Window):
     @property
     def extent(self) -> int:
         return self.images
+
+    @property
+    def touched(self) -> tuple[int, int]:
+        return super().touched[0], math.prod(self.kernel) * self.channels
 
     def describe(self, block: Any, tail: Tail, *, pdl: bool) -> Kernel:
         constants = {

@@ -1,0 +1,69 @@
+"""How far a program reaches into the memory behind each pointer; found from its loops, not from any shape."""
+
+from __future__ import annotations
+
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Term
+from ridgeline.spec import ITEM_BITS
+
+
+def extents_of(program: Program) -> dict[str, int]:
+    """Bytes from the start of each pointer up to the last that is touched; `Refusal` for one before it.
+
+    Constants that the program brings itself are checked here.
+    """
+    found = dict(program.touched)
+    for memory in program.memories:
+        low, past = _reach(memory, program)
+        if low < 0:
+            raise Refusal(f"a load starts {-low} items before its tensor")
+        found[memory.pointer] = max(found.get(memory.pointer, 0), past * ITEM_BITS[memory.dtype] // 8)
+    own = {f"x{i}": array.nbytes for i, array in enumerate(program.extras)}
+    own |= {f"t{i}": len(table) * ITEM_BITS[table[0].dtype] // 8 for i, table in enumerate(program.tables)}
+    for pointer, held in own.items():
+        if found.get(pointer, 0) > held:
+            raise Refusal(f"{found[pointer]} bytes of a constant are read, it has {held}")
+    return found
+
+
+def by_argument(found: dict[str, int], inputs: tuple[int, ...], count: int) -> dict[int, int]:
+    """Extents of pointers as those of a launch's arguments: the region's `count` inputs, then its outputs."""
+    slots = {f"p{i}": place for i, place in enumerate(inputs)}
+    slots |= {pointer: count + int(pointer[1:]) for pointer in found if pointer.startswith("q")}
+    return {slots[pointer]: size for pointer, size in found.items() if pointer in slots}
+
+
+def _reach(memory: Memory, program: Program) -> tuple[int, int]:
+    """The first item that is touched, and the one past the last; (0, 0) where nothing is."""
+    strides = dict(memory.strides)
+    spans: list[tuple[int, int, int]] = []  # stride, first and last index
+    for guard in memory.guards:
+        unit = _unit(guard, strides)
+        if unit is not None:
+            top = sum(factor * (program.sizes[axis] - 1) for axis, factor in guard.coordinate)
+            spans.append((unit, max(guard.low, 0), min(guard.high - 1, top)))
+            for axis, _ in guard.coordinate:
+                del strides[axis]
+    spans += [(stride, 0, program.sizes[axis] - 1) for axis, stride in strides.items()]
+    spans += [(stride, 0, _axis_size(program, index) - 1) for index, stride in memory.gathers]
+    if any(last < first for _, first, last in spans):
+        return 0, 0
+    low = memory.offset + sum(min(stride * first, stride * last) for stride, first, last in spans)
+    high = memory.offset + sum(max(stride * first, stride * last) for stride, first, last in spans)
+    return low, high + 1
+
+
+def _unit(guard: Guard, strides: dict[int, int]) -> int | None:
+    """The distance between neighbours along a guarded coordinate; None where its axes do not lie so."""
+    units = {strides.get(axis, 0) / factor for axis, factor in guard.coordinate}
+    unit = units.pop() if len(units) == 1 else 0.5
+    return int(unit) if unit == int(unit) and all(axis in strides for axis, _ in guard.coordinate) else None
+
+
+def _axis_size(program: Program, index: Term) -> int:
+    """The size of the axis that an index is kept inside."""
+    step = next((step for step in program.steps if step.name == index), None)
+    size = step.args[1] if step is not None and step.template.startswith("rl_place(") else None
+    if not isinstance(size, Number):
+        raise Refusal("an index is not kept inside its axis")
+    return int(size.value)
