@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from torch import Tensor
 
 from ridgeline import checks
-from ridgeline.errors import BuildError, InputError, OptionError, UnsupportedError, first_line
+from ridgeline.errors import BuildError, OptionError, UnsupportedError, first_line
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
@@ -70,12 +71,19 @@ def choose_shapes(
     problems: dict[str, str] = {}
     if reference is not None:
         reference.open()
-    for guess in guessed_shapes(tensors, profile.symbols):
+    # where every guess leaves some value empty, that value may be empty at any size: the first will do
+    spare: list[dict[str, TensorSpec]] = []
+    for guess in chain(guessed_shapes(tensors, profile.symbols), spare):
         guess = with_values(guess, profile, "opt")
-        if shapes_text(guess) in problems:
+        is_spare = guess in spare
+        if shapes_text(guess) in problems and not is_spare:
             continue
         try:
-            refuse_empty(settle_program(program, guess, weights), weights)
+            empty = empty_values(settle_program(program, guess, weights), weights)
+            if empty and not is_spare:
+                problems[shapes_text(guess)] = f"{empty[0]!r} would be empty"
+                spare.append(guess)
+                continue
             if reference is not None:
                 reference.run(example_feeds(program, guess, weights, seed=0), keep=True)
         except Exception as error:  # not a shape this model takes: the next guess may be
@@ -108,11 +116,9 @@ def refuse_loose(every: Sequence[Port]) -> None:
         raise UnsupportedError("a GPU takes and gives tensors of numbers", rows=rows, help="--target cpu")
 
 
-def refuse_empty(settled: Settled, weights: Mapping[str, Tensor]) -> None:
-    """A guess that leaves nothing to compute is no shape the model was made for."""
-    empty = [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
-    if empty:
-        raise InputError(f"{empty[0]!r} would be empty")
+def empty_values(settled: Settled, weights: Mapping[str, Tensor]) -> list[str]:
+    """What a guess leaves nothing of: most likely no shape the model was made for."""
+    return [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
 
 
 def shapes_text(shapes: Mapping[str, TensorSpec]) -> str:

@@ -113,6 +113,18 @@ def test_resize(coordinates: str, mode: str, size: tuple[int, ...]) -> None:
     _check("Resize", [_random(1, 2, 5, 7), None, None, _int64(*size)], attrs)
 
 
+@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+def test_resize_to_the_nearest_by_fractions(coordinates: str, rounding: str) -> None:
+    """Coordinates that land on a tie in float32: the pixel hangs on how they are rounded."""
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    for scale in (0.3, 0.6, 0.7, 1.1, 1.3, 1.7, 2.3, 3.6):
+        scales = np.array([1, 1, scale, 1.4], dtype=np.float32)
+        _check("Resize", [_random(1, 2, 5, 7), None, scales], attrs)
+    for size in ((2, 4), (7, 8), (11, 3)):
+        _check("Resize", [_random(1, 2, 5, 7), None, None, _int64(1, 2, *size)], attrs)
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resize_antialias(mode: str) -> None:
     attrs = {"mode": mode, "antialias": 1}
@@ -188,6 +200,7 @@ def test_non_max_suppression(center_point_box: int) -> None:
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 def test_pad(mode: str) -> None:
     _check("Pad", [_random(2, 3, 4, 5), _int64(0, 1, 2, 3, 1, 0, 3, 2)], {"mode": mode})
+    _check("Pad", [_random(2, 3, 4, 6), _int64(0, 1, -2, -1, 1, 0, 1, 3)], {"mode": mode})
 
 
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])

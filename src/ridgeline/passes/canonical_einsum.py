@@ -61,6 +61,11 @@ def _letters(m: Match) -> Letters:
     m.require(once, f"{text!r} takes a diagonal", m.x)
     alone = set(found.left) ^ set(found.right)
     m.require(alone <= set(out) <= set(found.left + found.right), f"{text!r} sums one operand", m.x)
+    one, other = (
+        dict(zip(p, v.shape or (), strict=False)) for p, v in zip(operands, m.root.inputs, strict=True)
+    )
+    for c in found.summed:
+        m.require((one.get(c) == 1) == (other.get(c) == 1), f"axis {c!r} of size one meets a longer one", m.x)
     return found
 
 

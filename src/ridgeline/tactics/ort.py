@@ -54,6 +54,8 @@ class Ort:
                 return f"{name!r} is {spec.dtype}, which does not cross into ONNX Runtime"
         if any(_takes_no_step(op, site) for op in site.body.ops):
             return "ONNX Runtime refuses a Scan over nothing"
+        if any(_may_trap(op, site) for op in site.body.ops):
+            return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
         return None
 
     def configs(self, site: Site) -> Iterable[Config]:
@@ -120,6 +122,15 @@ def _takes_no_step(op: Op, site: Site) -> bool:
     axes = op.attrs.get("scan_input_axes") or [0] * count
     scanned = [site.specs.get(name) for name in op.inputs[-count:]]
     return any(spec is not None and not spec.shape[axis] for spec, axis in zip(scanned, axes, strict=True))
+
+
+def _may_trap(op: Op, site: Site) -> bool:
+    """A quotient of signed integers, unless its divisors are known: the least value over -1 is a signal."""
+    spec = site.specs.get(op.inputs[1]) if op.op_type in ("Div", "Mod") and not op.domain else None
+    if spec is None or not spec.dtype.startswith("int"):
+        return False
+    held = site.body.constants.get(op.inputs[1], site.values.get(op.inputs[1]))
+    return held is None or bool(np.isin(held, (0, -1)).any())
 
 
 def _outside(name: str, tensor: Tensor) -> onnx.TensorProto:

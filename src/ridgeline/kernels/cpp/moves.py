@@ -137,9 +137,12 @@ def _pad(site: Site, op: Op) -> Moves:
     runs = [[Run(0, 0, 1, size)] for size in spec.shape]
     for place, axis in enumerate(axes):
         before, after, size = pads[place], pads[place + len(axes)], spec.shape[axis]
-        if mode != "constant" and not size:
+        # what is cut away is not there to be repeated
+        first, past = max(-before, 0), size - max(-after, 0)
+        if mode != "constant" and past <= first:
             raise Refusal("an axis has no elements")
-        runs[axis] = _runs(_PADDED[mode](np.arange(-before, size + after), size))
+        read = _PADDED[mode](np.arange(-before, size + after) - first, past - first)
+        runs[axis] = _runs(np.where(read < 0, read, read + first))
     boxes = _boxes(site, op.inputs[0], op.outputs[0], runs)
     covered = sum(int(np.prod([count for count, _, _ in box.loops])) for box in boxes)
     is_whole = covered == site.specs[op.outputs[0]].numel

@@ -72,12 +72,13 @@ def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
 
 
 def _hard_swish_out(x: Tensor, *, out: Outs) -> None:
-    torch.ops.aten.hardswish.out(x, out=out[0])
+    torch.where(x >= 3, x, F.hardswish(x), out=out[0])
 
 
 @floor("HardSwish", out=_hard_swish_out)
 def hard_swish(x: Tensor) -> Tensor:
-    return F.hardswish(x)
+    # torch's squares overflow
+    return torch.where(x >= 3, x, F.hardswish(x))
 
 
 @floor("ThresholdedRelu")
@@ -91,13 +92,17 @@ def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     return torch.where(x > lambd, x - bias, low).to(x.dtype)
 
 
+# from here on Gelu is x to the last digit of a double; torch's products overflow further on
+_GELU_IS_X = 16
+
+
 def _gelu_out(x: Tensor, *, out: Outs, approximate: str = "none") -> None:
-    torch.ops.aten.gelu.out(x, approximate=approximate, out=out[0])
+    torch.where(x > _GELU_IS_X, x, F.gelu(x, approximate=approximate), out=out[0])
 
 
 @floor("Gelu", out=_gelu_out)
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
+    return torch.where(x > _GELU_IS_X, x, F.gelu(x, approximate=approximate))
 
 
 @floor("Swish")

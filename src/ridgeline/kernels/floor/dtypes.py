@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ridgeline.spec import Op, TensorSpec
 DTYPES = {ONNX_TYPES[name]: dtype for name, dtype in TORCH_DTYPES.items() if name in ONNX_TYPES}
 
 _NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
-THIN_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 def to_tensor(array: Any) -> Tensor:
@@ -29,21 +27,6 @@ def to_tensor(array: Any) -> Tensor:
 def widened(x: Tensor) -> Tensor:
     """float32 for half types, so that sums keep fp32 state; anything else as it is."""
     return x.float() if x.dtype in _NARROW_FLOATS else x
-
-
-def through_int64(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Torch computes little in uint16, uint32 and uint64: go through int64, which wraps as they do."""
-
-    @wraps(run, assigned=("__doc__", "__name__"))
-    def run_any(*inputs: Tensor, **attrs: Any) -> Tensor:
-        dtype = inputs[0].dtype
-        if dtype not in THIN_UNSIGNED:
-            return run(*inputs, **attrs)
-        wide = (x.to(torch.int64) if x is not None and x.dtype in THIN_UNSIGNED else x for x in inputs)
-        result = run(*wide, **attrs)
-        return result.to(dtype) if result.dtype == torch.int64 else result
-
-    return run_any
 
 
 def lowest(dtype: torch.dtype) -> float | int:

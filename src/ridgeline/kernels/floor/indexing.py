@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.floor.dtypes import no_torch_type
+from ridgeline.kernels.floor.integers import THIN_UNSIGNED, ordered, unordered
 from ridgeline.kernels.floor.registry import floor
 
 Outs = Sequence[Tensor]
@@ -143,10 +144,11 @@ def top_k(
         found = torch.topk(x, count, dim=axis, largest=bool(largest))
         if _has_no_ties(x, found.values, axis, largest=bool(largest)):
             return found.values, found.indices
-    keys = x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
+    keys = ordered(x) if x.dtype in THIN_UNSIGNED else x
     # the lower index comes first among equals, which torch.topk does not promise
     values, indices = torch.sort(keys, dim=axis, descending=bool(largest), stable=True)
-    return values.narrow(axis, 0, count).to(x.dtype), indices.narrow(axis, 0, count)
+    values = values.narrow(axis, 0, count)
+    return unordered(values, x.dtype) if x.dtype in THIN_UNSIGNED else values, indices.narrow(axis, 0, count)
 
 
 def _has_no_ties(x: Tensor, top: Tensor, axis: int, *, largest: bool) -> bool:

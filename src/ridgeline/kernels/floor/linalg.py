@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.floor.integers import through_int64
 from ridgeline.kernels.floor.registry import floor
 
 Outs = Sequence[Tensor]
@@ -17,6 +18,7 @@ def _matmul_out(a: Tensor, b: Tensor, *, out: Outs) -> None:
 
 
 @floor("MatMul", out=_matmul_out)
+@through_int64
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 
@@ -45,6 +47,7 @@ def _gemm_out(
 
 
 @floor("Gemm", out=_gemm_out)
+@through_int64
 def gemm(
     a: Tensor,
     b: Tensor,
@@ -57,12 +60,17 @@ def gemm(
 ) -> Tensor:
     left, right = a.T if transA else a, b.T if transB else b
     if not a.dtype.is_floating_point:
-        product = alpha * torch.mm(left, right)
-        return (product if c is None else product + beta * c).to(a.dtype)
+        product = _scaled(torch.mm(left, right), alpha)
+        return (product if c is None else product + _scaled(c, beta)).to(a.dtype)
     if c is None or beta == 0:
         product = torch.mm(left, right)
         return product if alpha == 1 else product * alpha
     return torch.addmm(c, left, right, beta=beta, alpha=alpha)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    """Times a float; as it is for 1, since not every integer is one."""
+    return x if factor == 1 else x * factor
 
 
 @floor("Einsum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,22 @@ from ridgeline.kernels.floor.dtypes import DTYPES, widened
 from ridgeline.kernels.floor.registry import floor
 
 Outs = Sequence[Tensor]
+
+
+def _overflows(inv_std: Tensor) -> bool:
+    """Whether a row's squares left the range: torch's running sums then make NaN of what the formula makes 0.
+
+    On a GPU nobody asks, since that would wait for it.
+    """
+    return inv_std.device.type == "cpu" and not bool(torch.isfinite(inv_std).all())
+
+
+def _normalized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """By the formula, step by step: the rows, their means and inverse deviations."""
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    inv_std = (centred.square().mean(axes, keepdim=True) + epsilon).sqrt().reciprocal()
+    return centred * inv_std, mean, inv_std
 
 
 def layer_normalization(
@@ -27,9 +44,13 @@ def layer_normalization(
     shape = x.shape[axis:] if axis else x.shape
     fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
     if fits and n_outputs == 1:
-        return (F.layer_norm(x, shape, scale, bias, epsilon),)
+        y, _, inv_std = torch.native_layer_norm(x, shape, scale, bias, epsilon)
+        if not _overflows(inv_std):
+            return (y,)
     wide = x.to(DTYPES[stash_type]) if x.dtype != torch.float64 else x
     y, mean, inv_std = torch.native_layer_norm(wide, shape, None, None, epsilon)
+    if _overflows(inv_std):
+        y, mean, inv_std = _normalized(wide, tuple(range(x.ndim - len(shape), x.ndim)), epsilon)
     y = y.to(x.dtype)
     y = y if scale is None else y * scale
     return y if bias is None else y + bias, mean, inv_std
@@ -57,7 +78,8 @@ def _layer_normalization_out(
         torch.ops.aten.native_layer_norm.out(
             x, list(shape), scale, bias, epsilon, out0=out[0], out1=mean, out2=inv_std
         )
-        return
+        if not _overflows(inv_std):
+            return
     made = layer_normalization(
         x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type, n_outputs=len(out)
     )
@@ -122,8 +144,17 @@ def group_normalization(
 
 
 def _group_norm(x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    # torch.nn.functional takes one element a group for a training mistake and refuses it
-    return torch.group_norm(x, groups, scale, bias, epsilon, cudnn_enabled=False)
+    n, channels, *sizes = x.shape
+    if not x.numel():
+        return x.clone()
+    y: Tensor
+    y, _, inv_std = torch.native_group_norm(x, scale, bias, n, channels, math.prod(sizes), groups, epsilon)
+    if not _overflows(inv_std):
+        return y
+    wide = widened(x).reshape(n, groups, -1)
+    normed = _normalized(wide, (2,), epsilon)[0].reshape(x.shape).to(x.dtype)
+    per_channel = (1, channels, *(1,) * len(sizes))
+    return normed * scale.reshape(per_channel) + bias.reshape(per_channel)
 
 
 @floor("LRN")
@@ -140,4 +171,7 @@ def local_response_normalization(
 def mean_variance_normalization(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
     wide = widened(x)
     var, mean = torch.var_mean(wide, tuple(axes), unbiased=False, keepdim=True)
+    # ONNX defines the variance by the mean of squares, which may leave the range where the variance does not
+    squares = wide.square().mean(tuple(axes), keepdim=True)
+    var = torch.where(torch.isfinite(squares), var, squares - mean.square())
     return ((wide - mean) / (var.sqrt() + 1e-9)).to(x.dtype)

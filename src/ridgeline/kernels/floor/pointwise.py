@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.elements import SUB_BYTE
-from ridgeline.kernels.floor.dtypes import DTYPES, THIN_UNSIGNED, no_torch_type, through_int64
+from ridgeline.kernels.floor.dtypes import DTYPES, no_torch_type, widened
+from ridgeline.kernels.floor.integers import (
+    THIN_UNSIGNED,
+    divided,
+    in_order,
+    ordered,
+    remainder,
+    through_int64,
+)
 from ridgeline.kernels.floor.narrow import closed, opened
 from ridgeline.kernels.floor.registry import copies, floor
 
@@ -28,17 +38,46 @@ def _into(function: Callable[..., Any]) -> Callable[..., None]:
 
 _FLOAT_MAPS: dict[str, Callable[..., Any]] = {
     "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan,
-    "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf,
+    "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Erf": torch.erf,
     "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log, "Reciprocal": torch.reciprocal,
-    "Round": torch.round, "Sigmoid": torch.sigmoid, "Sin": torch.sin, "Sinh": torch.sinh, "Sqrt": torch.sqrt,
+    "Round": torch.round, "Sigmoid": torch.sigmoid, "Sin": torch.sin, "Sqrt": torch.sqrt,
     "Tan": torch.tan, "Tanh": torch.tanh, "Neg": torch.neg, "Not": torch.logical_not,
 }  # fmt: skip
 for _key, _function in _FLOAT_MAPS.items():
     floor(_key, out=_into(_function))(_function)
 
-floor("Abs")(through_int64(torch.abs))
-floor("Sign")(through_int64(torch.sign))
 floor("IsNaN")(torch.isnan)
+
+
+def _hyperbolic(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """sinh or cosh. Torch's overflow where exp does; their halves do not."""
+
+    def run(x: Tensor) -> Tensor:
+        root = torch.exp(x.abs() / 2)
+        far = 0.5 * root * root
+        far = torch.copysign(far, x) if function is torch.sinh else far
+        return torch.where(x.abs() > 80, far, function(x))
+
+    return run
+
+
+for _key, _function in {"Sinh": torch.sinh, "Cosh": torch.cosh}.items():
+    floor(_key, out=copies(_hyperbolic(_function)))(_hyperbolic(_function))
+
+
+@floor("Abs")
+def absolute(x: Tensor) -> Tensor:
+    return x if x.dtype in THIN_UNSIGNED else torch.abs(x)
+
+
+@floor("Sign")
+def sign(x: Tensor) -> Tensor:
+    if x.dtype in THIN_UNSIGNED:
+        return (x != 0).to(x.dtype)
+    made = torch.sign(x)
+    # torch has no sign of a NaN and says 0
+    return torch.where(torch.isnan(x), x, made) if x.dtype.is_floating_point else made
+
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
@@ -46,22 +85,15 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _ordered(x: Tensor) -> Tensor:
-    """int64 in the order of an unsigned type: uint64 turns negative above 2^63, so flip its top bit."""
-    if x.dtype == torch.uint64:
-        return x.view(torch.int64) ^ torch.iinfo(torch.int64).min
-    return x.to(torch.int64)
-
-
 def _compare(a: Tensor, b: Tensor, *, function: Callable[..., Tensor]) -> Tensor:
     if a.dtype in THIN_UNSIGNED:
-        return function(_ordered(a), _ordered(b))
+        return function(ordered(a), ordered(b))
     return function(a, b)
 
 
 def _compare_out(a: Tensor, b: Tensor, *, out: Outs, function: Callable[..., Tensor]) -> None:
     if a.dtype in THIN_UNSIGNED:
-        a, b = _ordered(a), _ordered(b)
+        a, b = ordered(a), ordered(b)
     function(a, b, out=out[0])
 
 
@@ -87,11 +119,8 @@ for _key, _function in _ARITHMETIC.items():
     floor(_key, out=_write)(_run)
 
 
-@through_int64
 def div(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype.is_floating_point or a.dtype.is_complex:
-        return torch.div(a, b)
-    return torch.div(a, b, rounding_mode="trunc")
+    return torch.div(a, b) if a.dtype.is_floating_point or a.dtype.is_complex else divided(a, b)
 
 
 def _div_out(a: Tensor, b: Tensor, *, out: Outs) -> None:
@@ -110,7 +139,7 @@ def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
 
 
 def _power_out(x: Tensor, y: Tensor, *, out: Outs) -> None:
-    if _scalar_exponent(x, y):
+    if _scalar_exponent(x, y) and y.item() != -0.5:
         torch.pow(x, y.item(), out=out[0])
     else:
         out[0].copy_(power(x, y))
@@ -120,7 +149,9 @@ def _power_out(x: Tensor, y: Tensor, *, out: Outs) -> None:
 def power(x: Tensor, y: Tensor) -> Tensor:
     dtype = x.dtype
     if _scalar_exponent(x, y):
-        return torch.pow(x, y.item())
+        made = torch.pow(x, y.item())
+        # torch takes 1 / sqrt(x) for it, of the wrong sign at -0.0, and NaN at -inf
+        return made if y.item() != -0.5 else torch.where(x == -math.inf, 0, made.abs())
     y = y.to(x.device)  # a table of exponents may be known on the host alone
     if dtype == torch.uint64 or y.dtype in (torch.uint16, torch.uint32, torch.uint64):
         x, y = x.to(torch.int64), y.to(torch.int64)
@@ -130,9 +161,17 @@ def power(x: Tensor, y: Tensor) -> Tensor:
 
 
 @floor("Mod")
-@through_int64
 def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
-    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+    if not a.dtype.is_floating_point:
+        return remainder(a, b, fmod=fmod)
+    if not fmod:
+        return torch.remainder(a, b)
+    if a.device.type != "cpu":
+        return torch.fmod(a, b)
+    # torch's own loses all digits where the quotient is large; C's is exact
+    wide = widened(a).numpy(), widened(b).numpy()
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.asarray(np.fmod(*wide))).to(a.dtype)
 
 
 def _extreme(*inputs: Tensor, function: Callable[..., Tensor]) -> Tensor:
@@ -147,7 +186,7 @@ def _extreme_out(*inputs: Tensor, out: Outs, function: Callable[..., Any], run: 
 
 
 for _key, _function in {"Max": torch.maximum, "Min": torch.minimum}.items():
-    _run = through_int64(partial(_extreme, function=_function))
+    _run = in_order(partial(_extreme, function=_function))
     floor(_key, out=partial(_extreme_out, function=_function, run=_run))(_run)
 
 
@@ -185,7 +224,7 @@ def _bound(limit: Tensor | None) -> Any:
     return limit.item() if limit is not None and limit.device.type == "cpu" else limit
 
 
-@through_int64
+@in_order
 def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
         return x

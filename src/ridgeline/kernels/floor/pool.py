@@ -99,9 +99,15 @@ def max_pool(
             return (run(x, window.kernel, window.strides, window.before, window.dilations),)
         wide = window.pad(x, -float("inf"))
         return (run(wide, window.kernel, window.strides, 0, window.dilations),)
-    values, where = window.gather(window.pad(x, lowest(x.dtype))).max(-1)
+    taps = window.gather(window.pad(x, lowest(x.dtype)))
+    values = taps.amax(-1)
     if n_outputs == 1:
         return (values,)
+    # the first of the greatest, and padding is none of them
+    is_inside = window.gather(window.pad(torch.ones_like(x[:1, :1], dtype=torch.uint8), 0)) > 0
+    is_best = taps == values[..., None]
+    is_best = is_best | torch.isnan(taps) if x.dtype.is_floating_point else is_best
+    where = (is_best & is_inside).to(torch.uint8).argmax(-1)
     return values, _flat_indices(x, window, where, column_major=bool(storage_order))
 
 
@@ -218,5 +224,5 @@ def global_max_pool(x: Tensor) -> Tensor:
 
 @floor("GlobalLpPool")
 def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(widened(x), p, dim=_spatial(x), keepdim=True)
-    return norm.to(x.dtype)
+    total = widened(x).abs().pow(p).sum(_spatial(x), keepdim=True)
+    return total.pow(1 / p).to(x.dtype)

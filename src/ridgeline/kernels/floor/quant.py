@@ -50,7 +50,9 @@ def quantize_linear(
         # int64 does not convert to unsigned 16 bits and back in every torch: floats do
         zero = opened(zero_point).to(torch.int64)
         levels = levels + _aligned(zero, x, axis=axis, block_size=block_size).to(wide)
-    levels = levels.clamp(*bounds(dtype)).to(torch.int32)
+    low, high = bounds(dtype)
+    # a NaN becomes the least level, as in ONNX Runtime
+    levels = levels.nan_to_num_(nan=float(low)).clamp(low, high).to(torch.int32)
     return closed(levels, dtype) if dtype in SUB_BYTE else levels.to(dtype)
 
 

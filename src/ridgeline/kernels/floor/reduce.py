@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.floor.dtypes import highest, lowest, widened
+from ridgeline.kernels.floor.integers import in_order, through_int64
+from ridgeline.kernels.floor.pointwise import absolute
 from ridgeline.kernels.floor.registry import floor
 
 Outs = Sequence[Tensor]
@@ -54,9 +57,11 @@ def _prod(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
 def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     if x.dtype.is_floating_point:
         return x.mean(axes, keepdim=keepdims)
-    return x.double().mean(axes, keepdim=keepdims).trunc()
+    # the sum wraps in its own type, and the quotient is a double's, as in the onnx reference
+    return (_sum(x, axes, keepdims).double() / math.prod(x.shape[axis] for axis in axes)).trunc()
 
 
+@in_order
 def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, *, greatest: bool) -> Tensor:
     if any(x.shape[axis] == 0 for axis in axes):
         shape = [1 if axis in {a % x.ndim for a in axes} else size for axis, size in enumerate(x.shape)]
@@ -75,18 +80,22 @@ def _float(x: Tensor) -> Tensor:
     return x if x.dtype.is_floating_point else x.double()
 
 
+@through_int64
 def _sum(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    return x.sum(axes, keepdim=keepdims)
+    return x.sum(axes, keepdim=keepdims, dtype=x.dtype)
 
+
+_square = through_int64(torch.square)
 
 _reduction("ReduceSum", _sum, into=torch.sum)
 _reduction("ReduceMean", _mean, into=torch.mean)
 _reduction("ReduceProd", _prod)
 _reduction("ReduceMax", lambda x, axes, keep: _extreme(x, axes, keep, greatest=True), into=torch.amax)
 _reduction("ReduceMin", lambda x, axes, keep: _extreme(x, axes, keep, greatest=False), into=torch.amin)
-_reduction("ReduceL1", lambda x, axes, keep: _sum(x.abs(), axes, keep), before=torch.abs)
-_reduction("ReduceL2", lambda x, axes, keep: _float(_sum(x * x, axes, keep)).sqrt(), before=torch.abs)
-_reduction("ReduceSumSquare", lambda x, axes, keep: _sum(x * x, axes, keep), before=torch.square)
+_reduction("ReduceL1", lambda x, axes, keep: _sum(absolute(x), axes, keep), before=absolute)
+_reduction("ReduceL2", lambda x, axes, keep: _float(_sum(_square(x), axes, keep)).sqrt(),
+           before=lambda x: _float(_square(x)).sqrt())  # fmt: skip
+_reduction("ReduceSumSquare", lambda x, axes, keep: _sum(_square(x), axes, keep), before=_square)
 _reduction("ReduceLogSum", lambda x, axes, keep: _float(_sum(x, axes, keep)).log(), before=torch.log)
 _reduction("ReduceLogSumExp", _log_sum_exp)
 
@@ -107,6 +116,8 @@ def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
 
 @floor("Hardmax")
 def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    if not x.numel():
+        return x.clone()
     return torch.zeros_like(x).scatter(axis, arg_max(x, axis=axis), 1)
 
 
@@ -115,7 +126,9 @@ def _first_or_last(x: Tensor, axis: int, *, keepdims: int, last: int, function: 
     if not last:
         # torch.argmax promises no particular one among equals; the comparison does
         best = (torch.amax if function is torch.argmax else torch.amin)(x, axis, keepdim=True)
-        return (x == best).to(torch.uint8).argmax(axis, keepdim=keep)
+        # a NaN is the best of its row, and equals nothing
+        is_best = (x == best) | torch.isnan(x) if x.dtype.is_floating_point else x == best
+        return is_best.to(torch.uint8).argmax(axis, keepdim=keep)
     flipped = _first_or_last(x.flip(axis), axis, keepdims=keepdims, last=0, function=function)
     return x.shape[axis] - 1 - flipped
 
@@ -154,5 +167,6 @@ def cum_prod(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -
 
 @floor("LpNormalization")
 def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    norm = torch.linalg.vector_norm(widened(x), p, dim=axis, keepdim=True).to(x.dtype)
-    return torch.where(norm == 0, 0, x / norm)
+    wide = widened(x)
+    norm = torch.linalg.vector_norm(wide, p, dim=axis, keepdim=True)
+    return torch.where(norm == 0, 0, wide / norm).to(x.dtype)

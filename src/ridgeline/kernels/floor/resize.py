@@ -1,6 +1,6 @@
 """Resize in every mode: each axis on its own, from taps and weights worked out on the host.
 
-Torch's interpolate takes the cases it shares with ONNX; the rest are products with small matrices.
+Torch's interpolate takes the cases it shares with ONNX; the rest are weighted sums of rows.
 """
 
 from __future__ import annotations
@@ -28,27 +28,36 @@ class Axis:
     roi: tuple[float, float]
     coordinates: str
 
-    def source(self) -> np.ndarray:
-        """Where each output position lies on the input axis."""
-        at, length = np.arange(self.out_size, dtype=np.float64), self.scale * self.size
+    def source(self, mode: str) -> np.ndarray:
+        """Where each output position lies on the input axis: in float32, as ONNX Runtime finds it.
+
+        Where a coordinate comes out on a tie, its rounding decides which pixel is the nearest.
+        """
+        at, half = np.arange(self.out_size, dtype=np.float32), np.float32(0.5)
+        scale, size, out_size = np.float32(self.scale), np.float32(self.size), np.float32(self.out_size)
+        made: np.ndarray
         if self.coordinates == "asymmetric":
-            return at / self.scale
-        if self.coordinates == "align_corners":
-            return np.zeros_like(at) if length == 1 else at * (self.size - 1) / (length - 1)
-        if self.coordinates == "tf_crop_and_resize":
-            low, high = self.roi
-            span = (high - low) * (self.size - 1)
-            return low * (self.size - 1) + (
-                np.full_like(at, span / 2) if length == 1 else at * span / (length - 1)
-            )
-        if self.coordinates == "pytorch_half_pixel" and length == 1:
-            return np.zeros_like(at)
-        if self.coordinates == "tf_half_pixel_for_nn":  # of opsets 11 and 12
-            return (at + 0.5) / self.scale
-        half_pixel = (at + 0.5) / self.scale - 0.5
-        if self.coordinates == "half_pixel_symmetric":
-            return half_pixel + self.size / 2 * (1 - self.out_size / length)
-        return half_pixel
+            made = (at / np.float64(self.scale)).astype(np.float32)
+        elif self.coordinates == "align_corners":
+            # ONNX's own tests stretch over scale * size, whole or not; ONNX Runtime over the output's size
+            length = out_size if mode == "nearest" else scale * size
+            made = np.zeros_like(at) if length == 1 else at * (size - 1) / (length - 1)
+        elif self.coordinates == "tf_crop_and_resize":
+            low, high = np.float32(self.roi[0]), np.float32(self.roi[1])
+            if out_size == 1:
+                made = np.full_like(at, half * (low + high) * (size - 1))
+            else:
+                made = low * (size - 1) + at * (high - low) * (size - 1) / (out_size - 1)
+        elif self.coordinates == "pytorch_half_pixel" and out_size == 1:
+            made = np.zeros_like(at)
+        elif self.coordinates == "tf_half_pixel_for_nn":  # of opsets 11 and 12
+            made = (at + half) / scale
+        elif self.coordinates == "half_pixel_symmetric":
+            offset = np.float64(size / 2 * (1 - out_size / (scale * size)))
+            made = (offset + (at + np.float64(0.5)) / np.float64(scale) - 0.5).astype(np.float32)
+        else:
+            made = (at + half) / scale - half
+        return made
 
 
 def _nearest(at: np.ndarray, nearest_mode: str) -> np.ndarray:
@@ -86,19 +95,6 @@ def _taps(
     return left[:, None] + steps[None, :], weights
 
 
-def _matrix(
-    axis: Axis, at: np.ndarray, *, mode: str, antialias: int, cubic_a: float, exclude_outside: int
-) -> np.ndarray:
-    """[out_size, size]: what each output position takes of each input position."""
-    taps, weights = _taps(axis, at, mode=mode, antialias=antialias, cubic_a=cubic_a)
-    if exclude_outside:
-        weights = np.where((taps < 0) | (taps >= axis.size), 0.0, weights)
-        weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
-    matrix = np.zeros((axis.out_size, axis.size))
-    np.add.at(matrix, (np.arange(axis.out_size)[:, None], np.clip(taps, 0, axis.size - 1)), weights)
-    return matrix
-
-
 def _settle(
     x: Tensor,
     roi: Tensor | None,
@@ -114,11 +110,11 @@ def _settle(
     inside = [x.shape[axis] for axis in along]
     if scales is not None and scales.numel():
         factors = [float(f) for f in scales.tolist()]
-        outside = [int(np.floor(f * n)) for f, n in zip(factors, inside, strict=True)]
+        outside = [int(np.float32(f) * np.float32(n)) for f, n in zip(factors, inside, strict=True)]
     else:
         assert sizes is not None, "Resize needs scales or sizes"
         outside = sizes.tolist()
-        factors = [m / n for m, n in zip(outside, inside, strict=True)]
+        factors = [m / n if n else 1.0 for m, n in zip(outside, inside, strict=True)]
         if policy != "stretch":
             common = (min if policy == "not_larger" else max)(factors)
             factors = [common] * len(along)
@@ -129,6 +125,8 @@ def _settle(
         for i, axis in enumerate(along)
     }
     is_cropped = coordinates == "tf_crop_and_resize"
+    if outside == inside and not is_cropped:
+        return {}  # a scale that leaves every size as it is leaves every element as it is
     return {
         axis: one
         for axis, one in settled.items()
@@ -182,34 +180,47 @@ def resize(
         x, roi, scales, sizes, axes=axes, policy=keep_aspect_ratio_policy,
         coordinates=coordinate_transformation_mode,
     )  # fmt: skip
+    shape = [changed[d].out_size if d in changed else x.shape[d] for d in range(x.ndim)]
+    if 0 in shape:
+        return x.new_zeros(shape)
     if mode == "nearest":
         return _resize_nearest(x, changed, nearest_mode=nearest_mode, outside_value=extrapolation_value)
     options = _torch_options(x, changed, mode=mode, antialias=antialias, cubic_a=cubic_coeff_a)
     if options is not None and not exclude_outside:
         return F.interpolate(x, **options)
-    wide = widened(x) if x.dtype.is_floating_point else x.float()
+    wide = widened(x) if x.dtype.is_floating_point else x.double()
     for number, axis in changed.items():
-        at = axis.source()
-        matrix = torch.from_numpy(
-            _matrix(
-                axis,
-                at,
-                mode=mode,
-                antialias=antialias,
-                cubic_a=cubic_coeff_a,
-                exclude_outside=exclude_outside,
-            )
-        ).to(wide)
-        total = torch.matmul(wide.movedim(number, -1), matrix.T).movedim(-1, number)
+        at = axis.source(mode)
+        taps, weights = _taps(
+            axis, at.astype(np.float64), mode=mode, antialias=antialias, cubic_a=cubic_coeff_a
+        )
+        if exclude_outside:
+            weights = np.where((taps < 0) | (taps >= axis.size), 0.0, weights)
+            weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+        total = _weighted(wide, number, np.clip(taps, 0, axis.size - 1), weights)
         wide = _extrapolated(total, number, axis, at, extrapolation_value)
     return _saturated(wide, x.dtype)
+
+
+def _weighted(x: Tensor, number: int, taps: np.ndarray, weights: np.ndarray) -> Tensor:
+    """The sum over taps."""
+    shape = (-1, *(1,) * (x.ndim - 1 - number))
+    total = None
+    for places, shares in zip(taps.T, weights.T, strict=True):
+        if not shares.any():
+            continue
+        share = torch.from_numpy(shares).to(x).reshape(shape)
+        part = x.index_select(number, torch.from_numpy(places).to(x.device)) * share
+        total = part if total is None else total + part
+    assert total is not None, "the weights of every position add up to one"
+    return total
 
 
 def _resize_nearest(
     x: Tensor, changed: dict[int, Axis], *, nearest_mode: str, outside_value: float
 ) -> Tensor:
     rows = {
-        number: np.clip(_nearest(axis.source(), nearest_mode), 0, axis.size - 1)
+        number: np.clip(_nearest(axis.source("nearest"), nearest_mode), 0, axis.size - 1)
         for number, axis in changed.items()
     }
     has_plain_axes = x.ndim in (4, 5) and bool(rows) and min(rows) >= 2 and x.dtype.is_floating_point
@@ -218,7 +229,7 @@ def _resize_nearest(
         return F.interpolate(x, size=size, mode="nearest")
     for number, axis in changed.items():
         x = x.index_select(number, torch.from_numpy(rows[number]).to(x.device))
-        x = _extrapolated(x, number, axis, axis.source(), outside_value)
+        x = _extrapolated(x, number, axis, axis.source("nearest"), outside_value)
     return x
 
 

@@ -150,14 +150,30 @@ def pad(
     before, after = [0] * x.ndim, [0] * x.ndim
     for i, axis in enumerate(along):
         before[axis], after[axis] = amounts[i], amounts[i + len(along)]
+    # what is cut away is not there to be repeated
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        start, stop = max(-low, 0), x.shape[axis] - max(-high, 0)
+        x = x.narrow(axis, min(start, x.shape[axis]), max(stop - start, 0))
+    before, after = [max(n, 0) for n in before], [max(n, 0) for n in after]
     if mode == "constant":
-        value = 0 if constant_value is None or constant_value.numel() == 0 else constant_value.item()
-        flat = [amount for axis in reversed(range(x.ndim)) for amount in (before[axis], after[axis])]
-        return F.pad(x, flat, value=value)
+        return _filled(x, before, after, constant_value)
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if low or high:
             x = x.index_select(axis, _source_of_padding(x.shape[axis], low, high, mode).to(x.device))
     return x
+
+
+def _filled(x: Tensor, before: Sequence[int], after: Sequence[int], value: Tensor | None) -> Tensor:
+    is_zero = value is None or value.numel() == 0
+    if is_zero or x.dtype.is_floating_point:
+        flat = [amount for axis in reversed(range(x.ndim)) for amount in (before[axis], after[axis])]
+        return F.pad(x, flat, value=0 if is_zero or value is None else value.item())
+    # F.pad takes its value through a double, which holds no large int64
+    assert value is not None, "a value that is absent is zero"
+    sizes = [sum(parts) for parts in zip(before, x.shape, after, strict=True)]
+    made = value.to(x.device).reshape((1,) * x.ndim).expand(sizes).clone()
+    made[tuple(slice(low, low + size) for low, size in zip(before, x.shape, strict=True))] = x
+    return made
 
 
 def _source_of_padding(size: int, before: int, after: int, mode: str) -> Tensor:

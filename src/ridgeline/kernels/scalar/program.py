@@ -109,7 +109,7 @@ class Program:
     @property
     def is_empty(self) -> bool:
         """No output has any elements."""
-        return any(0 in (self.sizes[axis] for axis in m.strides) for m in self.stores)
+        return all(0 in (self.sizes[axis] for axis in m.strides) for m in self.stores)
 
 
 def compute_dtype(dtype: str) -> str:

@@ -41,6 +41,8 @@ def why_not_pointwise(program: Program) -> str | None:
     """The reason a program has no elementwise kernel."""
     if any(step.fold for step in program.steps):
         return "the body reduces, it is not pointwise"
+    if 0 in program.sizes.values() and not program.is_empty:
+        return "some outputs have elements and others none"
     known = {axis for memory in program.stores for axis in memory.strides}
     return "no output spans an axis" if set(program.sizes) - known else None
 

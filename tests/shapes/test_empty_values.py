@@ -1,0 +1,67 @@
+"""Values without elements inside a model: parts of a split, slices of nothing, what is computed of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from moving_models import expected, model_of, rand
+
+import ridgeline
+
+CUT = "y = Slice(x, starts, ends, axis) a = Exp(y)"
+CONSTANTS = {
+    "starts": np.array([3]), "ends": np.array([2]), "axis": np.array([1]), "sizes": np.array([0, 7]),
+}  # fmt: skip
+BODIES = {
+    "a part of a split": "p, q = Split<axis=1>(x, sizes) r = Relu(p) n = Neg(q) z = Concat<axis=1>(r, n)",
+    "a slice": f"{CUT} z = Concat<axis=1>(a, x)",
+    "sums of nothing": f"{CUT} s = ReduceSum(a, axis) z = Add(x, s)",
+    "a product of nothing": f"""{CUT} t = Transpose<perm=[1,0]>(a) p = MatMul(a, t)
+        s = ReduceSum(p, axis) z = Add(x, s)""",
+    "a softmax of nothing": f"{CUT} s = Softmax(a) z = Concat<axis=1>(s, x)",
+}
+
+
+@pytest.mark.parametrize("without", [(), ("ort",), ("ort", "cpp")], ids=["default", "no ort", "floor"])
+@pytest.mark.parametrize("rows", ["2", "N"])
+@pytest.mark.parametrize("body", BODIES)
+def test_values_without_elements(body: str, rows: str, without: tuple[str, ...]) -> None:
+    text = f"g (float[{rows},7] x) => (float[{rows},7] z) {{ {BODIES[body]} }}"
+    used = {name: array for name, array in CONSTANTS.items() if name in text}
+    model = model_of(text, **used)
+    engine = ridgeline.build(model, level=0, verify="fast", threads=1, without=without, new_shapes="serve")
+    for size in (2, 3) if rows == "N" else (2,):
+        feeds = {"x": rand(size, 7)}
+        want = expected(model, feeds)["z"]
+        np.testing.assert_allclose(engine.run(feeds)["z"], want, rtol=1e-6)
+        engine.wait()
+        np.testing.assert_allclose(engine.run(feeds)["z"], want, rtol=1e-6)
+
+
+def test_a_value_that_is_written_beside_one_without_elements() -> None:
+    """One region makes both: the loop over nothing must not leave the other unwritten."""
+    text = f"g (float[N,7] x) => (float[N,0] a, float[N] s) {{ {CUT} s = ReduceSum<keepdims=0>(a, axis) }}"
+    model = model_of(text, **{name: CONSTANTS[name] for name in ("starts", "ends", "axis")})
+    engine = ridgeline.build(model, level=0, verify="off", threads=1, without=("ort",))
+    for rows in (1, 5):
+        made = engine.run({"x": rand(rows, 7)})
+        assert made["a"].shape == (rows, 0)
+        np.testing.assert_array_equal(made["s"], np.zeros(rows, np.float32))
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->bik"])
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_einsum_spreads_an_axis_of_one(equation: str, is_constant: bool) -> None:
+    batch = (2,) if equation.startswith("b") else ()
+    x, w = rand(*batch, 3, 1), rand(*batch, 4, 5, seed=1)
+    dims = [",".join(map(str, a.shape)) for a in (x, w)]
+    given = "" if is_constant else f", float[{dims[1]}] w"
+    result = ",".join(map(str, (*batch, 3, 5)))
+    text = (
+        f'g (float[{dims[0]}] x{given}) => (float[{result}] y) {{ y = Einsum<equation="{equation}">(x, w) }}'
+    )
+    engine = ridgeline.build(
+        model_of(text, **({"w": w} if is_constant else {})), level=0, threads=1, without=("ort",)
+    )
+    made = engine.run({"x": x} if is_constant else {"x": x, "w": w})["y"]
+    np.testing.assert_allclose(made, np.einsum(equation, x, w), rtol=1e-5, atol=1e-6)
