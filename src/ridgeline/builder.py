@@ -24,7 +24,7 @@ from ridgeline.choosing import choose_every_shapes, shapes_flags
 from ridgeline.compose import Selection, Workshop, select
 from ridgeline.compose_cross import select_elsewhere
 from ridgeline.compose_cuda import select_cuda
-from ridgeline.eager import check_sample
+from ridgeline.eager import check_guards, check_sample
 from ridgeline.errors import InputError, OptionError, PlanError
 from ridgeline.facts import Facts
 from ridgeline.frontend.from_onnx import Loaded, Source, load
@@ -126,7 +126,8 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         reference = Reference(loaded, threads=options.cores, facts=facts) if options.verify != "off" else None
     with clock.stage("passes"):
         refusals = canonicalise(loaded.model, target=target)
-        every_shapes = choose_every_shapes(loaded, reference, options, sample)
+        guards = check_guards(reference, sample) if sample is not None else ()
+        every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
         refusals += fuse(loaded.model, every_shapes[0], target)
         shops = open_workshops(loaded.model, every_shapes, options, target)
     if reference is not None:

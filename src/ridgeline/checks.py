@@ -19,6 +19,7 @@ from ridgeline.divergence import first_divergence
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
 from ridgeline.frontend.profiles import Resolved
+from ridgeline.guards import Term
 from ridgeline.kernels.elements import as_numpy, crosses, dtype_name, to_numpy, to_torch
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
@@ -59,6 +60,7 @@ class Shapes:
     sized_by: Mapping[str, str] = field(
         default_factory=dict
     )  # shape tensors left open: the op that reads each
+    guards: tuple[Term, ...] = ()
 
     @property
     def are_fixed(self) -> bool:
@@ -271,11 +273,13 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
         return
     yield "planned shapes, other values", draw(1)
     for name, corner in (("min shapes", shapes.low), ("max shapes", shapes.high)):
-        if corner is not None and corner != shapes.opt:
+        if corner is not None and corner != shapes.opt and not engine.signature.broken(corner):
             yield name, draw(2, corner)
     batch = batch_axis(shapes)
     if batch is not None:
         wide = {n: replace(s, shape=(BATCH, *s.shape[1:])) for n, s in shapes.opt.items()}
+        if engine.signature.broken(wide):
+            return
         feeds = draw(3, wide)
         yield f"batch 1 against {BATCH}", feeds
         yield "rows in another order", {n: np.ascontiguousarray(a[::-1]) for n, a in feeds.items()}

@@ -15,6 +15,7 @@ from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
 from ridgeline.frontend.profiles import Resolved, profile_shapes, resolve_profile, with_values
+from ridgeline.guards import Term
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.passes.settle import Settled
@@ -27,7 +28,11 @@ from ridgeline.spec import Port, TensorSpec
 
 
 def choose_every_shapes(
-    loaded: Loaded, reference: Reference | None, options: Options, sample: Sample | None = None
+    loaded: Loaded,
+    reference: Reference | None,
+    options: Options,
+    sample: Sample | None = None,
+    guards: Sequence[Term] = (),
 ) -> list[checks.Shapes]:
     """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
     inputs = ports(loaded.model.graph.inputs, what="input")
@@ -46,7 +51,9 @@ def choose_every_shapes(
                 )
         shapes = choose_shapes(inputs, resolved, program, weights, reference, sample, sized_by)
         open_ = [name for name in sized_by if name not in resolved.values]
-        made.append(replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}))
+        made.append(
+            replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}, guards=tuple(guards))
+        )
     return made
 
 

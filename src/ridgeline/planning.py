@@ -31,6 +31,7 @@ def make_plan(
         precision=HALVES.get(half_type(loaded.original), shop.options.precision),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
+        guards=shapes.guards,
         profile=dict(shapes.profile.shapes),
         value_profile=dict(shapes.profile.values),
         planned_shapes=dict(shapes.opt),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
-    "errors", "spec", "options", "work", "timing", "gpu_graph", "gpu_timing", "frontend", "passes",
+    "errors", "spec", "options", "guards", "work", "timing", "gpu_graph", "gpu_timing", "frontend", "passes",
     "kernels", "tactics", "plan", "runtime", "plan_times", "compose", "compose_cross", "compose_cuda",
     "facts", "wide", "rounding", "reference", "verify", "divergence", "call_times", "checks", "eager",
     "choosing", "planning", "bodies", "settling", "recheck", "builder", "analyze", "surgery", "torch_in",

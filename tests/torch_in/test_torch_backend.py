@@ -121,7 +121,7 @@ def test_gradients_and_changes_in_place_stay_in_pytorch() -> None:
     with pytest.warns(RuntimeWarning, match=r"(?s)runs in PyTorch.*in place"):
         assert torch.equal(run(x), x)
     assert torch.equal(run(x), x * 2)
-    module = seeded(nn.Linear(2, 2))
+    module = seeded(nn.Linear(2, 2)).requires_grad_()
     run, more = compiled(module)
     with torch.enable_grad(), pytest.warns(RuntimeWarning, match=r"torch\.no_grad"):
         assert run(x).requires_grad

@@ -73,7 +73,7 @@ def test_an_export_that_computes_something_else_is_caught(
     feeds = {"x": torch.ones(2, 3)}
     exported = export_module(seeded(nn.Linear(3, 3)), (feeds["x"],), {})
     reference = Reference(load(exported.model), threads=1)
-    wrong = Sample(exported.sample.feeds, lambda: {"output": torch.zeros(2, 3)}, 0.0)
+    wrong = Sample(exported.sample.feeds, lambda feeds: {"output": torch.zeros(2, 3)}, 0.0)
     with pytest.raises(VerifyError, match="exported graph does not compute what the module computes"):
         check_sample(engine, reference, wrong, runs_here=False)
     rows = check_sample(engine, reference, exported.sample, runs_here=False)

@@ -65,7 +65,7 @@ def tensor_attribute(module: Any) -> None:
     ],
 )
 def test_a_change_makes_new_engines(make: Callable[[], Any], change: Callable[[Any], None]) -> None:
-    module = make().eval()
+    module = make().requires_grad_(False).eval()
     compiled = ridgeline.compile(module, X, **FAST)
     first = compiled.engines[0]
     compiled(X)
@@ -76,7 +76,7 @@ def test_a_change_makes_new_engines(make: Callable[[], Any], change: Callable[[A
 
 
 def test_a_number_set_to_what_it_was_is_no_change() -> None:
-    module = Scaled().eval()
+    module = Scaled().requires_grad_(False).eval()
     module.scale = 1000.5
     compiled = ridgeline.compile(module, X, **FAST)
     first = compiled.engines[0]

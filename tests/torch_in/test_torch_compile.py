@@ -12,6 +12,7 @@ from torch_modules import QUICK, Cache, Decoder, Encoder, Vision, assert_agrees,
 
 import ridgeline
 from ridgeline.errors import InputError, OptionError, UnsupportedError
+from ridgeline.frontend.from_torch import export_module
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,23 @@ def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="training mode"):
         compiled(x)
     assert compiled.engines == ()
+
+
+def test_weights_that_want_gradients_are_worth_one_warning() -> None:
+    module = seeded(nn.Linear(4, 3)).requires_grad_()
+    x = torch.randn(2, 4)
+    compiled = ridgeline.compile(module, x, **QUICK)
+    with torch.no_grad():
+        compiled(x)
+    with pytest.warns(RuntimeWarning, match=r"(?s)no gradients.*torch\.no_grad"):
+        assert not compiled(x).requires_grad
+    compiled(x)
+
+
+def test_a_newer_pytorch_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = seeded(nn.Linear(4, 3))
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
+    with pytest.warns(RuntimeWarning, match=r"PyTorch 2\.14\.1.*2\.11 to 2\.13"):
+        export_module(module, (torch.randn(2, 4),), {})
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    export_module(module, (torch.randn(2, 4),), {})

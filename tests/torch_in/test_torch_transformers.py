@@ -72,7 +72,7 @@ class WithHead(nn.Module):
 @pytest.mark.parametrize(("make", "inputs", "dims"), CASES)
 def test_ridgeline_compile(make: Callable[[], nn.Module], inputs: Inputs, dims: Any) -> None:
     torch.manual_seed(3)
-    module = make().eval()
+    module = make().requires_grad_(False).eval()
     compiled = ridgeline.compile(module, inputs(2, 16), dynamic_shapes=dims, **QUICK)
     for shape in ((2, 16), (3, 9)):
         given = inputs(*shape)

@@ -101,7 +101,7 @@ def seeded(module: nn.Module) -> nn.Module:
     torch.manual_seed(7)
     for tensor in module.parameters():
         nn.init.normal_(tensor, std=0.3)
-    return module.eval()
+    return module.requires_grad_(False).eval()
 
 
 def ids(batch: int, length: int, words: int = WORDS) -> Tensor:

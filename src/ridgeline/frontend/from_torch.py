@@ -20,7 +20,16 @@ from torch.export import ExportedProgram
 
 from ridgeline.errors import InputError, OptionError, UnsupportedError
 from ridgeline.frontend.torch_dims import Axes, axes_of, bounded_profile, name_dims
-from ridgeline.frontend.torch_export import cast_outputs, quiet, rename_ports, said, to_onnx, trace
+from ridgeline.frontend.torch_export import (
+    cast_outputs,
+    quiet,
+    rename_ports,
+    said,
+    to_onnx,
+    trace,
+    warn_if_untested,
+)
+from ridgeline.frontend.torch_guards import NOTHING_ASSUMED, Assumed, read_assumed
 from ridgeline.frontend.torch_tree import Tree, flatten, leaf_names, unflatten
 from ridgeline.options import Profile
 
@@ -83,8 +92,14 @@ class Sample:
     """A call whose result is known: what planned shapes come from, and what a build is compared with."""
 
     feeds: Mapping[str, Tensor]
-    eager: Callable[[], dict[str, Tensor]]  # the module itself, asked for the same outputs
+    run: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]  # the module itself, asked for the same outputs
     export_s: float
+    assumed: Assumed = NOTHING_ASSUMED  # what the export took for granted about sizes
+    is_program: bool = False  # there is no module to ask, only its export
+
+    def eager(self) -> dict[str, Tensor]:
+        """What the module makes of the call."""
+        return self.run(self.feeds)
 
     def require_runs(self) -> None:
         """Raise where the module itself does not take the call: the tracer goes by shapes, not by types."""
@@ -278,20 +293,27 @@ def export_module(
 def export_program(program: ExportedProgram) -> Exported:
     """A program somebody exported, at its own example inputs."""
     start = perf_counter()
+    warn_if_untested(torch.__version__)
     with quiet(), torch.no_grad():
         model = to_onnx(program)
     name_dims(model, [{} for _ in model.graph.inputs])
-    args, kwargs = program.example_inputs
-    given = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    leaves, tree = flatten(program.example_inputs)
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    inputs = [str(value.name) for value in model.graph.inputs]
     names = [str(value.name) for value in model.graph.outputs]
+    assumed = read_assumed(program, inputs, given, is_oblivious=False)
 
-    def eager() -> dict[str, Tensor]:
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tensors = iter(feeds[name] for name in inputs)
+        filled = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = unflatten(filled, tree)
         with torch.no_grad():
             made = flatten(program.module()(*args, **kwargs))[0]
         return dict(zip(names, [leaf for leaf in made if isinstance(leaf, Tensor)], strict=True))
 
-    feeds = {str(v.name): tensor for v, tensor in zip(model.graph.inputs, given, strict=True)}
-    return Exported(model, None, Sample(feeds, eager, perf_counter() - start), {})
+    feeds = dict(zip(inputs, given, strict=True))
+    sample = Sample(feeds, run, perf_counter() - start, assumed, is_program=True)
+    return Exported(model, None, sample, {})
 
 
 def export_flat(
@@ -299,10 +321,13 @@ def export_flat(
 ) -> Exported:
     """A module behind a flat face as a model, with named inputs and outputs."""
     start = perf_counter()
+    warn_if_untested(torch.__version__)
     inputs = flat.taken = _unique(names)
     given = [resolved(tensor.detach()) for tensor in tensors]
     with quiet(), torch.no_grad():
-        model = to_onnx(trace(flat, given, axes), inputs)
+        program, is_oblivious = trace(flat, given, axes)
+        assumed = read_assumed(program, inputs, given, is_oblivious=is_oblivious)
+        model = to_onnx(program, inputs)
     noted = flat.trace
     assert noted.tree is not None, "a module that was traced has been run"
     if not noted.names:
@@ -315,9 +340,9 @@ def export_flat(
 
     call = Call(tuple(inputs), tuple(noted.parts), noted.tree)
 
-    def eager() -> dict[str, Tensor]:
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return call.outputs_of(flat.call(given))
+            return call.outputs_of(flat.call([feeds[name] for name in inputs]))
 
-    sample = Sample(dict(zip(inputs, given, strict=True)), eager, perf_counter() - start)
+    sample = Sample(dict(zip(inputs, given, strict=True)), run, perf_counter() - start, assumed)
     return Exported(model, call, sample, bounded_profile(inputs, given, axes))

@@ -137,6 +137,8 @@ def name_dims(model: ir.Model, axes: Sequence[Axes]) -> None:
 def _renamed(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
     if isinstance(size, int) or size.value is None:
         return size if isinstance(size, int) else None
+    if size.value.isdecimal():  # the export fixed it
+        return int(size.value)
     return SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(size.value))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import warnings
@@ -38,19 +39,38 @@ REAL_TYPES = {
 # loaded by the first export: importing it here would bring onnxscript to whoever builds from a file
 TRANSLATIONS = "torch.onnx._internal.exporter._registration"
 _TRANSLATIONS_LOCK = threading.RLock()
+# releases of PyTorch that the whole suite was run with: what export records is no stable interface
+TESTED = ((2, 11), (2, 13))
 HELP_TRACE = 'torch.compile(module, backend="ridgeline") takes modules that branch on data, piece by piece'
 HELP_DIMS = "leave such dims out of dynamic_shapes, or write torch.export.Dim.AUTO for them"
 
 
-def trace(flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes]) -> ExportedProgram:
-    """The graph of one call. A dim that may change keeps its freedom at size 1 too."""
-    is_tiny = any(
-        tensor.shape[axis] < 2 for tensor, entry in zip(tensors, axes, strict=True) for axis in entry
-    )
+def warn_if_untested(version: str) -> None:
+    """Say that this PyTorch is newer than those its export was tested with."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) > TESTED[1]:
+        low, high = (".".join(map(str, release)) for release in TESTED)
+        warnings.warn(
+            f"PyTorch {version} is newer than the releases ridgeline was tested with ({low} to {high}): "
+            "look at the report's checks before you trust an engine made from a module",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def trace(flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes]) -> tuple[ExportedProgram, bool]:
+    """The graph of one call, and whether it was traced without regard to sizes of 0 and 1.
+
+    Traced so, a dim stays open at size 1, and what the module's code does at 0 and 1 is in the guards. Where
+    that does not work, torch fixes such dims and takes the others to be larger.
+    """
+    if any(axes):
+        try:
+            return _trace(flat, tensors, axes, is_oblivious=True), True
+        except Exception:
+            pass
     try:
-        with symbol_config.patch(backed_size_oblivious=is_tiny):  # type: ignore[attr-defined]
-            shapes = (tuple(to_export(entry) for entry in axes),)
-            return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+        return _trace(flat, tensors, axes, is_oblivious=False), False
     except UnsupportedError:
         raise
     except Exception as error:  # whatever the module's own code or the tracer raises
@@ -61,6 +81,14 @@ def trace(flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes]) -> E
             got=said(error),
             help=HELP_DIMS if is_about_dims else HELP_TRACE,
         ) from error
+
+
+def _trace(
+    flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes], *, is_oblivious: bool
+) -> ExportedProgram:
+    shapes = (tuple(to_export(entry) for entry in axes),)
+    with symbol_config.patch(backed_size_oblivious=is_oblivious):  # type: ignore[attr-defined]
+        return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
 
 
 def _blame_the_call(flat: nn.Module, tensors: Sequence[Tensor]) -> None:

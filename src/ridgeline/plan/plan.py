@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from ridgeline.guards import Term, read_guards
 from ridgeline.options import DimRange, ValueRange
 from ridgeline.spec import Config, Port, Target, TensorSpec
 
@@ -134,6 +135,7 @@ class Plan:
     )
     pads: bool = False  # inputs that fit no profile are padded to the nearest larger one
     bodies: dict[str, Plan] = field(default_factory=dict)  # of subgraphs, by `step.attribute`
+    guards: tuple[Term, ...] = ()  # what the model takes for granted about the sizes of its inputs
 
     @property
     def is_predicted(self) -> bool:
@@ -158,11 +160,14 @@ def _plain(value: Any) -> Any:
 
 
 def _plan(raw: dict[str, Any]) -> Plan:
+    inputs = tuple(_port(p) for p in raw["inputs"])
+    ranks = {port.name: None if port.dims is None else len(port.dims) for port in inputs}
     return Plan(
         **{
             **raw,
             "target": Target(**raw["target"]),
-            "inputs": tuple(_port(p) for p in raw["inputs"]),
+            "inputs": inputs,
+            "guards": read_guards(raw.get("guards", []), ranks),
             "outputs": tuple(_port(p) for p in raw["outputs"]),
             "profile": {k: tuple(DimRange(**d) for d in v) for k, v in raw["profile"].items()},
             "value_profile": {

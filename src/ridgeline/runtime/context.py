@@ -166,6 +166,7 @@ class Context:
         if len(key) == len(self._names) and self._valued:
             # the values change all the time: what depends on them runs as islands
             specs = {name: TensorSpec(spec.dtype, spec.shape) for name, spec in specs.items()}
+        self._signature.require_guards(specs)
         if not self._may_pad:
             self._signature.require(specs)
         border = self._borders[key] = self._make_border(specs, self._numpy_dtypes)

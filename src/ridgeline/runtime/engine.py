@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.errors import OptionError
+from ridgeline.errors import OptionError, UnsupportedError
 from ridgeline.gpu_timing import times_in_turn
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.passes.body import Program, Region, read_program
@@ -108,6 +108,13 @@ class Engine:
         ports = [", ".join(f"{p.name}: {p}" for p in side) for side in (self.inputs, self.outputs)]
         return f"<ridgeline.Engine {self.plan.model}: {ports[0]} -> {ports[1]}; {len(self.plan.steps)} steps>"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Copies and pickles: a pickle runs code when it is read, and an engine file does not."""
+        raise UnsupportedError(
+            "an engine is neither copied nor pickled",
+            help="engine.save(path) writes it, ridgeline.load(path) reads it, here or in another process",
+        )
+
     @property
     def inputs(self) -> tuple[Port, ...]:
         """Names, types and dims that `run` wants."""
@@ -120,7 +127,8 @@ class Engine:
     @property
     def signature(self) -> Signature:
         """What `run` takes: inputs by name and type, and the profiles."""
-        return Signature(self.plan.inputs, [Bounds.of(variant.plan) for variant in self.variants])
+        bounds = [Bounds.of(variant.plan) for variant in self.variants]
+        return Signature(self.plan.inputs, bounds, self.plan.guards)
 
     def add_profile(self, plan: Plan, islands: Islands | None = None) -> Engine:
         """The same model planned for one more profile; inputs that it holds are run by it."""

@@ -33,7 +33,7 @@ def pad_to_profile(
 ) -> tuple[dict[str, TensorSpec], dict[str, Cut | None]]:
     """The smallest larger shapes that some profile takes, and where each output is cut; or the refusal."""
     larger = [made for bounds in signature.bounds if (made := bounds.padded(specs)) is not None]
-    larger = [made for made in larger if signature.find(made) is not None]
+    larger = [made for made in larger if signature.find(made) is not None and not signature.broken(made)]
     if not larger:
         signature.require(specs, "no profile has room for them")
         raise InputError("no profile has room for these inputs")

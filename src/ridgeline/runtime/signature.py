@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ridgeline.errors import InputError, did_you_mean
+from ridgeline.guards import Term, broken
 from ridgeline.kernels.elements import DTYPE_NAMES
 from ridgeline.options import Ranges, Values
 from ridgeline.plan.plan import Plan
@@ -74,7 +75,8 @@ class Bounds:
 class Signature:
     """Checks what callers give, and finds the profile that holds it."""
 
-    def __init__(self, ports: Sequence[Port], bounds: Sequence[Bounds]) -> None:
+    def __init__(self, ports: Sequence[Port], bounds: Sequence[Bounds], guards: Sequence[Term] = ()) -> None:
+        self.guards = tuple(guards)
         self.ports = {port.name: port for port in ports if not port.is_loose}
         self.loose = {port.name: port for port in ports if port.is_loose}
         self.bounds = tuple(bounds)
@@ -126,8 +128,24 @@ class Signature:
         fits = [i for i, bounds in enumerate(self.bounds) if not any(bounds.misfits(specs))]
         return min(fits, key=lambda i: self.bounds[i].distance(specs), default=None)
 
+    def require_guards(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Raise where the module that the engine was made from would do something else at these sizes."""
+        rows = self.broken(specs)
+        if rows:
+            raise InputError(
+                "the engine was exported for other sizes: the module's code depends on them",
+                rows=rows,
+                got=_line(specs),
+                help="build one more with an example of these sizes; ridgeline.compile does so by itself",
+            )
+
+    def broken(self, specs: Mapping[str, TensorSpec]) -> list[str]:
+        """The guards that these inputs do not keep."""
+        return broken(self.guards, {name: spec.shape for name, spec in specs.items()})
+
     def require(self, specs: Mapping[str, TensorSpec], why_not_padded: str = "") -> int:
         """The profile that holds these inputs, or an error that says what every profile takes."""
+        self.require_guards(specs)
         found = self.find(specs)
         if found is not None:
             return found

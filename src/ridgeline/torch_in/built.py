@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,13 @@ from torch import Tensor
 from ridgeline.builder import build_exported
 from ridgeline.errors import InputError
 from ridgeline.frontend.from_torch import Call, Exported, resolved
+from ridgeline.guards import broken
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
 from ridgeline.options import Options
 from ridgeline.runtime.engine import Engine
+
+# shapes whose verdict an engine keeps
+KEPT_VERDICTS = 256
 
 
 @dataclass(frozen=True)
@@ -24,19 +28,29 @@ class Built:
 
     engine: Engine
     call: Call
+    _verdicts: dict[tuple[torch.Size, ...], bool] = field(default_factory=dict, compare=False)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Do these shapes keep to the dims of the engine? Its ranges are its own to refuse."""
+        """Do these shapes keep to the dims and guards of the engine? Its ranges are its own to refuse."""
+        shapes = tuple([tensor.shape for tensor in tensors])
+        known = self._verdicts.get(shapes)
+        if known is None:
+            if len(self._verdicts) >= KEPT_VERDICTS:
+                self._verdicts.clear()
+            known = self._verdicts[shapes] = self._takes(shapes)
+        return known
+
+    def _takes(self, shapes: Sequence[torch.Size]) -> bool:
         sizes: dict[str, int] = {}
-        for port, tensor in zip(self.engine.inputs, tensors, strict=True):
+        for port, shape in zip(self.engine.inputs, shapes, strict=True):
             if port.dims is None:
                 continue
-            if len(port.dims) != tensor.ndim:
+            if len(port.dims) != len(shape):
                 return False
-            for dim, size in zip(port.dims, tensor.shape, strict=True):
+            for dim, size in zip(port.dims, shape, strict=True):
                 if (dim if isinstance(dim, int) else sizes.setdefault(dim, size)) != size:
                     return False
-        return True
+        return not broken(self.engine.plan.guards, dict(zip(self.call.inputs, shapes, strict=True)))
 
     def run(self, tensors: Sequence[Tensor], own: Callable[[str], Tensor]) -> Any:
         """What the module would return. On the CPU, tensors are read and made where they lie."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from ridgeline.errors import InputError, UnsupportedError
+from ridgeline.errors import InputError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import bind, export_module, home_of, read_example
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
@@ -31,7 +31,19 @@ PLAIN = (Tensor, int, float, str, type(None))
 LOOPS = frozenset({"generate"})
 NO_ENGINE = "calls the module, not its engines: write the loop around the compiled module"
 # attributes of a compiled module that are made anew in a copy of it
-OF_ENGINES = frozenset({"forward", "_signature", "_built", "_weights", "_structure", "_lock"})
+OF_ENGINES = frozenset(
+    {"forward", "_signature", "_built", "_weights", "_structure", "_lock", "_wants_gradients"}
+)
+# engines for one kind of call, where the module's code depends on sizes: the oldest gives way
+MANY_ENGINES, MAX_ENGINES = 8, 32
+BRANCHES = (
+    "the module's code depends on the sizes of its inputs: {} engines for one kind of call so far, each "
+    "for its own sizes, and the last {} are kept; pad inputs to a few sizes, or keep sizes out of Python code"
+)
+NO_GRADIENTS = (
+    "results of engines carry no gradients, and the module's weights want them: call it under "
+    "torch.no_grad(), or module.requires_grad_(False)"
+)
 
 
 def compile_module(
@@ -72,6 +84,7 @@ class CompiledModule(nn.Module):
         self._weights: Weights | None = None
         self._structure: Structure | None = None
         self._lock = threading.RLock()
+        self._wants_gradients: bool | None = None  # by its weights; False once that was said
 
         @functools.wraps(self.module.forward)  # whoever asks for the signature is told the module's
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -123,6 +136,9 @@ class CompiledModule(nn.Module):
         kind, tensors = self._read(args, kwargs)
         refuse_gradients(tensors)
         built = self._find(kind, tensors, args, kwargs)
+        if self._wants_gradients and torch.is_grad_enabled():
+            self._wants_gradients = False
+            warnings.warn(NO_GRADIENTS, RuntimeWarning, stacklevel=4)
         return built.run(tensors, lambda name: attrgetter(name)(self.module))
 
     def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Kind, list[Tensor]]:
@@ -157,17 +173,34 @@ class CompiledModule(nn.Module):
             for built in known:
                 if built.fits(tensors):
                     return built
-            exported = export_module(
-                self.module,
-                args,
-                kwargs,
-                dynamic_shapes=self._dynamic_shapes,
-                axes=_changed(known, tensors) if self._dynamic_shapes is None else None,
-            )
-            built = build_call(exported, self._options(tensors))
+            built = self._build(known, tensors, args, kwargs)
             self._structure = Structure(self.module)  # now: tracing a module may set attributes of it
+            if self._wants_gradients is None:
+                self._wants_gradients = any(p.requires_grad for p in self.module.parameters())
+            if len(known) == MANY_ENGINES:
+                warnings.warn(BRANCHES.format(len(known) + 1, MAX_ENGINES), RuntimeWarning, stacklevel=5)
+            del known[: max(0, len(known) + 1 - MAX_ENGINES)]
             known.append(built)
             return built
+
+    def _build(
+        self,
+        known: Sequence[Built],
+        tensors: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Built:
+        """An engine for these sizes and all that its guards take; for these only if dims cannot be open."""
+        given, options = self._dynamic_shapes, self._options(tensors)
+        axes = _changed(known, tensors) if given is None else None
+        try:
+            exported = export_module(self.module, args, kwargs, dynamic_shapes=given, axes=axes)
+            return build_call(exported, options)
+        except (UnsupportedError, VerifyError):
+            if not known:
+                raise
+        fixed: list[Axes] = [{} for _ in tensors]
+        return build_call(export_module(self.module, args, kwargs, axes=fixed), options)
 
     def _is_unchanged(self) -> bool:
         if self._weights is None or self._structure is None:
