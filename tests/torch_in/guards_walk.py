@@ -99,6 +99,9 @@ def walk(case: Case, door: str) -> Iterator[tuple[tuple[int, int], str]]:
                 for size in case.sizes
             )
             return
+        except Exception as error:
+            yield from ((size, f"foreign {type(error).__name__}: {error}"[:200]) for size in case.sizes)
+            return
         for size in case.sizes:
             yield size, verdict(run, module, case.call(size))
 

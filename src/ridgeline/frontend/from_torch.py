@@ -81,7 +81,7 @@ class Call:
         made: dict[str, Tensor] = {}
         for part, leaf in zip(self.parts, flatten(result)[0], strict=True):
             if part.kind == "number":
-                made[part.source] = torch.tensor(leaf, dtype=NUMBERS[type(leaf)])
+                made[part.source] = _from_number(leaf)
             elif part.kind == "made":
                 made.setdefault(part.source, leaf)
         return made
@@ -177,6 +177,10 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _as_tensor(number: Any) -> Tensor:
     kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return torch.full((), number, dtype=NUMBERS[kinds[type(number)]])
+
+
+def _from_number(number: Any) -> Tensor:
+    return torch.tensor(number, dtype=NUMBERS[type(number)])
 
 
 def _unique(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
@@ -304,12 +308,21 @@ def export_program(program: ExportedProgram) -> Exported:
     assumed = read_assumed(program, inputs, given, is_oblivious=False)
 
     def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tensors = iter(feeds[name] for name in inputs)
-        filled = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        ordered = iter(feeds[name] for name in inputs)
+        filled = [next(ordered) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = unflatten(filled, tree)
         with torch.no_grad():
             made = flatten(program.module()(*args, **kwargs))[0]
-        return dict(zip(names, [leaf for leaf in made if isinstance(leaf, Tensor)], strict=True))
+        tensors = [_from_number(leaf) if type(leaf) in NUMBERS else leaf for leaf in made]
+        tensors = [leaf for leaf in tensors if isinstance(leaf, Tensor)]
+        if len(tensors) != len(names):
+            raise UnsupportedError(
+                "the program returns values that its ONNX model does not",
+                got=f"{len(tensors)} tensors and numbers",
+                want=f"{len(names)}: {', '.join(names)}",
+                help="hand in the module, or return tensors only",
+            )
+        return dict(zip(names, tensors, strict=True))
 
     feeds = dict(zip(inputs, given, strict=True))
     sample = Sample(feeds, run, perf_counter() - start, assumed, is_program=True)

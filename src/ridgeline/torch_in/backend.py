@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
-from ridgeline.errors import ModelError, OptionError, UnsupportedError
+from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import Flat, export_flat, home_of
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.options import Options, make_options
@@ -110,11 +110,20 @@ class Piece:
     def _build(self, tensors: Sequence[Tensor], weights: Sequence[Tensor], numbers: Sequence[Any]) -> Built:
         filled = Filled(self.graph, self.arguments, weights, numbers)
         arguments = [a for a in self.arguments if a.role == "tensor"]
-        axes: list[Axes] = [dict.fromkeys(a.free_axes, Dim.AUTO) for a in arguments]
         flat = Flat(filled, lambda given: filled(*given))
-        exported = export_flat(flat, tensors, [a.name for a in arguments], axes)
-        exported.model.graph.name = "piece"
-        built = build_call(exported, self._made(filled, tensors))
+        names = [a.name for a in arguments]
+
+        def build(axes: Sequence[Axes]) -> Built:
+            exported = export_flat(flat, tensors, names, axes)
+            exported.model.graph.name = "piece"
+            return build_call(exported, self._made(filled, tensors))
+
+        try:
+            built = build([dict.fromkeys(a.free_axes, Dim.AUTO) for a in arguments])
+        except VerifyError:
+            if not any(a.free_axes for a in arguments):
+                raise
+            built = build([{} for _ in arguments])  # its sizes cannot be open
         if self._on_engine is not None:
             self._on_engine(built.engine)
         return built
