@@ -86,11 +86,14 @@ def _mean(low: Lowering, op: Op) -> Sequence[Val]:
 def _pow(low: Lowering, op: Op) -> Sequence[Val]:
     x, y = args_of(low, op)
     require_float(op, x)
-    exact = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", 0.5: "rl_sqrt({0})", -1.0: "1 / {0}"}
+    # a power of -inf is +inf, its root a NaN
+    root = "rl_sqrt(rl_where({0} == {1}, {2}, {0}))"
+    exact = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", 0.5: root, -1.0: "1 / {0}"}
     template = exact.get(low.scalar(y) or 0.0)
     if template is not None:
         shape, axes = low.broadcast((x, y))
-        return [replace(low.map(template, x), shape=shape, axes=axes)]
+        ends = (number(low, x, -math.inf), number(low, x, math.inf)) if template is root else ()
+        return [replace(low.map(template, x, *ends), shape=shape, axes=axes)]
     return [low.map("rl_pow({0}, {1})", x, low.cast(y, x.dtype))]
 
 
@@ -250,9 +253,10 @@ POINTWISE: dict[str, Handler] = {
     "Relu": _text("rl_where({0} < 0, 0, {0})"),
     "LeakyRelu": _with_attrs("rl_where({0} < 0, {0} * {1}, {0})", alpha=0.01),
     "PRelu": _text("rl_where({0} < 0, {0} * {1}, {0})"),
-    "ThresholdedRelu": _with_attrs("rl_where({0} <= {1}, 0, {0})", alpha=1.0),
+    "ThresholdedRelu": _with_attrs("rl_where({0} > {1}, {0}, 0)", alpha=1.0),
     "Clip": _clip, "Gelu": _gelu, "Cast": _cast, "Where": _where, "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _float_text("{0} * rl_where({0} <= -3, 0, rl_where({0} >= 3, 6, {0} + 3)) / 6"),
+    # the gate is divided, not the product: six times a large x is infinite
+    "HardSwish": _float_text("{0} * rl_where({0} <= -3, 0, rl_where({0} >= 3, 1, ({0} + 3) / 6))"),
     "Swish": _swish,
     "Softplus": _float_text(_SOFTPLUS), "Softsign": _float_text("{0} / (1 + rl_abs({0}))"),
     "Elu": _with_attrs("rl_where({0} < 0, {1} * rl_expm1({0}), {0})", alpha=1.0),

@@ -57,7 +57,8 @@ def _extreme(low: Lowering, kind: str, x: Val, dims: list[int], keepdims: bool) 
     # vector instructions drop a NaN; carry it beside
     is_nan = low.cast(low.map("{0} != {0}", x, dtype="bool"), "int32")
     stray = low.fold("max", is_nan, dims, keepdims=keepdims)
-    return low.map("rl_where({1} != 0, {2}, {0})", y, stray, number(low, y, math.nan))
+    # of no elements at all the fold is the least integer
+    return low.map("rl_where({1} > 0, {2}, {0})", y, stray, number(low, y, math.nan))
 
 
 def _count(low: Lowering, like: Val, x: Val, dims: Sequence[int]) -> Val:

@@ -135,7 +135,8 @@ def rl_gelu_half(x):
     q = q * z - 4.60498699e-1
     q = q * z - 1.15051276
     q = q * z - 1.0000409
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tl.exp2(q)
+    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tl.exp2(q)
+    return tl.where(x == float("-inf"), float("nan"), y)  # -inf · 0
 
 
 @triton.jit
@@ -154,7 +155,8 @@ def rl_gelu_tanh_half(x):
     q = q * z - 4.42411664e-1
     q = q * z - 1.15465136
     q = q * z - 9.99877904e-1
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tl.exp2(q)
+    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tl.exp2(q)
+    return tl.where(x == float("-inf"), float("nan"), y)  # -inf · 0
 
 
 @triton.jit
@@ -262,12 +264,19 @@ def rl_pow(x, y):
     if x.dtype == tl.float64:
         return libdevice.pow(x, y)
     else:
+        size = tl.abs(x)
+        y = tl.where(x == x, y, y)  # as many as x: the interpreter joins no tests of unlike shapes
         # a logarithm in float32 would lose as many bits as the exponent is large
-        wide = tl.exp(y.to(tl.float64) * tl.log(tl.abs(x).to(tl.float64))).to(tl.float32)
+        wide = tl.exp(y.to(tl.float64) * tl.log(size.to(tl.float64))).to(tl.float32)
+        # one to an infinite power is one; to a NaN, a NaN
+        wide = tl.where(size == 1.0, tl.where(y == y, 1.0, y), wide)
         is_whole = tl.floor(y) == y
         is_odd = is_whole & (tl.floor(y * 0.5) * 2.0 != y)
-        signed = tl.where(x < 0, tl.where(is_whole, tl.where(is_odd, -wide, wide), float("nan")), wide)
-        return tl.where((y == 0.0) | (x == 1.0), 1.0, signed)
+        # of the numbers below zero, only -inf and -0 have powers that are not whole
+        has_power = is_whole | (size == float("inf")) | (size == 0.0)
+        is_negative = x.to(tl.int32, bitcast=True) < 0
+        below = tl.where(has_power, tl.where(is_odd, -wide, wide), float("nan"))
+        return tl.where((y == 0.0) | (x == 1.0), 1.0, tl.where(is_negative, below, wide))
 
 
 @triton.jit
