@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from text_graphs import count, ops, rewritten
+from text_graphs import count, ops, parse, rewritten
 
 from ridgeline.passes.canonical_activation import LATE_RULES, RULES
+from ridgeline.passes.fold import fold_constants
+from ridgeline.passes.rule import apply_rules
 
 CONSTS = """<float half = {0.5}, float one = {1.0}, float two = {2.0}, float three = {3.0},
     float zero = {0.0},
@@ -25,8 +29,6 @@ GATE = "a = Add(x, three)\n c = Clip(a, zero, six)\n"
 @pytest.mark.parametrize("lines", [
     ERF + "h = Mul(half, c)\n y = Mul(x, h)",
     ERF + "h = Mul(x, half)\n y = Mul(h, c)",
-    ERF + "h = Mul(x, c)\n y = Mul(h, half)",
-    ERF + "h = Mul(c, x)\n y = Div(h, two)",
     ERF.replace("Div(x, root)", "Mul(inv, x)").replace("(e, one)", "(one, e)")
     + "h = Mul(x, half)\n y = Mul(c, h)",
 ])  # fmt: skip
@@ -64,9 +66,37 @@ def test_gelu_whose_erf_escapes_is_refused() -> None:
     assert (refusal.rule, refusal.at) == ("GeluErf", "e")
 
 
-@pytest.mark.parametrize("lines", [
+PRODUCT_FIRST = [
+    ERF + "h = Mul(x, c)\n y = Mul(h, half)",
+    ERF + "h = Mul(c, x)\n y = Div(h, two)",
+    CUBE + "t2 = Tanh(s)\n c = Add(t2, one)\n h = Mul(x, c)\n y = Mul(h, half)",
     GATE + "m = Mul(x, c)\n y = Div(m, six)",
     GATE + "m = Mul(c, x)\n y = Mul(m, sixth)",
+]
+
+
+@pytest.mark.parametrize("lines", PRODUCT_FIRST)
+def test_a_product_that_is_scaled_down_last_is_refused(lines: str) -> None:
+    """It is infinite for x of 3e38, where the activation is not."""
+    model, (refusal,) = rewritten(graph(lines), RULES, {"B": 3})
+    assert not {"Gelu", "HardSwish"} & set(ops(model))
+    assert "overflows before it is scaled down" in refusal.reason
+
+
+@pytest.mark.parametrize("lines", PRODUCT_FIRST[:3])
+def test_half_types_may_avoid_that_overflow(lines: str) -> None:
+    names = re.findall(r"float (\w+) =", CONSTS)
+    casts = "".join(f"{name} = Cast<to = 10>({name}32)\n" for name in names)
+    body = graph(casts + lines).replace("float[", "float16[")
+    for name in names:
+        body = body.replace(f"float {name} =", f"float {name}32 =")
+    model = parse(body)
+    fold_constants(model)
+    assert apply_rules(model, RULES) == []
+    assert ops(model) == ["Gelu"]
+
+
+@pytest.mark.parametrize("lines", [
     GATE + "d = Div(c, six)\n y = Mul(x, d)",
     "a = Add(x, three)\n b = Relu(a)\n c = Min(b, six)\n d = Mul(c, sixth)\n y = Mul(d, x)",
     "h = HardSigmoid<alpha = 0.1666667, beta = 0.5>(x)\n y = Mul(x, h)",
@@ -91,23 +121,42 @@ def test_clip_from_min_and_max() -> None:
     assert "bounds cross" in refusal.reason
 
 
+def test_bounds_are_compared_in_their_own_type() -> None:
+    body = """g (int64[B] x) => (int64[B] y)
+        <int64 lo = {4611686018427387904}, int64 hi = {4611686018427387903}> {
+        a = Max(x, lo)
+        y = Min(a, hi)
+    }"""
+    assert ops(rewritten(body, RULES, {"B": 3})[0]) == ["Max", "Min"]
+
+
 AXES = "ax = Constant<value = int64[1] {-1}>()\n"
 
 
-@pytest.mark.parametrize("shift", ["m = ReduceMax(x, ax)\n d = Sub(x, m)\n", "d = Identity(x)\n"])
-def test_softmax_from_exp(shift: str) -> None:
-    lines = AXES + shift + "e = Exp(d)\n s = ReduceSum(e, ax)\n y = Div(e, s)"
-    assert "Softmax" in ops(rewritten(graph(lines), RULES, {"B": 3})[0])
+SHIFT = "m = ReduceMax(x, ax)\n d = Sub(x, m)\n"
+SHARE = "e = Exp(d)\n s = ReduceSum(e, ax)\n y = Div(e, s)"
 
 
-def test_softmax_with_a_maximum_over_other_axes_keeps_the_shift() -> None:
-    lines = AXES + "a0 = Constant<value = int64[1] {0}>()\n m = ReduceMax(x, a0)\n d = Sub(x, m)\n"
-    model, _ = rewritten(graph(lines + "e = Exp(d)\n s = ReduceSum(e, ax)\n y = Div(e, s)"), RULES, {"B": 3})
-    assert ops(model) == ["ReduceMax", "Sub", "Softmax"]
+def test_softmax_from_exp() -> None:
+    assert ops(rewritten(graph(AXES + SHIFT + SHARE), RULES, {"B": 3})[0]) == ["Softmax"]
+
+
+def test_exponentials_that_may_overflow_are_no_softmax() -> None:
+    model, refusals = rewritten(graph(AXES + SHARE.replace("Exp(d)", "Exp(x)")), RULES, {"B": 3})
+    assert ops(model) == ["Exp", "ReduceSum", "Div"]
+    assert refusals == []
+
+
+@pytest.mark.parametrize("top", ["m = ReduceMax(x, a0)\n", "m = ReduceMax(x)\n"])
+def test_softmax_with_a_maximum_over_other_axes_is_refused(top: str) -> None:
+    lines = AXES + "a0 = Constant<value = int64[1] {0}>()\n" + top + "d = Sub(x, m)\n" + SHARE
+    model, (refusal,) = rewritten(graph(lines), RULES, {"B": 3})
+    assert count(model, "Softmax") == 0
+    assert refusal.reason in ("maximum and sum run over different axes", "max_axes is not a constant")
 
 
 def test_softmax_over_two_axes_is_refused() -> None:
-    both = "ax = Constant<value = int64[2] {0, 1}>()\n e = Exp(x)\n s = ReduceSum(e, ax)\n y = Div(e, s)"
+    both = "ax = Constant<value = int64[2] {0, 1}>()\n" + SHIFT + SHARE
     _, (refusal,) = rewritten(graph(both), RULES, {"B": 3})
     assert "want one" in refusal.reason
 

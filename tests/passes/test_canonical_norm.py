@@ -150,3 +150,21 @@ def test_group_norm_refusals(old: str, new: str, reason: str) -> None:
     model, refusals = rewritten(body, RULES, {"B": 2})
     assert reason in refusals[0].reason
     assert count(model, "GroupNormalization") == 0
+
+
+@pytest.mark.parametrize("lines", [
+    MEAN + DIVIDE + "y = Mul(n, gamma)",
+    RMS + "n = Div(x, s)\n y = Mul(n, gamma)",
+])  # fmt: skip
+def test_double_keeps_its_own_state(lines: str) -> None:
+    """The ops compute in float32 and hold epsilon as one: in double that is another model."""
+    body = graph(lines).replace("float", "double")
+    model, refusals = rewritten(body, RULES, {"B": 2})
+    assert not [op for op in ops(model) if op.endswith("Normalization")]
+    assert {refusal.reason for refusal in refusals} == {"input is DOUBLE, want float32 or a half type"}
+
+
+def test_a_norm_between_casts_from_and_to_integers_is_one_of_floats() -> None:
+    lines = "x = Cast<to = 1>(n)\n" + RMS + "r = Div(x, s)\n y = Cast<to = 7>(r)"
+    body = f"g (int64[B,8] n) => (int64[B,8] y) {{\n{HEAD}{lines}\n}}"
+    assert ops(rewritten(body, RULES, {"B": 2})[0]) == ["Cast", "RMSNormalization", "Cast"]

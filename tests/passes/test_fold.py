@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
-from text_graphs import assert_same, count, ops, parse, random_feeds, rewritten, run
+from text_graphs import assert_same, count, ops, parse, random_feeds, rewritten, run, with_weights
 
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.fold import MAX_GROWN_BYTES, fold_constants
@@ -245,3 +246,52 @@ def test_weights_are_folded_in_double() -> None:
     model, _ = rewritten(body, RULES, {"B": 2})
     scale = model.graph[0].inputs[1].const_value.numpy().reshape(-1)
     np.testing.assert_array_equal(scale, (np.array([1.0, 2.0]) / np.sqrt([1.0, 3.0])).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_long_sums_of_half_weights_are_folded_wide(kind: str) -> None:
+    """The weight norm of a convolution: in half precision the sum stops growing long before its end."""
+    model = with_weights(
+        f"""g ({kind}[16] x, {kind}[256,32,16] w, {kind}[1,1,16] gain) => ({kind}[256,32,16] y)
+        <int64[2] axes = {{0, 1}}> {{
+            norm = ReduceL2(w, axes)
+            unit = Div(w, norm)
+            v = Mul(unit, gain)
+            y = Mul(v, x)
+        }}""",
+        "w", "gain",
+    )  # fmt: skip
+    w, gain = (model.graph.initializers[n].const_value.numpy().astype(np.float64) for n in ("w", "gain"))
+    fold_constants(model)
+    assert ops(model) == ["Mul"]
+    got = model.graph.initializers["v"].const_value.numpy()
+    assert got.dtype == model.graph.inputs[0].dtype.numpy()
+    want = w / np.sqrt((w * w).sum((0, 1), keepdims=True)) * gain
+    slack = 4 * float(ml_dtypes.finfo(got.dtype).eps)
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=slack, atol=slack * np.abs(want).max())
+
+
+def test_a_target_of_another_rank_than_the_file_says() -> None:
+    model = parse("""g (float[B,4,C] x, int64[1] n) => (float[P,Q] y) <int64[1] m = {-1}> {
+        t = Concat<axis = 0>(n, m)
+        y = Reshape(x, t)
+    }""")
+    node = model.graph[1]
+    node.outputs[0].shape = ir.Shape(["P"])
+    target = reshape_target(node)
+    assert target is not None
+    assert len(target) == 2
+
+
+def test_integers_past_the_ends_of_their_type_stay_unknown() -> None:
+    model = parse("""g (float[2] x) => (int32[1] y, int64[1] z)
+        <int64[1] big = {1099511627776}, int64[1] place = {5}> {
+        small = Cast<to = 6>(big)
+        y = Identity(small)
+        s = Shape(x)
+        z = Gather(s, place)
+    }""")
+    by_name = {node.outputs[0].name: node.outputs[0] for node in model.graph}
+    assert elements(by_name["small"]) == ("small[0]",)
+    assert elements(by_name["z"]) == ("z[0]",)
+    fold_constants(model)

@@ -49,8 +49,8 @@ LAYER = """
     e1{i} = Div(nb{i}, sqrt2)
     e2{i} = Erf(e1{i})
     e3{i} = Add(e2{i}, one)
-    e4{i} = Mul(nb{i}, e3{i})
-    {y} = Mul(e4{i}, half)
+    e4{i} = Mul(nb{i}, half)
+    {y} = Mul(e4{i}, e3{i})
 """
 
 
@@ -123,8 +123,8 @@ def test_refusals_of_the_last_round_are_reported_once() -> None:
         s = Div(x, r)
         e = Erf(s)
         c = Add(e, o)
-        m = Mul(x, c)
-        y = Mul(m, h)
+        m = Mul(x, h)
+        y = Mul(m, c)
     }""")
     (refusal,) = canonicalise(model)
     assert (refusal.rule, refusal.at, refusal.bytes_lost) == ("GeluErf", "e", None)

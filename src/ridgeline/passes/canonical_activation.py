@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.passes.match import constant
 from ridgeline.passes.rule import Fusion, Match
+
+
+def _require_no_early_product(m: Match, factor: str) -> None:
+    """The product, scaled down last, overflows where the op does not; half types may avoid that."""
+    is_early = any(constant(value) is not None for value in m.root.inputs)
+    is_half = m.x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    m.require(not is_early or is_half, f"{factor} overflows before it is scaled down", m.root.inputs[0])
 
 
 def _half_of_product(op: Any, x: Any, factor: Any) -> Any:
@@ -29,6 +37,9 @@ class GeluErf(Fusion):
     def pattern(self, op: Any, x: Any) -> Any:
         scaled = op.either(op.Div(x, math.sqrt(2.0)), op.Mul(x, math.sqrt(0.5)))
         return _half_of_product(op, x, op.Add(op.Erf(scaled), 1.0))
+
+    def check(self, m: Match) -> None:
+        _require_no_early_product(m, "2·x")
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.Gelu(m.x, approximate="none")
@@ -49,6 +60,9 @@ class GeluTanh(Fusion):
             op.Mul(op.Mul(x, math.sqrt(2.0 / math.pi)), op.Add(op.Mul(square, 0.044715), 1.0)),
         )
         return _half_of_product(op, x, op.Add(op.Tanh(inner), 1.0))
+
+    def check(self, m: Match) -> None:
+        _require_no_early_product(m, "2·x")
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.Gelu(m.x, approximate="tanh")
@@ -88,6 +102,7 @@ class HardSwish(Fusion):
 
     def check(self, m: Match) -> None:
         _require_float(m)
+        _require_no_early_product(m, "6·x")
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.HardSwish(m.x)
@@ -129,7 +144,10 @@ class ClipFromMinMax(Fusion):
         return op.either(op.Min(op.Max(x, low), high), op.Max(op.Min(x, high), low))
 
     def check(self, m: Match) -> None:
-        low, high = m.scalar("lo"), m.scalar("hi")
+        for name in ("lo", "hi"):
+            m.scalar(name)
+        # compared in their own type: floats do not tell large integers apart
+        low, high = m.array("lo").item(), m.array("hi").item()
         m.require(low <= high, f"bounds cross: {low} > {high}", m.lo)
         rank = len(m.dims(m.x))
         m.require(max(m.array("lo").ndim, m.array("hi").ndim) <= rank, "a bound raises the rank", m.lo)
@@ -142,17 +160,16 @@ class SoftmaxFromExp(Fusion):
     """exp(x - max x) / sum exp(x - max x)"""
 
     def pattern(self, op: Any, x: Any, axes: Any, max_axes: Any) -> Any:
-        shifted = op.either(op.Sub(x, op.ReduceMax(x, max_axes, keepdims=1)), x)
-        power = op.Exp(shifted)
+        # without the maximum large x overflow: exp(200) is infinite, and its share a NaN
+        power = op.Exp(op.Sub(x, op.ReduceMax(x, max_axes, keepdims=1)))
         return op.Div(power, op.ReduceSum(power, axes, keepdims=1))
 
     def check(self, m: Match) -> None:
         axes = m.const("axes")
         m.require(len(axes) == 1, f"sums over axes {axes}, want one", m.axes)
         rank = len(m.dims(m.x))
-        if m.max_axes is not None:
-            same = [axis % rank for axis in m.const("max_axes")] == [axes[0] % rank]
-            m.require(same, "maximum and sum run over different axes", m.max_axes)
+        same = [axis % rank for axis in m.const("max_axes")] == [axes[0] % rank]
+        m.require(same, "maximum and sum run over different axes", m.max_axes)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.Softmax(m.x, axis=m.const("axes")[0])

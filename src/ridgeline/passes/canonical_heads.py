@@ -36,8 +36,10 @@ class LinearOverHeads(Fusion):
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         kept = len(m.target(m.root)) - 1
+        # the number, not -1: that has no meaning beside an axis of size zero
+        columns = m.array("w").shape[1 if _is_transposed(m) else 0]
         w = op.const(m.array("w").T) if _is_transposed(m) else m.w
-        rows = op.Reshape(m.x, op.const(np.array([*[0] * kept, -1], dtype=np.int64)))
+        rows = op.Reshape(m.x, op.const(np.array([*[0] * kept, columns], dtype=np.int64)))
         product = op.MatMul(rows, w)
         return product if m.b is None else op.Add(product, op.const(m.array("b").reshape(-1)))
 

@@ -54,8 +54,8 @@ class PatchesToRows(Fusion):
         m.require(known, f"sizes {source[1:]} of the image are not all known", m.x)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        channels = int(m.dims(m.x)[1])
-        rows = np.array([0, -1, channels], dtype=np.int64)
+        channels, height, width = (int(size) for size in m.dims(m.x)[1:])
+        rows = np.array([0, height * width, channels], dtype=np.int64)
         return op.Reshape(op.Transpose(m.x, perm=[0, 2, 3, 1]), op.const(rows))
 
 

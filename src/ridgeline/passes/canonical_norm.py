@@ -37,6 +37,12 @@ def _require_last_axis(m: Match, name: str) -> None:
     )
 
 
+def _require_float(m: Match) -> None:
+    """The ops keep their state in float32, and epsilon in a float32 attribute."""
+    kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    m.require(m.x.dtype in kinds, f"input is {m.x.dtype}, want float32 or a half type", m.x)
+
+
 def _require_epsilon(m: Match) -> None:
     eps = m.scalar("eps")
     m.require(0.0 <= eps <= _MAX_EPSILON, f"epsilon is {eps}, want 0 to {_MAX_EPSILON}", m.eps)
@@ -82,7 +88,7 @@ class LayerNorm(Fusion):
         _require_last_axis(m, "axes")
         _require_last_axis(m, "axes2")
         _require_epsilon(m)
-        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+        _require_float(m)
         _require_per_column(m, "w")
         _require_per_column(m, "b")
 
@@ -117,7 +123,7 @@ class RMSNorm(Fusion):
     def check(self, m: Match) -> None:
         _require_last_axis(m, "axes")
         _require_epsilon(m)
-        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+        _require_float(m)
         m.require(m.root.outputs[0].dtype == m.x.dtype, "result has another type than the input", m.x)
         inner = m.w.dtype if m.w is not None else m.x.dtype
         m.require(inner == m.x.dtype, f"weight is {inner}, the input {m.x.dtype}", m.w)
@@ -140,7 +146,7 @@ class GroupNorm(Fusion):
         source = m.dims(m.x)
         grouped = m.target(m.node("InstanceNormalization").inputs[0].producer())
         m.require(len(source) > 2, "input has no spatial axes", m.x)
-        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
+        _require_float(m)
         groups, channels = m.array("ones").size, source[1]
         is_split = len(grouped) == 3 and grouped[:2] == (source[0], groups)
         m.require(is_split and isinstance(channels, int), "not groups of channels", m.groups)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from ridgeline.frontend.evaluator import Evaluator
@@ -17,6 +19,7 @@ from ridgeline.passes.host_ops import WRONG_IN_REFERENCE
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, nbytes, replace_value
 
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 # a folded constant must not make the engine file much larger than the model
 MAX_GROWN_BYTES = 16 * 2**20
 
@@ -111,9 +114,12 @@ def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None]) -> int | None:
 
 
 def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
+    inputs = _widened(node, inputs)
     values = [
-        None if value is None else ir.Value(name=f"i{i}", type=value.type or _type_of(value))
-        for i, value in enumerate(node.inputs)
+        None
+        if array is None
+        else ir.Value(name=f"i{i}", type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
+        for i, array in enumerate(inputs)
     ]
     outputs = [ir.Value(name=f"o{i}") for i in range(len(node.outputs))]
     twin = ir.Node(
@@ -130,8 +136,25 @@ def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
     return results
 
 
-def _type_of(value: ir.Value) -> ir.TensorType:
-    return ir.TensorType(ir.convenience.get_const_tensor(value).dtype)
+def _type_of(array: np.ndarray) -> ir.TensorType:
+    return ir.TensorType(ir.DataType.from_numpy(array.dtype))
+
+
+def _widened(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray | None]:
+    """Half inputs in the widest type the op takes; the result is rounded once, to the type it has.
+
+    A long sum in a half type is off by as much as itself, and no kernel of ours or others adds up like that.
+    """
+    halves = [i for i, array in enumerate(inputs) if array is not None and array.dtype in _HALVES]
+    if not halves or any(out.dtype is None for out in node.outputs):
+        return inputs
+    version = node.graph.opset_imports.get(node.domain) or onnx.defs.onnx_opset_version()
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    slots = [schema.inputs[min(i, len(schema.inputs) - 1)] for i in halves]
+    for wide, name in ((np.float64, "tensor(double)"), (np.float32, "tensor(float)")):
+        if all(name in slot.types for slot in slots):
+            return [a.astype(wide) if a is not None and i in halves else a for i, a in enumerate(inputs)]
+    return inputs
 
 
 def _settle(node: ir.Node, arrays: Sequence[np.ndarray | None], names: Names) -> bool:

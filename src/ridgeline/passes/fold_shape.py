@@ -47,7 +47,7 @@ def elements(value: ir.Value | None, depth: int = 0) -> tuple[Size, ...] | None:
         return tuple(array.reshape(-1).tolist()) if is_small else None
     node = value.producer()
     known = _computed(node, depth) if node is not None and node.domain in ("", "ai.onnx") else None
-    if known is not None:
+    if known is not None and _fit(known, value):
         return known
     dims = sizes(value)
     if dims is None or len(dims) > 1 or value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
@@ -56,6 +56,12 @@ def elements(value: ir.Value | None, depth: int = 0) -> tuple[Size, ...] | None:
     if not isinstance(length, int) or length > _MAX_ELEMENTS:
         return None
     return tuple(f"{value.name}[{i}]" for i in range(length))
+
+
+def _fit(known: tuple[Size, ...], value: ir.Value) -> bool:
+    """Whether no number is past the ends of its type, where a model would wrap around."""
+    end = 2**31 if value.dtype == ir.DataType.INT32 else 2**63
+    return all(not isinstance(size, int) or -end <= size < end for size in known)
 
 
 def _computed(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
@@ -76,7 +82,9 @@ def _computed(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
         data, index = elements(inputs[0], depth + 1), constant(inputs[1])
         if data is None or index is None or not _is_flat(inputs[0]) or index.ndim > 1:
             return None
-        return tuple(data[i] for i in index.reshape(-1).tolist())
+        places = index.reshape(-1).tolist()
+        is_inside = all(-len(data) <= place < len(data) for place in places)
+        return tuple(data[place] for place in places) if is_inside else None
     if op == "Slice":
         return _sliced(node, depth)
     if op in _ARITHMETIC:
@@ -144,7 +152,9 @@ def reshape_target(node: ir.Node) -> tuple[Size, ...] | None:
         axis = target.index(-1)
         inferred = _inferred(source, (*target[:axis], *target[axis + 1 :]))
         if inferred is None:
-            inferred = found[axis] if found is not None else f"{node.outputs[0].name}#{axis}"
+            # a shape written in the file may be stale and have another rank: its names mean other axes
+            fits = found is not None and len(found) == len(target)
+            inferred = found[axis] if found is not None and fits else f"{node.outputs[0].name}#new{axis}"
         target[axis] = inferred
     return tuple(target)
 
