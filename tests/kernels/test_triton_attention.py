@@ -106,7 +106,8 @@ def check(site: Site, *, blocks: Blocks = SMALL, mask: Tensor | None = None) -> 
             attention_ref(
                 *(x.to(kind) if x is not None and x.is_floating_point() else x for x in operands),
                 scale=attention.scale, is_causal=attention.is_causal,
-            )
+            ),
+            [tensors[name] for name in site.body.inputs],
         ).double()
         for kind in (torch.float64, dtype)
     )  # fmt: skip

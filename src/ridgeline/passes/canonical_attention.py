@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, sizes
+from ridgeline.passes.fold_shape import Size
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Fusion, Match
 
@@ -50,14 +50,14 @@ class SoftmaxAttention(Fusion):
             m.require(
                 shape is not None and shape.rank() == 4, f"{name} is not known to have four axes", value
             )
-        for name in (*_SCALES, *_DIVISORS):
+        for name in (*_SCALES, *_DIVISORS, "off", "zero"):
             if getattr(m, name) is not None:
                 m.scalar(name)
-        m.require(
-            all(m.scalar(name) != 0.0 for name in _DIVISORS if getattr(m, name) is not None),
-            "divides by zero",
-        )
+                m.require(m.array(name).ndim <= 4, f"{name} raises the rank", getattr(m, name))
         m.require(m.attr("Softmax", "axis") in (-1, 3), "softmax is not over the keys")
+        # the op takes the root of its scale
+        scale = _scale(m)
+        m.require(0.0 < scale < math.inf, f"scores are scaled by {scale}")
         _require_heads(m)
         for name in ("mask", "bias", "allowed", "barred"):
             _require_mask(m, getattr(m, name))
@@ -66,27 +66,63 @@ class SoftmaxAttention(Fusion):
             m.require(
                 m.scalar("off") == -math.inf, f"masked scores become {m.scalar('off')}, want -inf", m.off
             )
-        if any(node.op_type == "IsNaN" for node in m.nodes):
+        if _has_guard(m):
             m.require(m.scalar("zero") == 0.0, "rows without a key become something other than 0", m.zero)
-            # without a mask of -inf, only NaN or overflow in q·k could have reached the guard
-            is_safe = m.off is None and (
-                m.mask is None or is_finite(m.mask) or _allowed_keys(m.mask) is not None
-            )
-            m.require(m.bias is None or is_finite(m.bias), "a bias may mask whole rows too", m.bias)
-            m.require(is_safe, "rows masked everywhere give 0 here, NaN in Attention", m.mask or m.off)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        scale = math.prod(m.scalar(name) for name in _SCALES if getattr(m, name) is not None)
-        scale /= math.prod(m.scalar(name) for name in _DIVISORS if getattr(m, name) is not None)
-        mask = op.Not(m.barred) if m.barred is not None else m.allowed or m.mask
-        if m.bias is not None:
-            mask = op.Add(m.bias, m.mask)
-        out = op.Attention(m.q, _keys(op, m.kt), m.v, mask, scale=float(scale))
-        has_guard = any(node.op_type == "IsNaN" for node in m.nodes)
-        if not has_guard or m.mask is None or is_finite(m.mask):
-            return out
-        any_key = op.ReduceMax(_allowed_keys(m.mask), op.const(np.array([-1], dtype=np.int64)), keepdims=1)
-        return op.Where(any_key, out, op.const(m.array("zero").reshape(())))
+        keys = _keys(op, m.kt)
+        out = op.Attention(m.q, keys, m.v, _mask(op, m), scale=_scale(m))
+        return _guarded(op, out, m.v, rows=2) if _has_guard(m) else out
+
+
+def _scale(m: Match) -> float:
+    product = math.prod(m.scalar(name) for name in _SCALES if getattr(m, name) is not None)
+    divisor = math.prod(m.scalar(name) for name in _DIVISORS if getattr(m, name) is not None)
+    return float(product / divisor) if divisor else math.inf
+
+
+def _has_guard(m: Match) -> bool:
+    """Whether weights that are NaN become zeros."""
+    return any(node.op_type == "IsNaN" for node in m.nodes)
+
+
+def _guarded(op: Any, out: ir.Value, v: ir.Value, *, rows: int) -> ir.Value:
+    """Attention whose NaN weights count as zeros.
+
+    The result is NaN in all columns where the weights of a row are NaN, and there it becomes zero times the
+    values. Elsewhere it is NaN only in columns of v that are not finite: zero times those is NaN as well.
+    """
+    axes = op.const(np.array([rows], dtype=np.int64))
+    nothing = op.ReduceSum(op.Mul(v, op.const(np.zeros((), v.dtype.numpy()))), axes, keepdims=1)
+    return op.Where(op.IsNaN(out), nothing, out)
+
+
+def _mask(op: Any, m: Match) -> ir.Value | None:
+    """The mask as Attention takes it: a query that sees no key gets zeros there, and NaN from a softmax."""
+    mask = op.Not(m.barred) if m.barred is not None else m.allowed or m.mask
+    if mask is None:
+        return None
+    last = op.const(np.array([-1], dtype=np.int64))
+    is_sighted = _has_guard(m) or (m.mask is not None and m.bias is None and sees_keys(m.mask))
+    if m.bias is not None:
+        mask = op.Add(m.bias, m.mask)
+    if not is_sighted and m.off is not None:
+        low, none, zero = (op.const(np.array(n, m.q.dtype.numpy())) for n in (-math.inf, math.nan, 0.0))
+        mask = op.Where(mask, zero, op.Where(op.ReduceMax(mask, last, keepdims=1), low, none))
+    elif not is_sighted:
+        # -inf times zero is NaN: rows of -inf become rows of NaN, the others stay
+        top = op.ReduceMax(mask, last, keepdims=1)
+        mask = op.Add(mask, op.Mul(top, op.const(np.zeros((), m.q.dtype.numpy()))))
+    if all(_covers_keys(m, value) for value in (m.mask, m.bias, m.allowed, m.barred) if value is not None):
+        return mask
+    # a mask that is shorter than the keys is padded by Attention, and spread by Add and Where
+    return op.Expand(mask, op.Shape(m.kt, start=3))
+
+
+def _covers_keys(m: Match, mask: ir.Value) -> bool:
+    """Whether a mask has an entry for each key in every run; one of a single entry is spread over them."""
+    size, keys = m.dims(mask)[-1], m.dims(m.kt)[3]
+    return size == keys or (isinstance(size, int) and size > 1)
 
 
 def _require_heads(m: Match) -> None:
@@ -100,19 +136,24 @@ def _require_heads(m: Match) -> None:
 
 
 def _require_mask(m: Match, mask: ir.Value | None) -> None:
+    """Attention takes masks that are spread over the scores, never scores that are spread over a mask."""
     if mask is None:
         return
-    dims, scores = m.dims(mask), m.node("Softmax").inputs[0]
+    dims, q, kt = m.dims(mask), m.dims(m.q), m.dims(m.kt)
     m.require(len(dims) <= 4, f"mask has {len(dims)} axes, want at most four", mask)
     m.require(len(dims) >= 2, f"mask of shape {mask.shape} has no axis of queries", mask)
-    # opset 24 pads a mask that is shorter than the keys, so one that broadcasts over them must be spelled out
-    m.require(dims[-1] != 1, "mask broadcasts over the keys", mask)
-    whole = sizes(scores)
-    grows = whole is not None and any(
-        isinstance(d, int) and d != 1 and isinstance(w, int) and d != w
-        for d, w in zip(dims[::-1], whole[::-1], strict=False)
-    )
-    m.require(not grows, "mask is larger than the scores", mask)
+    # keys that are spread over a mask would not fit the values
+    for size, room in zip(dims[-2::-1], (q[2], q[1], q[0]), strict=False):
+        fits = size in (1, room) or not (isinstance(size, int) or room == 1)
+        m.require(fits, f"mask of {dims} may be larger than scores of {(*q[:3], kt[3])}", mask)
+
+
+def sees_keys(mask: ir.Value) -> bool:
+    """Whether no row of an additive mask can be -inf throughout."""
+    array = constant(mask)
+    if array is not None and array.shape[-1]:
+        return bool(np.all(np.isfinite(array.astype(np.float64).max(-1))))
+    return is_finite(mask)
 
 
 def is_finite(value: ir.Value, depth: int = 0) -> bool:
@@ -130,17 +171,6 @@ def is_finite(value: ir.Value, depth: int = 0) -> bool:
     if node.op_type == "Concat":
         return all(is_finite(part, depth + 1) for part in node.inputs)
     return node.op_type in _KEEPS_FINITE and is_finite(node.inputs[0], depth + 1)
-
-
-def _allowed_keys(mask: ir.Value) -> ir.Value | None:
-    """The condition of a mask spelled Where(condition, 0, -inf)."""
-    node = mask.producer()
-    if node is None or node.op_type != "Where":
-        return None
-    kept, dropped = constant(node.inputs[1]), constant(node.inputs[2])
-    if kept is None or dropped is None or kept.size != 1 or dropped.size != 1:
-        return None
-    return node.inputs[0] if kept.item() == 0.0 and dropped.item() == -math.inf else None
 
 
 def _keys(op: Any, kt: ir.Value) -> ir.Value:
@@ -201,13 +231,17 @@ class AttentionOverColumns(Fusion):
     """join heads(Attention(split heads q, k, v)) = Attention(q, k, v) with the head count as attribute"""
 
     def pattern(
-        self, op: Any, q: Any, k: Any, v: Any, mask: Any, q_shape: Any, k_shape: Any, v_shape: Any, shape: Any
-    ) -> Any:
+        self, op: Any, q: Any, k: Any, v: Any, mask: Any, q_shape: Any, k_shape: Any, v_shape: Any,
+        rows: Any, shape: Any,
+    ) -> Any:  # fmt: skip
         heads = [
             op.Transpose(op.Reshape(x, s), perm=[0, 2, 1, 3])
             for x, s in ((q, q_shape), (k, k_shape), (v, v_shape))
         ]
-        return op.Reshape(op.Transpose(op.Attention(*heads, mask), perm=[0, 2, 1, 3]), shape)
+        whole = op.Attention(*heads, mask)
+        nothing = op.ReduceSum(op.Mul(heads[2], 0.0), rows, keepdims=1)
+        guarded = op.Where(op.IsNaN(whole), nothing, whole)
+        return op.Reshape(op.Transpose(op.either(guarded, whole), perm=[0, 2, 1, 3]), shape)
 
     def check(self, m: Match) -> None:
         node = m.node("Attention")
@@ -215,6 +249,9 @@ class AttentionOverColumns(Fusion):
         m.require(k[2] == v[2] and k[1] == v[1], "keys and values differ in heads or length", m.v)
         joined = (q[0], q[1], int(q[2]) * int(v[3]))
         m.require(m.target(m.root) == joined, "does not join the heads again", m.shape)
+        if _has_guard(m):
+            m.require(m.const("rows") == [2], "the guard sums another axis than the keys", m.rows)
+            m.require(q[2] == v[2], "query heads share the guarded values", m.v)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node = m.node("Attention")
@@ -223,7 +260,8 @@ class AttentionOverColumns(Fusion):
         attrs |= {"q_num_heads": int(q[2]), "kv_num_heads": int(k[2])}
         # the op's own default is by head size in both forms, but a plan should not have to know it
         attrs.setdefault("scale", 1.0 / math.sqrt(int(q[3])))
-        return op.Attention(m.q, m.k, m.v, m.mask, **attrs)
+        out = op.Attention(m.q, m.k, m.v, m.mask, **attrs)
+        return _guarded(op, out, m.v, rows=1) if _has_guard(m) else out
 
 
 def _split(m: Match, heads: ir.Value) -> tuple[Size, ...]:

@@ -112,6 +112,7 @@ class AttentionSite:
     """softmax(scale * q @ kᵀ + mask) @ v with q of [B, H, S, D] and k, v of [B, H / groups, T, D]."""
 
     operands: tuple[Operand, Operand, Operand]
+    guard: Operand | None  # [B, H, 1, D], what stands where the result is NaN
     mask: Operand | None
     mask_dtype: str  # "" without a mask
     result: tuple[Around, ...]  # from [B, H, S, D] to the output of the region
@@ -137,9 +138,16 @@ class AttentionSite:
 
         return view
 
-    def bind_result(self, site: Site) -> Callable[[Tensor], Tensor]:
-        views, lay = self.result, to_layout(site.outputs[0])
-        return lambda y: lay(reduce(_apply, views, y))
+    def bind_result(self, site: Site) -> Callable[[Tensor, Sequence[Any]], Tensor]:
+        """From [B, H, S, D] and the region's inputs to its output."""
+        views, lay, guard = self.result, to_layout(site.outputs[0]), self.guard
+
+        def result(y: Tensor, inputs: Sequence[Any]) -> Tensor:
+            if guard is not None:
+                y = torch.where(y.isnan(), guard.see(inputs), y)
+            return lay(reduce(_apply, views, y))
+
+        return result
 
     def causal_bias(self) -> Tensor:
         """[S, T], minus infinity above the diagonal that starts in the upper left corner."""
@@ -160,6 +168,12 @@ class AttentionSite:
         if self.mask_dtype == "bool":
             return lambda mask: mask & on(mask.device)
         return lambda mask: mask + on(mask.device)
+
+
+def is_blind(mask: Tensor) -> Tensor:
+    """[..., S or 1, 1]: the queries to which every key is masked. Attention gives zeros there."""
+    is_masked = ~mask if mask.dtype == torch.bool else mask == -math.inf
+    return is_masked.all(-1, keepdim=True)
 
 
 def _apply(x: Tensor, view: Around) -> Tensor:
@@ -196,9 +210,11 @@ def _read(site: Site, op: Op) -> AttentionSite:
     counts = (heads, kv_heads, kv_heads)
     operands = [_operand(site, name, n) for name, n in zip(op.inputs[:3], counts, strict=True)]
     mask = op.inputs[3] if len(op.inputs) > 3 else ""
-    result = (*_join_heads(site.specs[op.outputs[0]], heads), *_views_after(site, op))
+    guard, made = _guard(site, op.outputs[0])
+    result = (*_join_heads(site.specs[op.outputs[0]], heads), *_views_after(site, made))
     return AttentionSite(
         operands=(operands[0], operands[1], operands[2]),
+        guard=_operand(site, guard, heads) if guard else None,
         mask=_mask(site, mask, scores, q.dtype) if mask else None,
         mask_dtype=site.specs[mask].dtype if mask else "",
         result=result,
@@ -303,9 +319,23 @@ def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]]:
     return site.body.inputs.index(name), tuple(reversed(views))
 
 
-def _views_after(site: Site, anchor: Op) -> tuple[Around, ...]:
+def _guard(site: Site, name: str) -> tuple[str, str]:
+    """Where(IsNaN(y), other, y) behind an Attention: the other value, and the name of the result."""
+    users = {op.op_type: op for op in site.body.consumers(name)}
+    if users.keys() != {"IsNaN", "Where"} or name in site.body.outputs:
+        return "", name
+    where, test = users["Where"], users["IsNaN"].outputs[0]
+    other = where.inputs[1]
+    if where.inputs != (test, other, name) or site.body.consumers(test) != (where,):
+        return "", name
+    rows = -2 if len(site.specs[name].shape) == 4 else 1
+    if other not in site.body.inputs or site.specs[other].shape[rows] != 1:
+        raise _RefusedError("the guard against NaN is not one row for all queries")
+    return other, where.outputs[0]
+
+
+def _views_after(site: Site, name: str) -> tuple[Around, ...]:
     views: list[Around] = []
-    name = anchor.outputs[0]
     while site.body.outputs != (name,):
         users = site.body.consumers(name)
         view = _view(site, users[0], users[0].outputs[0]) if len(users) == 1 else None

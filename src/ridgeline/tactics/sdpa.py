@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.spec import Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
+from ridgeline.tactics.attention_site import AttentionSite, is_blind, read_attention, require_attention
 from ridgeline.tactics.base import Launch
 
 # B batch, H heads, S queries, T keys, D head width
@@ -50,13 +50,23 @@ class Sdpa:
         view_in, view_out = attention.bind_views(), attention.bind_result(site)
 
         def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return (view_out(attend(*view_in(inputs))),)
+            return (view_out(attend(*view_in(inputs)), inputs),)
 
         return Launch(call)
 
 
 def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
     scale, is_causal = attention.scale, attention.is_causal
+    if not attention.mask_dtype and kernel != "math":
+        # without a mask torch takes a row of NaN scores for one that sees no key, and gives zeros
+        inner = _bind_kernel(
+            kernel, scale=scale, is_causal=is_causal and kernel == "flash", is_grouped=attention.groups > 1
+        )
+        if is_causal and kernel != "flash":
+            mask = attention.causal_bias()
+        else:
+            mask = torch.zeros(1, 1, dtype=getattr(torch, attention.dtype)).expand(attention.scores[2:])
+        return lambda q, k, v, _: inner(q, k, v, mask)
     if attention.mask_dtype and is_causal:
         # SDPA takes one or the other, so the triangle joins the mask
         inner = _bind_kernel(kernel, scale=scale, is_causal=False, is_grouped=attention.groups > 1)
@@ -116,6 +126,9 @@ class AttentionBmm:
                 scores.add_(bias)
             torch.softmax(scores, -1, out=scores)
             y = torch.bmm(scores, v.flatten(0, 1))
-            return (view_out(y.view(batch, heads, queries, width)),)
+            y = y.view(batch, heads, queries, width)
+            if mask is not None:
+                y.masked_fill_(is_blind(mask if bias is None else mask + bias), 0.0)
+            return (view_out(y, inputs),)
 
         return Launch(call)

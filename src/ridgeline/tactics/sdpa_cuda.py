@@ -5,19 +5,17 @@ Operands are strided views of the region's inputs; the backends copy only what t
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.spec import Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
+from ridgeline.tactics.attention_site import AttentionSite, is_blind, read_attention, require_attention
 from ridgeline.tactics.base import Footprint, Launch
 
 # B batch, H heads, S queries, T keys, D head width
@@ -57,7 +55,7 @@ class CudaSdpa:
         view_in, view_out = attention.bind_views(), attention.bind_result(site)
 
         def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return (view_out(attend(*view_in(inputs))),)
+            return (view_out(attend(*view_in(inputs)), inputs),)
 
         return Launch(call)
 
@@ -85,15 +83,9 @@ def _bind_attend(attention: AttentionSite, name: str) -> Attend:
         assert mask is not None, "a site with a mask passes it"
         whole = mask if join is None else join(mask)
         # a query that may see no key gets zeros, where some backends give NaN
-        return inner(q, k, v, whole).masked_fill_(_is_blind(whole), 0.0)
+        return inner(q, k, v, whole).masked_fill_(is_blind(whole), 0.0)
 
     return attend
-
-
-def _is_blind(mask: Tensor) -> Tensor:
-    """[..., S or 1, 1]: the queries to which every key is masked."""
-    is_masked = ~mask if mask.dtype == torch.bool else mask == -math.inf
-    return is_masked.all(-1, keepdim=True)
 
 
 def _bind_backend(attention: AttentionSite, name: str, *, is_causal: bool) -> Attend:

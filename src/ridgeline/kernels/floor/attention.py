@@ -87,10 +87,13 @@ def attention(
     n_past = 0 if past_key is None else past_key.shape[2]
     offset = n_past if nonpad_kv_seqlen is None else (nonpad_kv_seqlen - q.shape[2]).reshape(-1, 1, 1, 1)
     has_window = left_window_size >= 0 or right_window_size >= 0
-    is_sdpa_causal = (
-        bool(is_causal) and attn_mask is None and nonpad_kv_seqlen is None and not (n_past or has_window)
-    )
     is_fused = n_outputs < 4 and not softcap
+    # on the CPU torch takes a row of NaN scores for one that sees no key unless there is a mask
+    needs_mask = q.device.type == "cpu"
+    is_sdpa_causal = (
+        bool(is_causal) and attn_mask is None and nonpad_kv_seqlen is None
+        and not (n_past or has_window or needs_mask)
+    )  # fmt: skip
     mask = _mask(
         attn_mask, n_queries=q.shape[2], n_keys=k.shape[2], offset=offset,
         is_causal=bool(is_causal) and not (is_sdpa_causal and is_fused), left=left_window_size,
@@ -98,6 +101,8 @@ def attention(
     )  # fmt: skip
     scores: Tensor | None = None
     if is_fused:
+        if mask is None and needs_mask:
+            mask = q.new_zeros(1, 1).expand(q.shape[2], k.shape[2])
         y = F.scaled_dot_product_attention(
             q, k, v, mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype),
             is_causal=is_sdpa_causal, scale=factor, enable_gqa=q.shape[1] != k.shape[1],

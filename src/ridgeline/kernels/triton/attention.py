@@ -35,20 +35,23 @@ def attention_ref(
 
 @triton.jit
 def attention_kernel(
-    q_ptr, k_ptr, v_ptr, mask_ptr, y_ptr,
+    q_ptr, k_ptr, v_ptr, mask_ptr, guard_ptr, y_ptr,
     S, T,
-    q_outer, k_outer, v_outer, mask_outer, y_outer,  # strides of batch and head, of the mask's queries too
+    # strides of batch and head, of the mask's queries too
+    q_outer, k_outer, v_outer, mask_outer, guard_outer, y_outer,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     Q_INNER: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr, Y_INNER: tl.constexpr,
-    UNIT: tl.constexpr, MASK_UNIT: tl.constexpr, MASK: tl.constexpr, PER_QUERY: tl.constexpr,
+    UNIT: tl.constexpr, MASK_UNIT: tl.constexpr, MASK: tl.constexpr, GUARD_COLUMN: tl.constexpr,
+    PER_QUERY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y = softmax(SCALE · q kᵀ + mask) v; one program per (block of queries, head, batch).
 
     `x_outer` counts in units of UNIT elements, so that the compiler sees rows that begin on 16 bytes;
     `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float"; a mask that is the
-    same for every query (PER_QUERY false) is read as one row. ONE_BLOCK: no more than BLOCK_N keys.
+    same for every query (PER_QUERY false) is read as one row. Where y is NaN, the row at guard_ptr, if there
+    is one, stands instead. ONE_BLOCK: no more than BLOCK_N keys.
     """
     # the last queries of a causal head see most keys, so they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
@@ -98,6 +101,10 @@ def attention_kernel(
     if MASK != "":
         total = tl.where(total == 0.0, 1.0, total)  # no key was seen: the row is zeros
     y = acc * (1.0 / total)[:, None]
+    if guard_ptr is not None:
+        guard_ptr += batch * guard_outer[0] + head * guard_outer[1]
+        other = tl.load(guard_ptr + e * GUARD_COLUMN, mask=e < VALUE_WIDTH, other=0.0)
+        y = tl.where(y == y, y, other.to(tl.float32)[None, :])
     at = y_ptr + m[:, None] * Y_INNER[0] + e[None, :] * Y_INNER[1]
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=(m < S)[:, None] & (e < VALUE_WIDTH)[None, :])
 
