@@ -65,6 +65,8 @@ def exported(name: str, opset: int) -> onnx.ModelProto:
 
 
 PRODUCTS = ["MatMul Add", "Split Attention", "MatMul Add Add", "LayerNormalization", "MatMul Add Gelu"]
+# what keeps an exporter's guard against NaN weights; it is part of the attention kernel
+GUARD = " Mul ReduceSum IsNaN Where"
 LAYER = [*PRODUCTS, "MatMul Add Add", "LayerNormalization"]
 HEADS = {
     "bert": ["Gather Add Add LayerNormalization", "MASK"],
@@ -77,7 +79,7 @@ HEADS = {
 @pytest.mark.parametrize(("name", "opset"), [("bert", 18), ("bert", 23), ("gpt2", 18), ("vit", 18)])
 def test_a_layer_is_seven_regions(name: str, opset: int) -> None:
     model, settled = fused(exported(name, opset))
-    found = regions(model, settled)
+    found = [ops.replace(GUARD, "") for ops in regions(model, settled)]
     masks = [ops for ops in found if ops in ("Equal Not", "Equal Not Where")]
     assert len(masks) == (1 if name == "bert" else 0), "a mask is made once, not once a layer"
     head = [ops for ops in HEADS[name] if ops != "MASK"]

@@ -31,17 +31,24 @@ def site_of(
 ) -> Site:
     names = ("q", "k", "v") if mask is None else ("q", "k", "v", "m")
     ops = [Op("Attention", names, ("a",), attrs)]
-    inputs, output = list(names), "a"
+    output = "a"
     specs = {"q": (B, H, S, D), "k": (B, H, keys, D), "v": (B, H, keys, D), "a": (B, H, S, D)}
     made = {name: TensorSpec("float32", shape) for name, shape in specs.items()}
     if mask is not None:
         made["m"] = TensorSpec(str(mask.dtype).removeprefix("torch."), tuple(mask.shape))
+    constants = {}
     if is_guarded:
+        ops += [
+            Op("Mul", ("v", "zero"), ("none",)),
+            Op("ReduceSum", ("none", "axes"), ("g",), {"keepdims": 1}),
+        ]
         ops += [Op("IsNaN", ("a",), ("n",)), Op("Where", ("n", "g", "a"), ("y",))]
+        constants = {"zero": np.zeros((), np.float32), "axes": np.array([2])}
         made |= {"g": TensorSpec("float32", (B, H, 1, D)), "y": made["a"]}
         made["n"] = TensorSpec("bool", specs["a"])
-        inputs, output = [*inputs, "g"], "y"
-    return Site(Body(tuple(inputs), (output,), tuple(ops)), made, frozenset(), {}, target)
+        made["none"] = made["v"]
+        output = "y"
+    return Site(Body(names, (output,), tuple(ops), constants), made, frozenset(), {}, target)
 
 
 def results(
@@ -50,7 +57,6 @@ def results(
     """The same attention by everything that can compute it."""
     attrs = {"is_causal": is_causal}
     given = [*inputs, *([] if mask is None else [mask])]
-    values = [*given, *([] if guard is None else [guard])]
     keys = inputs[1].shape[2]
     (y,) = call_floor(Op("Attention", ("q", "k", "v", "m")[: len(given)], ("a",), attrs), given)[:1]
     yield "floor", y if guard is None else torch.where(y.isnan(), guard, y)
@@ -58,13 +64,13 @@ def results(
     tactics: list[Tactic] = [Sdpa(), AttentionBmm()]
     for tactic in tactics:
         for config in tactic.configs(site) if tactic.why_not(site) is None else ():
-            yield f"{tactic.name} {config}", tactic.bind(site, config, {}).call(values, [])[0]
+            yield f"{tactic.name} {config}", tactic.bind(site, config, {}).call(given, [])[0]
     gpu = site_of(attrs, mask, is_guarded=guard is not None, keys=keys, target=Target("cuda", "sm_80"))
     assert TritonAttention().why_not(gpu) is None
     attention = require_attention(gpu)
     blocks = rank_blocks(attention, 80)[0]
     out = torch.full((B, H, S, D), 77.0)
-    args = arguments(attention, values, [out])
+    args = arguments(attention, given, [out])
     with np.errstate(all="ignore"):
         interpret(kernel_of(gpu, blocks.config()), grid_of(attention, blocks), args)
     yield "triton", out

@@ -20,10 +20,30 @@ _STRIDED = VIEWS | {"Transpose", "Slice"}
 _OPERANDS = 3  # q, k and v
 
 
+def guard_of(attention: ir.Node) -> list[ir.Node]:
+    """The Mul, ReduceSum, IsNaN and Where that put zero times the values for NaN behind an Attention."""
+    out = attention.outputs[0]
+    readers = {node.op_type: node for node, _ in out.uses()}
+    if readers.keys() != {"IsNaN", "Where"} or out.is_graph_output():
+        return []
+    test, where = readers["IsNaN"], readers["Where"]
+    total = where.inputs[1].producer()
+    if where.inputs[0] is not test.outputs[0] or total is None or total.op_type != "ReduceSum":
+        return []
+    product = total.inputs[0].producer()
+    if product is None or product.op_type != "Mul" or product.inputs[0] is not attention.inputs[2]:
+        return []
+    chain = [product, total, test, where]
+    inner = zip(chain[:3], ({total}, {where}, {where}), strict=True)
+    is_closed = all(_read_only_by(node.outputs[0], next_) for node, next_ in inner)
+    return chain if is_closed and all(constant(v) is not None for v in total.inputs[1:]) else []
+
+
 def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
     """The views and slices of q, k and v, and the Split they come from, that nobody else reads."""
-    chains = [_views_up(value, attention, is_free) for value in attention.inputs[:_OPERANDS]]
-    taken = {attention, *(node for chain in chains for node in chain)}
+    kernel = {attention, *guard_of(attention)}
+    chains = [_views_up(value, kernel, is_free) for value in attention.inputs[:_OPERANDS]]
+    taken = {*kernel, *(node for chain in chains for node in chain)}
     found: dict[ir.Node, None] = {}
     for value, chain in zip(attention.inputs, chains, strict=False):
         start = chain[-1].inputs[0] if chain else value
@@ -37,11 +57,11 @@ def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
     return list(found)
 
 
-def _views_up(value: ir.Value, reader: ir.Node, is_free: IsFree) -> list[ir.Node]:
-    """Views between a value and its reader, the last one first."""
+def _views_up(value: ir.Value, readers: set[ir.Node], is_free: IsFree) -> list[ir.Node]:
+    """Views between a value and its readers, the last one first."""
     chain: list[ir.Node] = []
     while (node := value.producer()) is not None and node.op_type in _STRIDED and is_free(node):
-        if not _read_only_by(value, {chain[-1] if chain else reader}) or not _is_fixed(node):
+        if not _read_only_by(value, {chain[-1]} if chain else readers) or not _is_fixed(node):
             break
         chain.append(node)
         value = node.inputs[0]
@@ -51,7 +71,7 @@ def _views_up(value: ir.Value, reader: ir.Node, is_free: IsFree) -> list[ir.Node
 def views_after(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
     """The transpose that joins the heads again, and the reshape behind it."""
     found: list[ir.Node] = []
-    value = attention.outputs[0]
+    value = [attention, *guard_of(attention)][-1].outputs[0]
     for kinds in (("Transpose",), ("Reshape",)):
         readers = {node for node, _ in value.uses()}
         node = next(iter(readers), None)

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
 from ridgeline.passes.op_kinds import VIEWS
@@ -41,11 +42,18 @@ def _home(value: ir.Value) -> ir.Node | str | None:
         return None
     found: set[ir.Node | str | None] = set()
     for node, _ in value.uses():
+        if node.op_type == "Mul" and node in _guards(value):
+            continue
         if node.op_type in _THROUGH:
             found.update(_home(out) for out in node.outputs)
         else:
             found.add(node if node.op_type == "Attention" else "other")
     return found.pop() if len(found) == 1 else None
+
+
+def _guards(value: ir.Value) -> list[ir.Node]:
+    """What an attention that reads the value does to NaN: it is part of its kernel."""
+    return [guard for node, _ in value.uses() if node.op_type == "Attention" for guard in guard_of(node)]
 
 
 def _lengths(split: ir.Node) -> list[int] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.op_kinds import MOVEMENT, PRODUCTS
@@ -177,7 +178,7 @@ def _other_reader(linear: Linear, meeting: ir.Node | None) -> str | None:
     value = linear.result
     while meeting is not None:
         readers = list(dict.fromkeys(node for node, _ in value.uses()))
-        others = [node for node in readers if node is not meeting]
+        others = [node for node in readers if node is not meeting and node not in guard_of(meeting)]
         if value.is_graph_output():
             return f"{value.name!r} is an output of the model"
         if meeting in readers:

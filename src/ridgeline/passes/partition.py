@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ridgeline.passes.absorb import views_after, views_before
+from ridgeline.passes.absorb import guard_of, views_after, views_before
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
@@ -47,6 +47,9 @@ def _start(part: Partition, draft: Draft) -> None:
     part.owner[draft.nodes[0]] = draft
     if draft.kind == "row":
         _grow_up(part, draft)
+    if draft.anchor.op_type == "Attention":
+        guard = guard_of(draft.anchor)
+        part.take(draft, guard if all(map(part.is_free, guard)) else [])
     if part.target.kind == "cuda" and draft.anchor.op_type == "Attention":
         _take_views(part, draft)
     _grow_down(part, draft)

@@ -21,6 +21,7 @@ from ridgeline.tactics.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width
 
+IN_REGION = "in the region"
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 
 
@@ -112,7 +113,8 @@ class AttentionSite:
     """softmax(scale * q @ kᵀ + mask) @ v with q of [B, H, S, D] and k, v of [B, H / groups, T, D]."""
 
     operands: tuple[Operand, Operand, Operand]
-    guard: Operand | None  # [B, H, 1, D], what stands where the result is NaN
+    # what stands where the result is NaN: [B, H, 1, D] from outside, or IN_REGION zero times the values
+    guard: Operand | str | None
     mask: Operand | None
     mask_dtype: str  # "" without a mask
     result: tuple[Around, ...]  # from [B, H, S, D] to the output of the region
@@ -141,10 +143,14 @@ class AttentionSite:
     def bind_result(self, site: Site) -> Callable[[Tensor, Sequence[Any]], Tensor]:
         """From [B, H, S, D] and the region's inputs to its output."""
         views, lay, guard = self.result, to_layout(site.outputs[0]), self.guard
+        values, groups = self.operands[2], self.groups
 
         def result(y: Tensor, inputs: Sequence[Any]) -> Tensor:
-            if guard is not None:
+            if isinstance(guard, Operand):
                 y = torch.where(y.isnan(), guard.see(inputs), y)
+            elif guard is not None:
+                nothing = (values.see(inputs) * 0).sum(2, keepdim=True)
+                y = torch.where(y.isnan(), nothing.repeat_interleave(groups, 1), y)
             return lay(reduce(_apply, views, y))
 
         return result
@@ -168,12 +174,6 @@ class AttentionSite:
         if self.mask_dtype == "bool":
             return lambda mask: mask & on(mask.device)
         return lambda mask: mask + on(mask.device)
-
-
-def is_blind(mask: Tensor) -> Tensor:
-    """[..., S or 1, 1]: the queries to which every key is masked. Attention gives zeros there."""
-    is_masked = ~mask if mask.dtype == torch.bool else mask == -math.inf
-    return is_masked.all(-1, keepdim=True)
 
 
 def _apply(x: Tensor, view: Around) -> Tensor:
@@ -210,11 +210,11 @@ def _read(site: Site, op: Op) -> AttentionSite:
     counts = (heads, kv_heads, kv_heads)
     operands = [_operand(site, name, n) for name, n in zip(op.inputs[:3], counts, strict=True)]
     mask = op.inputs[3] if len(op.inputs) > 3 else ""
-    guard, made = _guard(site, op.outputs[0])
+    guard, made = _guard(site, op, heads)
     result = (*_join_heads(site.specs[op.outputs[0]], heads), *_views_after(site, made))
     return AttentionSite(
         operands=(operands[0], operands[1], operands[2]),
-        guard=_operand(site, guard, heads) if guard else None,
+        guard=guard,
         mask=_mask(site, mask, scores, q.dtype) if mask else None,
         mask_dtype=site.specs[mask].dtype if mask else "",
         result=result,
@@ -319,19 +319,27 @@ def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]]:
     return site.body.inputs.index(name), tuple(reversed(views))
 
 
-def _guard(site: Site, name: str) -> tuple[str, str]:
-    """Where(IsNaN(y), other, y) behind an Attention: the other value, and the name of the result."""
-    users = {op.op_type: op for op in site.body.consumers(name)}
-    if users.keys() != {"IsNaN", "Where"} or name in site.body.outputs:
-        return "", name
-    where, test = users["Where"], users["IsNaN"].outputs[0]
-    other = where.inputs[1]
-    if where.inputs != (test, other, name) or site.body.consumers(test) != (where,):
-        return "", name
-    rows = -2 if len(site.specs[name].shape) == 4 else 1
-    if other not in site.body.inputs or site.specs[other].shape[rows] != 1:
-        raise _RefusedError("the guard against NaN is not one row for all queries")
-    return other, where.outputs[0]
+def _guard(site: Site, op: Op, heads: int) -> tuple[Operand | str | None, str]:
+    """Where(IsNaN(y), other, y) behind an Attention: what the other value is, and the name of the result."""
+    body, name = site.body, op.outputs[0]
+    users = {user.op_type: user for user in body.consumers(name)}
+    if users.keys() != {"IsNaN", "Where"}:
+        return None, name
+    where, other = users["Where"], users["Where"].inputs[1]
+    keys = 2 if len(site.specs[name].shape) == 4 else 1
+    if where.inputs != (users["IsNaN"].outputs[0], other, name) or site.specs[other].shape[keys] != 1:
+        raise _RefusedError("what stands for NaN is not one row for all queries")
+    if other in body.inputs:
+        return _operand(site, other, heads), where.outputs[0]
+    total = body.producer(other)
+    product = body.producer(total.inputs[0]) if total is not None else None
+    if total is None or product is None or (product.op_type, total.op_type) != ("Mul", "ReduceSum"):
+        raise _RefusedError(f"{total.op_type if total else 'a constant'} makes what stands for NaN")
+    zero = body.constants.get(product.inputs[1])
+    is_nothing = product.inputs[0] == op.inputs[2] and zero is not None and not np.any(zero)
+    if not is_nothing or _known(site, total.inputs[1]) != [keys]:
+        raise _RefusedError("what stands for NaN is not zero times the values")
+    return IN_REGION, where.outputs[0]
 
 
 def _views_after(site: Site, name: str) -> tuple[Around, ...]:

@@ -5,6 +5,7 @@ Transposes and reshapes around the Attention op become views. Caches of keys and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.spec import Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, is_blind, read_attention, require_attention
+from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Launch
 
 # B batch, H heads, S queries, T keys, D head width
@@ -80,12 +81,18 @@ def _bind_kernel(kernel: str, *, scale: float, is_causal: bool, is_grouped: bool
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         return lambda q, k, v, mask: flash(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
     if kernel == "math":
-        math = torch.ops.aten._scaled_dot_product_attention_math.default
-        return lambda q, k, v, mask: math(q, k, v, mask, 0.0, is_causal, None, scale=scale)[0]
+        plain = torch.ops.aten._scaled_dot_product_attention_math.default
+        return lambda q, k, v, mask: plain(q, k, v, mask, 0.0, is_causal, None, scale=scale)[0]
     attend = F.scaled_dot_product_attention
     return lambda q, k, v, mask: attend(
         q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
     )
+
+
+def is_blind(mask: Tensor) -> Tensor:
+    """[..., S or 1, 1]: the queries to which every key is masked. Attention gives zeros there."""
+    is_masked = ~mask if mask.dtype == torch.bool else mask == -math.inf
+    return is_masked.all(-1, keepdim=True)
 
 
 class AttentionBmm:

@@ -15,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.spec import Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, is_blind, read_attention, require_attention
+from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.sdpa import is_blind
 
 # B batch, H heads, S queries, T keys, D head width
 

@@ -17,7 +17,14 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import ITEM_BITS, Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, Operand, Place, read_attention, require_attention
+from ridgeline.tactics.attention_site import (
+    IN_REGION,
+    AttentionSite,
+    Operand,
+    Place,
+    read_attention,
+    require_attention,
+)
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.own_kernels import (
     FIRST_ARCH,
@@ -127,8 +134,8 @@ def _why_not(attention: AttentionSite) -> str | None:
     for operand, name in zip(attention.operands, "qkv", strict=True):
         if operand.place is None:
             return f"the views that make {name} move its elements"
-    if attention.guard is not None and attention.guard.place is None:
-        return "the views that make the guard move its elements"
+    if isinstance(attention.guard, Operand):
+        return "what stands for NaN is made outside the region"
     if attention.result_place is None:
         return "the views after the Attention move its elements"
     places = [_place(operand) for operand in attention.operands] + [attention.result_place]
@@ -185,16 +192,12 @@ def arguments(
     args: list[Tensor | int] = [_place(o).of(inputs[o.slot], o.shape) for o in attention.operands]
     if attention.mask is not None:
         args.append(inputs[attention.mask.slot])
-    if attention.guard is not None:
-        args.append(_place(attention.guard).of(inputs[attention.guard.slot], attention.guard.shape))
     args.append(layout.places["y"].of(outputs[0], attention.result_shape))
     if not has_fixed_sizes(attention):
         args += attention.scores[2:]
     args += [stride for name in "qkv" for stride in layout.outer(name)]
     if attention.mask is not None:
         args += [stride // layout.mask_unit for stride in _place(attention.mask).strides[:3]]
-    if attention.guard is not None:
-        args += _place(attention.guard).strides[:2]
     return [*args, *layout.outer("y")]
 
 
@@ -222,17 +225,13 @@ def kernel_of(site: Site, config: Config) -> Kernel:
     constants = _constants(attention, blocks, layout) | {"PDL": arch >= 90}
     signature: list[tuple[str, Any]] = [
         *((f"{name}_ptr", f"*{kind}") for name in "qkv"),
-        ("mask_ptr", mask_kind), ("guard_ptr", f"*{kind}" if attention.guard else "constexpr"),
-        ("y_ptr", f"*{kind}"), ("S", size_kind), ("T", size_kind),
+        ("mask_ptr", mask_kind), ("y_ptr", f"*{kind}"), ("S", size_kind), ("T", size_kind),
         *((f"{name}_outer", ("i64", "i64")) for name in "qkv"),
-        ("mask_outer", ("i64",) * 3 if attention.mask else "constexpr"),
-        ("guard_outer", ("i64", "i64") if attention.guard else "constexpr"), ("y_outer", ("i64", "i64")),
+        ("mask_outer", ("i64",) * 3 if attention.mask else "constexpr"), ("y_outer", ("i64", "i64")),
         *((name, "constexpr") for name in constants),
     ]  # fmt: skip
     if attention.mask is None:
         constants |= {"mask_ptr": None, "mask_outer": None}
-    if attention.guard is None:
-        constants |= {"guard_ptr": None, "guard_outer": None}
     if has_fixed_sizes(attention):
         constants |= dict(zip("ST", attention.scores[2:], strict=True))
     bytes_each = ITEM_BITS[attention.dtype] // 8
@@ -262,7 +261,7 @@ def _constants(attention: AttentionSite, blocks: Blocks, layout: _Layout) -> dic
         "UNIT": layout.unit,
         "MASK_UNIT": layout.mask_unit,
         "MASK": {"": "", "bool": "bool"}.get(attention.mask_dtype, "float"),
-        "GUARD_COLUMN": _place(attention.guard).strides[3] if attention.guard else 0,
+        "GUARD": attention.guard is IN_REGION,
         "PER_QUERY": bool(attention.mask and _place(attention.mask).strides[2]),
         "BLOCK_M": blocks.queries,
         "BLOCK_N": blocks.keys,

@@ -35,14 +35,13 @@ def attention_ref(
 
 @triton.jit
 def attention_kernel(
-    q_ptr, k_ptr, v_ptr, mask_ptr, guard_ptr, y_ptr,
+    q_ptr, k_ptr, v_ptr, mask_ptr, y_ptr,
     S, T,
-    # strides of batch and head, of the mask's queries too
-    q_outer, k_outer, v_outer, mask_outer, guard_outer, y_outer,
+    q_outer, k_outer, v_outer, mask_outer, y_outer,  # strides of batch and head, of the mask's queries too
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     Q_INNER: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr, Y_INNER: tl.constexpr,
-    UNIT: tl.constexpr, MASK_UNIT: tl.constexpr, MASK: tl.constexpr, GUARD_COLUMN: tl.constexpr,
+    UNIT: tl.constexpr, MASK_UNIT: tl.constexpr, MASK: tl.constexpr, GUARD: tl.constexpr,
     PER_QUERY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -50,8 +49,8 @@ def attention_kernel(
 
     `x_outer` counts in units of UNIT elements, so that the compiler sees rows that begin on 16 bytes;
     `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float"; a mask that is the
-    same for every query (PER_QUERY false) is read as one row. Where y is NaN, the row at guard_ptr, if there
-    is one, stands instead. ONE_BLOCK: no more than BLOCK_N keys.
+    same for every query (PER_QUERY false) is read as one row. With GUARD, zero times the values stands where
+    y is NaN. ONE_BLOCK: no more than BLOCK_N keys.
     """
     # the last queries of a causal head see most keys, so they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
@@ -77,10 +76,12 @@ def attention_kernel(
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    nothing = tl.zeros([BLOCK_V], tl.float32)
     if ONE_BLOCK:
-        acc, total, top = _step(
-            acc, total, top, q, k_ptr, v_ptr, mask_ptr, m, d, e, 0, T, SCALE, CAUSAL, WIDTH, VALUE_WIDTH,
-            BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, BLOCK_N, IS_FIRST=True, IS_EDGE=CAUSAL or T < BLOCK_N,
+        acc, total, top, nothing = _step(
+            acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, 0, T, SCALE, CAUSAL, WIDTH,
+            VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+            IS_FIRST=True, IS_EDGE=CAUSAL or T < BLOCK_N,
         )  # fmt: skip
     else:
         first_edge = T // BLOCK_N * BLOCK_N
@@ -89,34 +90,35 @@ def attention_kernel(
             first_edge = tl.minimum((block * BLOCK_M + 1) // BLOCK_N * BLOCK_N, first_edge)
             end = tl.minimum((block + 1) * BLOCK_M, T)
         for start in range(0, first_edge, BLOCK_N):
-            acc, total, top = _step(
-                acc, total, top, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
-                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, BLOCK_N, IS_FIRST=False, IS_EDGE=False,
+            acc, total, top, nothing = _step(
+                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
+                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+                IS_FIRST=False, IS_EDGE=False,
             )  # fmt: skip
         for start in range(first_edge, end, BLOCK_N):
-            acc, total, top = _step(
-                acc, total, top, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
-                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, BLOCK_N, IS_FIRST=False, IS_EDGE=True,
+            acc, total, top, nothing = _step(
+                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
+                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+                IS_FIRST=False, IS_EDGE=True,
             )  # fmt: skip
     if MASK != "":
         total = tl.where(total == 0.0, 1.0, total)  # no key was seen: the row is zeros
     y = acc * (1.0 / total)[:, None]
-    if guard_ptr is not None:
-        guard_ptr += batch * guard_outer[0] + head * guard_outer[1]
-        other = tl.load(guard_ptr + e * GUARD_COLUMN, mask=e < VALUE_WIDTH, other=0.0)
-        y = tl.where(y == y, y, other.to(tl.float32)[None, :])
+    if GUARD:
+        y = tl.where(y == y, y, nothing[None, :])
     at = y_ptr + m[:, None] * Y_INNER[0] + e[None, :] * Y_INNER[1]
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=(m < S)[:, None] & (e < VALUE_WIDTH)[None, :])
 
 
 @triton.jit
 def _step(
-    acc, total, top, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T,
+    acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr,
-    MASK: tl.constexpr, BLOCK_N: tl.constexpr, IS_FIRST: tl.constexpr, IS_EDGE: tl.constexpr,
+    MASK: tl.constexpr, GUARD: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_FIRST: tl.constexpr, IS_EDGE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: the running sum of p v, of p, and the running maximum, in powers of two."""
+    """One block of keys: the running sums of p v, of p and of 0 v, the running maximum in powers of two."""
     n = start + tl.arange(0, BLOCK_N)
     k = _load(k_ptr, n, d, T, K_INNER, WIDTH, BLOCK_D, IS_EDGE)  # [N, D]
     v = _load(v_ptr, n, e, T, V_INNER, VALUE_WIDTH, BLOCK_V, IS_EDGE)  # [N, V]
@@ -148,7 +150,9 @@ def _step(
         fade = tl.exp2(top - shift)
         total = total * fade + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-    return acc, total, new_top
+    if GUARD:
+        nothing += tl.sum(v.to(tl.float32) * 0.0, 0)
+    return acc, total, new_top, nothing
 
 
 @triton.jit
