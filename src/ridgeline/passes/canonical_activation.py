@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.match import constant
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 def _require_no_early_product(m: Match, factor: str) -> None:
@@ -34,6 +34,8 @@ def _half_of_product(op: Any, x: Any, factor: Any) -> Any:
 class GeluErf(Fusion):
     """x · 0.5 · (1 + erf(x / √2))"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
+
     def pattern(self, op: Any, x: Any) -> Any:
         scaled = op.either(op.Div(x, math.sqrt(2.0)), op.Mul(x, math.sqrt(0.5)))
         return _half_of_product(op, x, op.Add(op.Erf(scaled), 1.0))
@@ -47,6 +49,8 @@ class GeluErf(Fusion):
 
 class GeluTanh(Fusion):
     """x · 0.5 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
 
     def pattern(self, op: Any, x: Any) -> Any:
         square = op.either(op.Mul(x, x), op.Pow(x, 2.0))
@@ -91,6 +95,8 @@ def _require_float(m: Match) -> None:
 class HardSwish(Fusion):
     """x · min(max(x + 3, 0), 6) / 6"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any) -> Any:
         gate = _relu6_of_shifted(op, x)
         return op.either(
@@ -111,6 +117,8 @@ class HardSwish(Fusion):
 class HardSigmoid(Fusion):
     """min(max(x + 3, 0), 6) / 6"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any) -> Any:
         return _sixth(op, _relu6_of_shifted(op, x))
 
@@ -123,6 +131,8 @@ class HardSigmoid(Fusion):
 
 class SpelledSwish(Fusion):
     """swish(x) = x · sigmoid(alpha · x): one spelling for the op of opset 24 and for what came before it"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
 
     def pattern(self, op: Any, x: Any) -> Any:
         return op.Swish(x)
@@ -138,6 +148,8 @@ class SpelledSwish(Fusion):
 
 class ClipFromMinMax(Fusion):
     """min(max(x, lo), hi) with constant lo <= hi"""
+
+    may_change = (Change.SIGNED_ZERO,)
 
     def pattern(self, op: Any, x: Any, lo: Any, hi: Any) -> Any:
         low, high = op.known(lo), op.known(hi)
@@ -159,6 +171,8 @@ class ClipFromMinMax(Fusion):
 class SoftmaxFromExp(Fusion):
     """exp(x - max x) / sum exp(x - max x)"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
+
     def pattern(self, op: Any, x: Any, axes: Any, max_axes: Any) -> Any:
         # without the maximum large x overflow: exp(200) is infinite, and its share a NaN
         power = op.Exp(op.Sub(x, op.ReduceMax(x, max_axes, keepdims=1)))
@@ -177,6 +191,8 @@ class SoftmaxFromExp(Fusion):
 
 class FlatSoftmax(Fusion):
     """reshape(softmax(flatten(x)), shape of x) = softmax(x) over the last axis"""
+
+    may_change = ()
 
     def pattern(self, op: Any, x: Any, flat: Any, shape: Any) -> Any:
         rows = op.either(op.Flatten(x), op.Reshape(x, flat))
@@ -197,6 +213,8 @@ class FlatSoftmax(Fusion):
 class GlobalAverage(Fusion):
     """mean over all spatial axes of [N, C, ...], axes kept"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any, axes: Any) -> Any:
         return op.ReduceMean(x, axes, keepdims=1)
 
@@ -213,6 +231,8 @@ class GlobalAverage(Fusion):
 
 class DivByPowerOfTwo(Fusion):
     """x / c = x · (1/c), exact for powers of two"""
+
+    may_change = ()
 
     def pattern(self, op: Any, x: Any, c: Any) -> Any:
         return op.Div(x, c)

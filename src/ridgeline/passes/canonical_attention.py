@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ridgeline.passes.fold_shape import Size
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 _SCALES = ("q_mul", "k_mul", "s_mul")
 _DIVISORS = ("q_div", "k_div", "s_div")
@@ -25,6 +25,8 @@ _KEEPS_FINITE = frozenset(
 
 class SoftmaxAttention(Fusion):
     """softmax(q·kᵀ·scale + bias + mask)·v"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE, Change.BARRED_KEYS)
 
     def pattern(
         self, op: Any, q: Any, kt: Any, v: Any, mask: Any, bias: Any, allowed: Any, barred: Any, off: Any,
@@ -186,6 +188,8 @@ def _keys(op: Any, kt: ir.Value) -> ir.Value:
 class PackedHeads(Fusion):
     """x as [B, S, N, H, D] → [N, B, H, S, D], one of N = a slice of x's columns, split into heads"""
 
+    may_change = ()
+
     def pattern(
         self, op: Any, x: Any, shape: Any, start: Any, end: Any, axes: Any, steps: Any, gone: Any, index: Any
     ) -> Any:
@@ -229,6 +233,8 @@ class PackedHeads(Fusion):
 
 class AttentionOverColumns(Fusion):
     """join heads(Attention(split heads q, k, v)) = Attention(q, k, v) with the head count as attribute"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(
         self, op: Any, q: Any, k: Any, v: Any, mask: Any, q_shape: Any, k_shape: Any, v_shape: Any,

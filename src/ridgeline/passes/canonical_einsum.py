@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def _letters(m: Match) -> Letters:
 class EinsumLinear(Fusion):
     """einsum of x and constant weights = x @ w, with the axes that are summed or made joined to one"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any, w: Any) -> Any:
         return op.Einsum(x, op.known(w))
 
@@ -100,6 +102,8 @@ class EinsumLinear(Fusion):
 
 class EinsumProduct(Fusion):
     """einsum over one axis = transposes around a MatMul"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, y: Any) -> Any:
         return op.Einsum(x, y)

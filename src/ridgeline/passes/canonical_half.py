@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -22,6 +22,8 @@ def _require_same_half(m: Match) -> None:
 class HalfSoftmax(Fusion):
     """half(softmax(float(x))) = softmax(x)"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any) -> Any:
         return op.Cast(op.Softmax(op.shared(op.Cast(x, to=1))))
 
@@ -34,6 +36,8 @@ class HalfSoftmax(Fusion):
 
 class HalfNorm(Fusion):
     """half(norm(float(x), w, b)) = norm(x, half(w), half(b)), where w and b are half numbers already"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, w: Any, b: Any) -> Any:
         wide = op.shared(op.Cast(x, to=1))

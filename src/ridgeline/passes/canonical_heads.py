@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 class LinearOverHeads(Fusion):
     """reshape(reshape([B, S, H, D], [B·S, H·D]) @ w + b, [B, S, N]) = reshape([B, S, H·D]) @ w + b"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, flat: Any, w: Any, b: Any, shape: Any) -> Any:
         rows = op.Reshape(x, flat)

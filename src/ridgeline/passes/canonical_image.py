@@ -8,11 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.match import constant
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 class MeanOfImage(Fusion):
     """[N, C, 1, 1] of means, flattened = mean over the image without its axes"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, axes: Any, shape: Any, gone: Any) -> Any:
         mean = op.either(op.GlobalAveragePool(x), op.ReduceMean(x, axes, keepdims=1))
@@ -41,6 +43,8 @@ class MeanOfImage(Fusion):
 class PatchesToRows(Fusion):
     """[N, C, H, W] → [N, C, H·W] → [N, H·W, C] = [N, H, W, C] → [N, H·W, C]: a view of channels last"""
 
+    may_change = ()
+
     def pattern(self, op: Any, x: Any, shape: Any) -> Any:
         return op.Transpose(op.Reshape(x, shape), perm=[0, 2, 1])
 
@@ -61,6 +65,8 @@ class PatchesToRows(Fusion):
 
 class TokenInFront(Fusion):
     """[k; x] + c = pad(x) + c', where c' holds k + c in the rows of k: the same roundings, no join"""
+
+    may_change = (Change.SIGNED_ZERO,)
 
     def pattern(self, op: Any, k: Any, x: Any, c: Any, shape: Any) -> Any:
         rows = op.either(op.Expand(op.known(k), shape), op.known(k))

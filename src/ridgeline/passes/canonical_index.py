@@ -18,6 +18,8 @@ Count: TypeAlias = tuple[int | None, Size]
 class IndexedByPosition(Fusion):
     """x[i, j, ..] for all i, j, .. in order = x with axes of size one between its own"""
 
+    may_change = ()
+
     def pattern(self, op: Any, x: Any, indices: Any) -> Any:
         return op.GatherND(x, indices)
 

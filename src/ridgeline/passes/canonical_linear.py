@@ -6,11 +6,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 class FlatLinear(Fusion):
     """reshape(reshape(x, [-1, K]) @ w + b, [..., N]) = x @ w + b"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, flat: Any, w: Any, b: Any, shape: Any) -> Any:
         rows = op.either(op.Reshape(x, flat), op.Flatten(x))
@@ -46,6 +48,8 @@ def _is_transposed(m: Match) -> bool:
 
 class FlatTranspose(Fusion):
     """reshape(transpose(reshape(x, [-1, S, D])), [..., D, S]) = x with its last two axes swapped"""
+
+    may_change = ()
 
     def pattern(self, op: Any, x: Any, flat: Any, shape: Any) -> Any:
         return op.Reshape(op.Transpose(op.Reshape(x, flat), perm=[0, 2, 1]), shape)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.fold_spread import is_causal_mask
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 
 def _attrs(m: Match) -> dict[str, Any]:
@@ -18,6 +18,8 @@ def _attrs(m: Match) -> dict[str, Any]:
 
 class CausalMask(Fusion):
     """Attention with a constant lower triangle for a mask = Attention with is_causal"""
+
+    may_change = (Change.ROUNDING, Change.BARRED_KEYS)
 
     def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
         return op.Attention(q, k, v, op.known(mask))
@@ -31,6 +33,8 @@ class CausalMask(Fusion):
 
 class BooleanMask(Fusion):
     """Attention(.., where(allowed, 0, -inf)) = Attention(.., allowed)"""
+
+    may_change = (Change.ROUNDING, Change.BARRED_KEYS)
 
     def pattern(self, op: Any, q: Any, k: Any, v: Any, allowed: Any, off: Any) -> Any:
         return op.Attention(q, k, v, op.shared(op.Where(allowed, 0.0, op.known(off))))
@@ -47,6 +51,8 @@ class BooleanMask(Fusion):
 
 class SpreadPadding(Fusion):
     """(mask as bool) spread over the queries = not (mask = zeros): tested and spread in one step"""
+
+    may_change = ()
 
     def pattern(self, op: Any, x: Any, axes: Any, true: Any, shape: Any) -> Any:
         tested = op.Cast(x, to=9)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.match import constant
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 # beyond this an "epsilon" is part of the model's arithmetic rather than a guard against zero
 _MAX_EPSILON = 1e-1
@@ -78,6 +78,8 @@ def _row(op: Any, m: Match, name: str) -> ir.Value:
 class LayerNorm(Fusion):
     """(x - mean x) / sqrt(mean (x - mean x)² + eps) · w + b"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
     def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, eps: Any, w: Any, b: Any) -> Any:
         centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
         variance = op.ReduceMean(_square(op, centred), axes2, keepdims=1)
@@ -100,6 +102,8 @@ class LayerNorm(Fusion):
 class LayerNormByMoments(LayerNorm):
     """x · s + (b - mean x · s), s = w / sqrt(mean (x - mean x)² + eps): Keras"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
     def pattern(self, op: Any, x: Any, axes: Any, axes2: Any, eps: Any, w: Any, b: Any) -> Any:
         mean = op.ReduceMean(x, axes, keepdims=1)
         guarded = op.Add(op.ReduceMean(_square(op, op.Sub(x, mean)), axes2, keepdims=1), eps)
@@ -112,6 +116,8 @@ class LayerNormByMoments(LayerNorm):
 
 class RMSNorm(Fusion):
     """x / sqrt(mean(x²) + eps) · w"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
 
     def pattern(self, op: Any, x: Any, axes: Any, eps: Any, w: Any) -> Any:
         # half-precision models widen for the mean and narrow again before the weight
@@ -135,6 +141,8 @@ class RMSNorm(Fusion):
 
 class GroupNorm(Fusion):
     """reshape(InstanceNormalization(reshape(x, [N, G, -1])), shape of x) · w + b"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
 
     def pattern(self, op: Any, x: Any, groups: Any, ones: Any, zeros: Any, shape: Any, w: Any, b: Any) -> Any:
         normal = op.Reshape(op.InstanceNormalization(op.Reshape(x, groups), ones, zeros), shape)

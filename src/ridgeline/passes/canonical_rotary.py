@@ -13,13 +13,15 @@ import onnx_ir as ir
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rotary_tables import is_doubled, once, piece
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 HEADS_FIRST, PLACES_FIRST = 1, 2  # which axis of [B, H, S, D] or [B, S, H, D] the table leaves out
 
 
 class TurnedHalves(Fusion):
     """x·cos + [-x₂, x₁]·sin, over halves or over neighbours"""
+
+    may_change = (Change.ROUNDING, Change.SIGNED_ZERO, Change.HALF_OVERFLOW)
 
     def pattern(
         self, op: Any, x: Any, cos: Any, sin: Any, back: Any, front: Any, a: Any, b: Any, shape: Any
@@ -49,6 +51,8 @@ class TurnedHalves(Fusion):
 class TurnedPairs(Fusion):
     """[x₁·cos - x₂·sin, x₂·cos + x₁·sin]"""
 
+    may_change = (Change.ROUNDING, Change.SIGNED_ZERO, Change.HALF_OVERFLOW)
+
     def pattern(self, op: Any, front: Any, back: Any, cos: Any, sin: Any) -> Any:
         left = op.Sub(op.Mul(front, cos), op.Mul(back, sin))
         return op.Concat(left, op.Add(op.Mul(back, cos), op.Mul(front, sin)))
@@ -69,6 +73,8 @@ class TurnedPairs(Fusion):
 
 class PartlyTurned(Fusion):
     """[rotary(x[.., :n]), x[.., n:]] = rotary(x) of its first n columns"""
+
+    may_change = ()
 
     def pattern(self, op: Any, front: Any, cos: Any, sin: Any, rest: Any) -> Any:
         return op.Concat(op.RotaryEmbedding(front, cos, sin), rest)
@@ -97,6 +103,8 @@ class PartlyTurned(Fusion):
 
 class SpelledRotary(Fusion):
     """rotary(x) = x·cos + [-x₂, x₁]·sin: moves and products, which generated kernels take into their own"""
+
+    may_change = (Change.ROUNDING, Change.SIGNED_ZERO, Change.HALF_OVERFLOW)
 
     def pattern(self, op: Any, x: Any, cos: Any, sin: Any, places: Any) -> Any:
         return op.RotaryEmbedding(x, cos, sin, places)

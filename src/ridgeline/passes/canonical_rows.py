@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 from ridgeline.passes.view_runs import is_movement
 
 
@@ -40,6 +40,8 @@ def _rewritten(op: Any, m: Match, x: ir.Value) -> ir.Value:
 class LinearThenRows(Fusion):
     """transpose(x) @ w + b = transpose(x @ w + b), where only movement ops read it"""
 
+    may_change = (Change.ROUNDING,)
+
     def pattern(self, op: Any, x: Any, w: Any, b: Any) -> Any:
         return _linear(op, op.shared(op.Transpose(x)), w, b)
 
@@ -56,6 +58,8 @@ class LinearThenRows(Fusion):
 
 class RowsThenLinear(Fusion):
     """transpose(x @ w + b) = transpose(x) @ w + b, where x was moved itself"""
+
+    may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any, w: Any, b: Any) -> Any:
         return op.Transpose(_linear(op, x, w, b))

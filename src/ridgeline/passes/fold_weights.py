@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.rule import Fusion, Match
+from ridgeline.passes.rule import Change, Fusion, Match
 
 _CONVS = ("Conv", "ConvTranspose")
 
@@ -48,8 +48,15 @@ def _scaled_weight(m: Match, scale: np.ndarray) -> np.ndarray:
         wide = wide * scale[:, None]
     else:
         wide = wide * scale
-    scaled: np.ndarray = wide.astype(w.dtype)
-    return scaled
+    return _narrowed(m, wide)
+
+
+def _narrowed(m: Match, wide: np.ndarray) -> np.ndarray:
+    """In the type of the weights; refuses where a number would become infinite on the way."""
+    with np.errstate(over="ignore"):
+        narrow: np.ndarray = wide.astype(m.array("w").dtype)
+    m.require(bool(np.all(np.isfinite(narrow))), f"folded weights pass the range of {narrow.dtype}", m.w)
+    return narrow
 
 
 def _bias(m: Match) -> np.ndarray:
@@ -80,6 +87,8 @@ def _require_float_weight(m: Match) -> None:
 class BatchNormIntoWeights(Fusion):
     """BatchNormalization(op(x, w, b)) = op(x, w·s, (b - mean)·s + beta), s = gamma / sqrt(var + eps)"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
     def pattern(self, op: Any, x: Any, w: Any, b: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
         product = op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b), op.Gemm(x, w, b), op.MatMul(x, w))
         return op.BatchNormalization(product, gamma, beta, mean, var)
@@ -108,7 +117,7 @@ class BatchNormIntoWeights(Fusion):
         scale = m.array("gamma").astype(np.float64) / deviation
         shift = (_bias(m) - m.array("mean")) * scale + m.array("beta")
         w = op.const(_scaled_weight(m, scale))
-        b = op.const(shift.astype(m.array("w").dtype))
+        b = op.const(_narrowed(m, shift))
         if node.op_type == "MatMul":
             return op.Add(op.MatMul(m.x, w), b)
         return getattr(op, node.op_type)(m.x, w, b, **_attrs(node))
@@ -116,6 +125,8 @@ class BatchNormIntoWeights(Fusion):
 
 class BatchNormAlone(Fusion):
     """BatchNormalization(x) = x·s + (beta - mean·s), s = gamma / sqrt(var + eps)"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
 
     def pattern(self, op: Any, x: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
         return op.BatchNormalization(x, gamma, beta, mean, var)
@@ -141,6 +152,8 @@ class BatchNormAlone(Fusion):
 class ScaleIntoConv(Fusion):
     """Conv(x, w, b)·s = Conv(x, w·s, b·s): scale folded into Conv weights"""
 
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
     def pattern(self, op: Any, x: Any, w: Any, b: Any, s: Any) -> Any:
         return op.Mul(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(s))
 
@@ -152,14 +165,15 @@ class ScaleIntoConv(Fusion):
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node, scale = _op_of(m, _CONVS), _per_channel(m, "s")
-        dtype = m.array("w").dtype
         w = op.const(_scaled_weight(m, scale))
-        b = None if m.b is None else op.const((_bias(m) * scale).astype(dtype))
+        b = None if m.b is None else op.const(_narrowed(m, _bias(m) * scale))
         return getattr(op, node.op_type)(m.x, w, b, **_attrs(node))
 
 
 class ShiftIntoConv(Fusion):
     """Conv(x, w, b) + c = Conv(x, w, b + c): per-channel constant folded into Conv bias"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
 
     def pattern(self, op: Any, x: Any, w: Any, b: Any, c: Any) -> Any:
         return op.Add(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
@@ -172,12 +186,14 @@ class ShiftIntoConv(Fusion):
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node = _op_of(m, _CONVS)
-        shift = (_bias(m) + _per_channel(m, "c")).astype(m.array("w").dtype)
+        shift = _narrowed(m, _bias(m) + _per_channel(m, "c"))
         return getattr(op, node.op_type)(m.x, m.w, op.const(shift), **_attrs(node))
 
 
 class PadIntoWindow(Fusion):
     """Conv(Pad(x)) = Conv(x, pads), likewise AveragePool over zeros and MaxPool over -inf"""
+
+    may_change = (Change.ROUNDING, Change.SIGNED_ZERO)
 
     def pattern(self, op: Any, x: Any, pads: Any, fill: Any, w: Any, b: Any) -> Any:
         padded = op.Pad(x, pads, fill)

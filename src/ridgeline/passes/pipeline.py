@@ -31,7 +31,7 @@ from ridgeline.passes.fold import fold_constants
 from ridgeline.passes.fold_spread import fold_spread
 from ridgeline.passes.merge_linear import merge_linear
 from ridgeline.passes.narrow import drop_unread_rows
-from ridgeline.passes.rule import Fusion, Refusal, apply_rules
+from ridgeline.passes.rule import Change, Fusion, Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
 from ridgeline.spec import Target
@@ -55,6 +55,7 @@ class Stage:
 
     name: str
     run: Callable[[ir.Model], list[Refusal]]
+    may_change: tuple[Change, ...] = ()  # of a pass without rules: those state it themselves
 
 
 def _edit(*edits: Callable[[ir.Model], None]) -> Callable[[ir.Model], list[Refusal]]:
@@ -95,8 +96,10 @@ def _is_invented(dim: int | ir.SymbolicDim) -> bool:
 
 PASSES: tuple[Stage, ...] = (
     Stage("shapes", _edit(_refresh_shapes)),
-    Stage("fold", _edit(fold_constants)),
-    Stage("clean", _edit(remove_noops, remove_unused, remove_duplicates, remove_unused)),
+    Stage("fold", _edit(fold_constants), (Change.ROUNDING, Change.HALF_OVERFLOW)),
+    Stage(
+        "clean", _edit(remove_noops, remove_unused, remove_duplicates, remove_unused), (Change.SIGNED_ZERO,)
+    ),
     Stage("einsum", _rules(canonical_einsum.RULES)),
     Stage("weights", partial(apply_rules, rules=fold_weights.RULES, order="inputs first")),
     Stage("norms", _rules((*canonical_norm.RULES, *canonical_half.RULES))),
@@ -106,7 +109,7 @@ PASSES: tuple[Stage, ...] = (
     Stage("rotary", _rules(canonical_rotary.RULES)),
     Stage("attention", _rules(canonical_attention.RULES)),
     Stage("rows", _rules(canonical_rows.RULES)),
-    Stage("grouped heads", group_heads),
+    Stage("grouped heads", group_heads, (Change.ROUNDING,)),
     Stage("views", _edit(simplify_views)),
     Stage("reciprocals", _rules(canonical_activation.LATE_RULES)),
     Stage("sweep", _edit(remove_unused)),
@@ -118,8 +121,8 @@ CUDA_PASSES: tuple[Stage, ...] = (
     Stage("spread constants", _edit(fold_spread)),
     Stage("masks", _rules(canonical_mask.RULES)),
     Stage("images", _rules(canonical_image.RULES)),
-    Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes)),
-    Stage("merged products", merge_linear),
+    Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes), (Change.ROUNDING,)),
+    Stage("merged products", merge_linear, (Change.ROUNDING, Change.SIGNED_ZERO)),
     Stage("divided splits", _edit(divide_splits)),
     Stage("last sweep", _edit(remove_unused, remove_duplicates, remove_unused)),
 )

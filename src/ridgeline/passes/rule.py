@@ -9,9 +9,10 @@ import inspect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from itertools import chain, count, islice
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -117,8 +118,23 @@ class Match:
         return None if None in sizes else 2 * sum(size or 0 for size in sizes)
 
 
+class Change(Enum):
+    """What a rewrite may change. Anything else that comes out otherwise is a defect: docs/verification.md."""
+
+    ROUNDING = "rounding"
+    SIGNED_ZERO = "the sign of a zero"
+    HALF_OVERFLOW = "half types: an overflow that wider sums or an unrounded intermediate avoid"
+    INTERMEDIATE = "where an intermediate overflows, once a constant factor or a sum has moved past it"
+    BARRED_KEYS = "whether NaN and infinities of keys that a mask bars reach the result"
+
+
 class Fusion:
-    """A rewrite that never changes what the model computes. The docstring's first line is its formula."""
+    """A rewrite that never changes what the model computes. The docstring's first line is its formula.
+
+    Every rule states in `may_change` what may come out otherwise; with nothing there, no bit does.
+    """
+
+    may_change: ClassVar[tuple[Change, ...]]
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} holds no state: pass what `check` learns on the match")
