@@ -49,6 +49,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	@$(PY) docs/make_errors.py
+	@$(PY) docs/make_json.py
 
 clean:
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache

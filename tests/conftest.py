@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -16,6 +17,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
+from bench.zoo import ZOO, fetch
+
+from ridgeline.errors import RidgelineError
 
 # kernels in Triton run in its interpreter here, which must be on before Triton is first imported; those that
 # are compiled are compiled in processes of their own
@@ -25,6 +29,7 @@ SEED = 20
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core
 THREADS = 1 if IS_WORKER else 2
+USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
 
 TINY = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -59,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test must neither read nor fill the user's caches. Workers inherit the folder of the main process."""
     if not IS_WORKER:
         home = tempfile.mkdtemp(prefix="ridgeline-tests-")
+        os.environ[USERS_HOME] = os.environ.get("HOME", home)
         os.environ.update(HOME=home, XDG_CACHE_HOME=f"{home}/.cache")
         config.add_cleanup(partial(shutil.rmtree, home, ignore_errors=True))
 
@@ -75,6 +81,22 @@ def _same_start_for_every_test() -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small conv net as a file: ``x`` float[N,3,32,32] to ``y`` float[N,10]. Do not write to it."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.onnx")
+
+
+@pytest.fixture(scope="session")
+def trained() -> Callable[[str], Path]:
+    """``trained("ppocr6_cls")``: the file of a model of `bench/zoo.py`, downloaded on the first run."""
+
+    def find(name: str) -> Path:
+        entry = next(entry for entry in ZOO if entry.name == name)
+        try:
+            # pip's settings may lie in the user's own home
+            with patch.dict(os.environ, HOME=os.environ[USERS_HOME]):
+                return fetch(entry)
+        except RidgelineError as error:
+            pytest.skip(f"{name} is not in .models/, and this machine is offline: {error.what}")
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.compose import Selection, Workshop, select
+from ridgeline.compose import Selection, Workshop
+from ridgeline.compose_untimed import select_here
 from ridgeline.errors import RidgelineError
 from ridgeline.kernels.elements import to_torch
 from ridgeline.passes.body import Region, read_program
@@ -56,7 +57,7 @@ def _plan_body(
     )
     arrays = example_feeds(program, given, weights, seed=0)
     feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
-    selection = select(inner, given, feeds)
+    selection = select_here(inner, given, feeds)
     plan = Plan(
         model=key,
         target=shop.target,

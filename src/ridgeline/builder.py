@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -21,18 +22,19 @@ from torch.export import ExportedProgram
 from ridgeline import checks
 from ridgeline.bodies import with_bodies
 from ridgeline.choosing import choose_every_shapes, shapes_flags
-from ridgeline.compose import Selection, Workshop, select
+from ridgeline.compose import Selection, Workshop
 from ridgeline.compose_cross import select_elsewhere
 from ridgeline.compose_cuda import select_cuda
+from ridgeline.compose_untimed import select_here
 from ridgeline.eager import check_guards, check_sample
 from ridgeline.errors import InputError, OptionError, PlanError
 from ridgeline.facts import Facts
-from ridgeline.frontend.from_onnx import Loaded, Source, load
+from ridgeline.frontend.from_onnx import Loaded, Source, is_model, load
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import take_aboard
-from ridgeline.options import Options, Progress, make_options
+from ridgeline.options import Options, Progress, logger, make_options
 from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
@@ -40,6 +42,7 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
 from ridgeline.plan.report import Report
 from ridgeline.planning import make_plan
+from ridgeline.progress import shown
 from ridgeline.reference import Reference
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
@@ -52,7 +55,7 @@ from ridgeline.runtime.weights import DeviceWeights, weights_of
 from ridgeline.settling import settle
 from ridgeline.spec import Target
 from ridgeline.tactics.cache import TimingCache
-from ridgeline.tactics.registry import leave_out, tactics_for
+from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
 from ridgeline.verify import check_padded
 
 # what `build` takes besides options
@@ -74,7 +77,7 @@ def build(
     verify: str = "full",
     deterministic: bool = False,
     workspace_bytes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | Literal[False] | None = None,
     threads: int = 0,
     without: str | Sequence[str] = (),
     data: str | Path | None = None,
@@ -91,16 +94,19 @@ def build(
     given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
     options = make_options(given)
     if isinstance(source, (nn.Module, ExportedProgram)):
-        exported = export(source, example_inputs, dynamic_shapes)
-        if target is None:
-            options = replace(options, target=home_of(source, tuple(exported.sample.feeds.values())))
-        return build_exported(exported, options)
+        with shown(options) as options:
+            options.tell("export", 0, 0)
+            exported = export(source, example_inputs, dynamic_shapes)
+            if target is None:
+                options = replace(options, target=home_of(source, tuple(exported.sample.feeds.values())))
+            return build_exported(exported, options)
     if example_inputs is not None or dynamic_shapes is not None:
         raise OptionError(
             "example_inputs and dynamic_shapes are for PyTorch modules",
             help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
         )
-    return build_with(source, options)
+    with shown(options) as options:
+        return build_with(source, options)
 
 
 def build_exported(exported: Exported, options: Options) -> Engine:
@@ -154,6 +160,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         islands=state_islands(engine, is_timed=runs_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
+            *missing_tools(target),
             *report.warnings,
             *engine.notes,
             *shops[0].cache.problems,
@@ -169,6 +176,12 @@ def load_engine(path: str | Path, *, trust: bool = False) -> Engine:
 
     Otherwise they are left alone, and kernels are made again from the bodies when the engine first runs.
     """
+    if Path(path).is_file() and not zipfile.is_zipfile(path) and is_model(Path(path)):
+        raise PlanError(
+            f"{str(path)!r} is an ONNX model, not an engine",
+            want="an engine file (.ridge)",
+            help=f"ridgeline.build({str(path)!r}), or ridge build {path}, makes an engine of it",
+        )
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model
     tactics = tactics_for(plan.target, dict(model.opset_imports))
@@ -214,6 +227,7 @@ class Clock:
         with no_garbage() if name in HOST_STAGES else nullcontext():
             yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
+        logger.info("%s took %.1f s", name, self.seconds[name])
 
 
 def fuse(model: ir.Model, shapes: checks.Shapes, target: Target) -> list[Refusal]:
@@ -273,7 +287,7 @@ def select_every(
         if shops[i].target.kind == "cpu":
             shops[i] = with_bodies(shops[i])
         shop = shops[i]
-        choose = select if shop.target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
+        choose = select_here if shop.target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
         made.append(choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights)))
     return made
 

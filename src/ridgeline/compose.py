@@ -7,10 +7,11 @@ believed when the whole plan has been timed with it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -103,30 +104,34 @@ class Workshop:
             return self.lock.entries.get(site_of(key))
         if self.target.kind == "cuda" and not self.device_key:
             return self.cache.find_anywhere(key)
+        if self.target.kind == "cpu" and not self.options.level:
+            return None  # nothing was timed, and not every candidate was tried
         return self.cache.find(key, self.context)
+
+
+Offer: TypeAlias = tuple[Region, Site, list[Measured], list[Measured]]  # who is willing, who refused
+Enter: TypeAlias = Callable[[Workshop, Sequence[tuple[Region, Site]]], dict[str, Entry]]
 
 
 def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]) -> Selection:
     """Choose for every region, then between whole plans."""
     made = Selection()
     work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
-    _choose_regions(shop, work, made)
+    choose_regions(shop, work, made, _time_sites)
     plans = _plans(shop, work, made)
-    if not plans:
-        return made
-    key = _plan_key(shop, made, list(plans))
+    key = plan_key(shop, made, list(plans))
     entry = shop.find(key)
     if entry is None:
         if shop.lock is not None:
             raise stale(shop.options, ["the whole plan"])
         entry, times = compare_plans(
             {name: [step.median_us for step in steps] for name, steps in plans.items()},
-            lambda name: _instance(shop, plans[name], inputs, feeds),
+            lambda name: instance_of(shop, plans[name], inputs, feeds),
             options=shop.options,
         )
         for name, steps_us in times.items():
             plans[name] = _with_times(shop, made, plans[name], steps_us)
-        made.timed += bool(shop.options.level)
+        made.timed += 1
         made.unsteady += entry.is_unsteady
     else:
         made.cached += 1
@@ -141,7 +146,7 @@ def select(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str,
     return made
 
 
-def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> None:
+def choose_regions(shop: Workshop, work: Sequence[Region], made: Selection, enter: Enter) -> None:
     """An entry for every region; equal sites share one."""
     todo: dict[str, tuple[Region, Site]] = {}
     for region in work:
@@ -153,7 +158,7 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> 
             todo.setdefault(shop.key(site), (region, site))
     if todo and shop.lock is not None:
         raise stale(shop.options, [region.name for region, _ in todo.values()])
-    fresh = _time_sites(shop, list(todo.values()))
+    fresh = enter(shop, list(todo.values()))
     for region in work:
         site = made.sites[region.name]
         if views_of(site):
@@ -169,19 +174,35 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection) -> 
 
 
 def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str, Entry]:
-    effort = EFFORTS[shop.options.level]
-    offers = []
+    offers = offers_of(shop, todo)
+    precompile(shop, [(site, candidate) for _, site, willing, _ in offers for candidate in willing])
+    return enter_sites(shop, offers, stage="time")
+
+
+def offers_of(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> list[Offer]:
+    """Who is willing at each site, and who is not and why."""
+    all_configs = EFFORTS[shop.options.level].all_configs
+    made = []
     for region, site in todo:
-        willing, refused = candidates_of(site, shop.tactics, all_configs=effort.all_configs)
+        willing, refused = candidates_of(site, shop.tactics, all_configs=all_configs)
         willing, more = valid_everywhere(shop, region, willing)
-        offers.append((region, site, willing, [*refused, *more]))
-    shop.options.tell("compile", 0, len(offers))
+        made.append((region, site, willing, [*refused, *more]))
+    return made
+
+
+def precompile(shop: Workshop, candidates: Sequence[tuple[Site, Measured]]) -> None:
+    """Compile what will be bound, several kernels at a time."""
+    done = 0
     for tactic in shop.tactics:
-        if isinstance(tactic, Compiles):
-            tactic.precompile(
-                [(s, m.config) for _, s, ms, _ in offers for m in ms if m.tactic == tactic.name]
-            )
-    stage = "time" if shop.options.level else "take the first"
+        jobs = [(site, c.config) for site, c in candidates if c.tactic == tactic.name]
+        if jobs and isinstance(tactic, Compiles):
+            shop.options.tell("compile", done, len(candidates), tactic.name)
+            tactic.precompile(jobs)
+        done += len(jobs)
+
+
+def enter_sites(shop: Workshop, offers: Sequence[Offer], *, stage: str) -> dict[str, Entry]:
+    """An entry for each site: its candidates in the order of their times, or the first that runs."""
     made = {}
     for i, (region, site, willing, refused) in enumerate(offers):
         shop.options.tell(stage, i, len(offers), region.name)
@@ -191,7 +212,7 @@ def _time_sites(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> dict[str
                 site,
                 weights,
                 shop.tactics,
-                effort=effort,
+                effort=EFFORTS[shop.options.level],
                 willing=willing,
                 refused=refused,
                 draw=partial(site_inputs, site, weights),
@@ -222,23 +243,27 @@ def valid_everywhere(
 def _plans(shop: Workshop, work: Sequence[Region], made: Selection) -> dict[str, list[StepChoice]]:
     """Whole plans worth comparing: region by region, one span for all, runs where the library is better."""
     plans: dict[str, list[StepChoice]] = {}
-    span = next((t for t in shop.tactics if t.name == "ort"), None)
     plans["regions"] = [single(shop, region, made) for region in work]
-    if span is None or not work:
-        return plans
-    whole = tuple(shop.program.regions)
-    joined = merge(shop.program, whole)
-    site = make_site(shop.program, joined, shop.settled, shop.target)
-    if span.why_not(site) is None:
-        # alone in the engine, its threads are in nobody's way
-        config = {**next(iter(span.configs(site))), "spin": True}
-        plans["ort"] = [
-            StepChoice(whole, "ort", config, site, Entry(joined.name, (Measured("ort", config),)))
-        ]
-        mixed = _mixed(shop, work, made, span)
+    whole = whole_graph(shop) if work else None
+    if whole is not None:
+        plans["ort"] = [whole]
+        mixed = _mixed(shop, work, made)
         if mixed is not None:
             plans["mixed"] = mixed
     return plans
+
+
+def whole_graph(shop: Workshop) -> StepChoice | None:
+    """One step for all regions, if there is a library that takes them."""
+    span = next((t for t in shop.tactics if t.name == "ort"), None)
+    whole = tuple(shop.program.regions)
+    joined = merge(shop.program, whole)
+    site = make_site(shop.program, joined, shop.settled, shop.target)
+    if span is None or span.why_not(site) is not None:
+        return None
+    # alone in the engine, its threads are in nobody's way
+    config = {**next(iter(span.configs(site))), "spin": True}
+    return StepChoice(whole, "ort", config, site, Entry(joined.name, (Measured("ort", config),)))
 
 
 def single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
@@ -252,8 +277,9 @@ def single(shop: Workshop, region: Region, made: Selection) -> StepChoice:
     return StepChoice((region,), best.tactic, best.config, site, entry)
 
 
-def _mixed(shop: Workshop, work: Sequence[Region], made: Selection, span: Tactic) -> list[StepChoice] | None:
+def _mixed(shop: Workshop, work: Sequence[Region], made: Selection) -> list[StepChoice] | None:
     """Runs of regions that the library does no slower become spans; the rest stays as it is."""
+    span = next(t for t in shop.tactics if t.name == "ort")
     ours = [region for region in work if _wins_alone(made.entries.get(region.name))]
     if not ours or len(ours) == len(work):
         return None
@@ -315,7 +341,7 @@ def _with_times(
     return timed
 
 
-def _instance(
+def instance_of(
     shop: Workshop, steps: Sequence[StepChoice], inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]
 ) -> Instance:
     by_name = {tactic.name: tactic for tactic in shop.tactics}
@@ -342,7 +368,7 @@ def _instance(
     return instance
 
 
-def _plan_key(shop: Workshop, made: Selection, names: Sequence[str]) -> str:
+def plan_key(shop: Workshop, made: Selection, names: Sequence[str]) -> str:
     sites = hashlib.sha256("|".join(site.key for site in made.sites.values()).encode()).hexdigest()
     rivals = "|".join([*names, *(shop.key(site) for site in made.sites.values())])
     return f"plan{sites[:28]}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"

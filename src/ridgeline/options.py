@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ridgeline.errors import OptionError, did_you_mean
+
+logger = logging.getLogger("ridgeline.build")
 
 NewShapes: TypeAlias = Literal["serve", "wait"]
 Verify: TypeAlias = Literal["off", "fast", "full"]
@@ -86,7 +89,9 @@ class Options:
     verify: Verify = "full"
     deterministic: bool = False
     workspace_bytes: int | None = None  # the most that tactics may keep in packed copies of weights
-    progress: Progress | None = None
+    progress: Progress | Literal[False] | None = (
+        None  # None: a line on a terminal, else the log; False: silence
+    )
     threads: int = 0  # 0: as many as the machine has cores
     without: tuple[str, ...] = ()  # tactics (by name or family) that must not be used
     new_shapes: NewShapes = "serve"  # from the floor while a plan is made in the background; or wait for it
@@ -105,11 +110,11 @@ class Options:
                 f"precision {self.precision!r} is not known on target {self.target!r}",
                 want=" or ".join(PRECISIONS),
             )
-        if self.progress is not None and not callable(self.progress):
+        if self.progress not in (None, False) and not callable(self.progress):
             raise OptionError(
                 "progress is not a function",
                 got=repr(self.progress),
-                want="progress(stage: str, done: int, total: int, detail: str)",
+                want="progress(stage: str, done: int, total: int, detail: str), or False for silence",
             )
         for name in ("deterministic", "pad"):
             if not isinstance(getattr(self, name), bool):
@@ -142,7 +147,9 @@ class Options:
         return self.threads or available_cores()
 
     def tell(self, stage: str, done: int, total: int, detail: str = "") -> None:
-        if self.progress is not None:
+        if not done:
+            logger.info("%s%s", stage, f" of {total}" if total else "")
+        if self.progress:
             self.progress(stage, done, total, detail)
 
 

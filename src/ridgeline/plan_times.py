@@ -65,18 +65,16 @@ def compare_plans(
 ) -> tuple[Entry, dict[str, list[float | None]]]:
     """Time whole plans as they will run; and what each of their steps takes, where that was not `known`."""
     plan_s = EFFORTS[options.level].plan_s
-    if plan_s == 0:
-        return _first_that_runs(sorted(known, key=lambda name: name != "ort"), make), {}
     options.tell("compare plans", 0, len(known))
     rivals: dict[str, Rival] = {}
     dropped = []
     for name, steps_us in known.items():
         try:
-            rivals[name] = Rival(_run_once(make(name)), list(steps_us))
+            rivals[name] = Rival(run_once(make(name)), list(steps_us))
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
             dropped.append(Measured(name, {}, refused=failure(error)))
     if not rivals:
-        raise _none_runs(dropped)
+        raise none_runs(dropped)
     times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
     timed = [Measured(name, {}, us) for name, us in zip(rivals, times, strict=True)]
     options.tell("compare plans", len(known), len(known))
@@ -103,28 +101,11 @@ def race_plans(rivals: Sequence[Rival], *, each_s: float) -> tuple[list[float], 
     return times, True
 
 
-def _first_that_runs(names: Sequence[str], make: Callable[[str], Instance]) -> Entry:
-    """Without timing: the first plan that can be bound and run at all. Where there is one, it need not run:
-    values drawn for an input may not suit the model, which says nothing against the plan."""
-    refused: list[Measured] = []
-    for i, name in enumerate(names):
-        try:
-            instance = make(name)
-            if len(names) > 1:
-                _run_once(instance)
-        except Exception as error:
-            refused.append(Measured(name, {}, refused=failure(error)))
-        else:
-            rest = [Measured(other, {}) for other in names[i + 1 :]]
-            return Entry("whole plan", (Measured(name, {}), *rest, *refused))
-    raise _none_runs(refused)
-
-
-def _run_once(instance: Instance) -> Instance:
+def run_once(instance: Instance) -> Instance:
     with torch.inference_mode():
         instance.execute()
     return instance
 
 
-def _none_runs(refused: Sequence[Measured]) -> BuildError:
+def none_runs(refused: Sequence[Measured]) -> BuildError:
     return BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in refused])

@@ -26,12 +26,14 @@ def test_one_untimed_step_leaves_no_total(plan: Plan, report: Report) -> None:
 
 def test_ports_say_symbol_planned_size_and_range(plan: Plan, report: Report) -> None:
     (row,) = summarise(plan, report).inputs
-    assert (row.shape, row.planned, row.range) == ("[batch,3,32,32]", "4×3×32×32", "1..4..8×3×32×32")
+    assert (row.dims, row.planned) == (("batch", 3, 32, 32), (4, 3, 32, 32))
+    assert row.ranges == ((1, 4, 8), (3, 3, 3), (32, 32, 32), (32, 32, 32))
+    assert row.moves
 
 
 def test_a_fixed_profile_is_no_range(plan: Plan, report: Report) -> None:
     fixed = replace(plan, profile={"x": plan.profile["x"][1:]})
-    assert summarise(fixed, report).inputs[0].range == ""
+    assert not summarise(fixed, report).inputs[0].moves
 
 
 def test_tactics_are_ordered_by_time(plan: Plan, report: Report) -> None:

@@ -44,7 +44,7 @@ def test_random_inputs_keep_planned_values(ridge: Ridge, here: Path) -> None:
     engine.save(here / "m.ridge")
     code, stdout, stderr = ridge("run", "m.ridge", "--json")
     assert code == 0, stderr
-    assert json.loads(stdout)[0]["shape"] == [8, 3]
+    assert json.loads(stdout)["rows"][0]["shape"] == [8, 3]
 
 
 def test_shapes_that_cannot_be_guessed_are_asked_for_by_name(ridge: Ridge, here: Path) -> None:

@@ -37,7 +37,7 @@ def test_run_reads_and_writes_arrays(ridge: Ridge, here: Path, tiny_engine: Path
     np.save(here / "x.npy", np.ones((2, 3, 32, 32), np.float32))
     code, stdout, stderr = ridge("run", tiny_engine, "--input", "x=x.npy", "--output", "results", "--json")
     assert code == 0, stderr
-    (row,) = json.loads(stdout)
+    (row,) = json.loads(stdout)["rows"]
     saved = np.load(here / "results" / "y.npy")
     assert row["shape"] == [2, 10] == list(saved.shape)
     assert row["max"] == float(saved.max())
@@ -58,7 +58,7 @@ def test_random_inputs_take_the_sizes_of_those_given(ridge: Ridge, here: Path) -
     np.save(here / "a.npy", np.ones((5, 4), np.float32))
     code, stdout, stderr = ridge("run", "two.onnx", "--level", "0", "--input", "a=a.npy", "--json")
     assert code == 0, stderr
-    assert json.loads(stdout)[0]["shape"] == [5, 4]
+    assert json.loads(stdout)["rows"][0]["shape"] == [5, 4]
     assert "for b" in stderr
 
 

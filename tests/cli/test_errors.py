@@ -81,7 +81,7 @@ def test_a_near_file_name_is_offered(ridge: Ridge, here: Path) -> None:
 def test_exit_codes(
     ridge: Ridge, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, words: str
 ) -> None:
-    def fail(arguments: object) -> None:
+    def fail(arguments: object, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli_main, "app", fail)

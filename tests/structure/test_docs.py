@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+from ridgeline.cli.exits import MEANINGS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 
@@ -15,6 +17,19 @@ def test_errors_page_is_current() -> None:
     assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == script["errors_page"](), (
         "run `make docs`"
     )
+
+
+def test_json_page_is_current() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "make_json.py"))
+    assert (ROOT / "docs" / "json.md").read_text(encoding="utf-8") == script["json_page"](), "run `make docs`"
+
+
+def test_exit_statuses_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = {
+        int(status): meaning for status, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    }
+    assert listed == MEANINGS
 
 
 def test_every_relative_link_leads_to_a_file() -> None:

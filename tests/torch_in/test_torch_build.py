@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnxscript.rewriter import RewriteRuleSet
 from torch import Tensor, nn
 from torch.export import Dim
 from torch_modules import QUICK, WIDTH, Encoder, assert_agrees, ids, seeded
@@ -19,6 +20,7 @@ from ridgeline.frontend import torch_export
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.from_torch import Sample, export_module
 from ridgeline.frontend.torch_export import as_source
+from ridgeline.passes.pipeline import canonicalise
 from ridgeline.reference import Reference
 
 
@@ -65,6 +67,15 @@ def test_other_sizes_run(engine: ridgeline.Engine, encoder: nn.Module) -> None:
     made = engine.run({"ids": words, "mask": mask})
     want = type(encoder(words))(made["states"], made["pooled"])
     assert_agrees(want, encoder, (words, mask))
+
+
+def test_an_export_takes_no_rewrite_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They try every rule at every node, some against every other node: minutes on a detector."""
+    monkeypatch.setattr(RewriteRuleSet, "apply_to_model", lambda *_: pytest.fail("rules were applied"))
+    made = load(export_module(seeded(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU())),
+                              (torch.ones(1, 3, 8, 8),), {}).model)  # fmt: skip
+    canonicalise(made.model)
+    assert sorted(node.op_type for node in made.model.graph) == ["Conv", "Mul", "Sigmoid"]
 
 
 def test_an_export_that_computes_something_else_is_caught(

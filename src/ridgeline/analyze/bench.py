@@ -92,7 +92,8 @@ class BenchReport:
     model: str
     target: str
     threads: int
-    shapes: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]  # of the inputs
+    types: dict[str, str]
     warmup_queries: int
     warmup_ms: float
     walltime_s: float
@@ -137,10 +138,8 @@ def bench(
         model=plan.model,
         target=str(plan.target),
         threads=plan.target.threads,
-        shapes={
-            name: f"{element_name(array)}[{','.join(map(str, array.shape))}]"
-            for name, array in flattened(feeds).items()
-        },
+        shapes={name: tuple(array.shape) for name, array in flattened(feeds).items()},
+        types={name: element_name(array) for name, array in flattened(feeds).items()},
         warmup_queries=warmup_queries,
         warmup_ms=warmup_ms,
         walltime_s=walltime_s,

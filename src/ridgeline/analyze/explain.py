@@ -26,7 +26,7 @@ class Loser:
     """A candidate that was timed (or predicted) and lost; `behind` 0.12 is 12 % slower than the winner."""
 
     tactic: str
-    config: str
+    config: Config
     median_us: float
     behind: float | None
 
@@ -44,7 +44,7 @@ class Contest:
     """Who won, who was slower, who refused; by times, or by predictions where nobody could be timed."""
 
     tactic: str
-    config: str
+    config: Config
     median_us: float | None
     losers: tuple[Loser, ...]
     unwilling: tuple[Unwilling, ...]
@@ -52,7 +52,7 @@ class Contest:
 
     @property
     def winner(self) -> str:
-        return f"{self.tactic} {self.config}".rstrip()
+        return f"{self.tactic} {config_text(self.config)}".rstrip()
 
     @property
     def runner_up(self) -> Loser | None:
@@ -277,7 +277,7 @@ def _contest(candidates: Sequence[Candidate]) -> Contest:
     timed = sorted((c for c in rest if c.median_us is not None), key=lambda c: c.median_us or 0.0)
     return Contest(
         tactic=chosen.tactic,
-        config=config_text(chosen.config),
+        config=dict(chosen.config),
         median_us=chosen.median_us,
         losers=tuple(_loser(candidate, chosen.median_us) for candidate in timed),
         unwilling=tuple(Unwilling(c.tactic, c.refused) for c in rest if c.refused is not None),
@@ -287,7 +287,7 @@ def _contest(candidates: Sequence[Candidate]) -> Contest:
 
 def _loser(candidate: Candidate, winner_us: float | None) -> Loser:
     median_us = candidate.median_us or 0.0
-    return Loser(candidate.tactic, config_text(candidate.config), median_us, _behind(median_us, winner_us))
+    return Loser(candidate.tactic, dict(candidate.config), median_us, _behind(median_us, winner_us))
 
 
 def _behind(median_us: float | None, winner_us: float | None) -> float | None:

@@ -13,7 +13,7 @@ class Headline:
     """A model's row in a table of many."""
 
     model: str
-    shapes: str
+    shapes: dict[str, tuple[int, ...]]  # of the inputs
     ops: int
     steps: int
     peer: str
@@ -40,7 +40,7 @@ def headline(
     worst = summary.verdict.worst
     return Headline(
         model=name,
-        shapes=", ".join(row.planned for row in summary.inputs),
+        shapes={row.name: row.planned or () for row in summary.inputs},
         ops=ops,
         steps=len(summary.steps),
         peer=theirs.name,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from ridgeline.options import DimRange
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Check, Report
 from ridgeline.spec import Port
@@ -15,13 +14,18 @@ from ridgeline.spec import Port
 
 @dataclass(frozen=True)
 class PortRow:
-    """One input or output; `planned` and `range` are empty for outputs."""
+    """One input or output, dim by dim; None for a rank or a dim of which the model says nothing."""
 
     name: str
     dtype: str
-    shape: str
-    planned: str = ""
-    range: str = ""
+    dims: tuple[int | str | None, ...] | None
+    planned: tuple[int, ...] | None = None  # of inputs
+    ranges: tuple[tuple[int, int, int], ...] | None = None  # min, opt, max; None where any size may come
+
+    @property
+    def moves(self) -> bool:
+        """Whether the ranges allow more than one size."""
+        return any(low != high for low, _, high in self.ranges or ())
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         threads=plan.target.threads,
         precision=plan.precision,
         inputs=tuple(_input_row(plan, port) for port in plan.inputs),
-        outputs=tuple(PortRow(port.name, port.dtype, _shape(port)) for port in plan.outputs),
+        outputs=tuple(PortRow(port.name, port.dtype, _dims(port)) for port in plan.outputs),
         nodes=len({source for step in plan.steps for source in step.sources}),
         steps=tuple(_step_row(index, step, total, islands) for index, step in enumerate(plan.steps, start=1)),
         steps_us=total,
@@ -168,20 +172,21 @@ def fraction_of_tolerance(check: Check) -> float:
 
 def _input_row(plan: Plan, port: Port) -> PortRow:
     spec = plan.planned_shapes.get(port.name)
-    planned = "×".join(map(str, spec.shape)) or "scalar" if spec else ""
-    return PortRow(port.name, port.dtype, _shape(port), planned, _ranges(plan.profile.get(port.name, ())))
+    ranges = plan.profile.get(port.name)
+    return PortRow(
+        port.name,
+        port.dtype,
+        _dims(port),
+        tuple(spec.shape) if spec else None,
+        None if ranges is None else tuple((dim.min, dim.opt, dim.max) for dim in ranges),
+    )
 
 
-def _shape(port: Port) -> str:
-    """As the model says it; a dim that only has a name because we gave it one is a question mark."""
+def _dims(port: Port) -> tuple[int | str | None, ...] | None:
+    """As the model says it; a dim that only has a name because we gave it one has none."""
     if port.dims is None:
-        return "[?]"
-    dims = ("?" if dim == f"{port.name}.{axis}" else str(dim) for axis, dim in enumerate(port.dims))
-    return f"[{','.join(dims)}]"
-
-
-def _ranges(dims: Sequence[DimRange]) -> str:
-    return "×".join(map(str, dims)) if any(dim.min != dim.max for dim in dims) else ""
+        return None
+    return tuple(None if dim == f"{port.name}.{axis}" else dim for axis, dim in enumerate(port.dims))
 
 
 def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) -> StepRow:

@@ -24,10 +24,10 @@ from ridgeline.cli.arguments import (
     parse_names,
     read_inputs,
 )
+from ridgeline.cli.exits import FAILED_GATE
 from ridgeline.cli.files import is_engine_file, require_file
-from ridgeline.cli.render import emit, talk
+from ridgeline.cli.render import emit, say_error, talk
 
-FAILED_GATE = 3
 PEERS = ("ort", "torch")
 # what is left is the floor: one PyTorch call per ONNX op
 NOT_OP_BY_OP = ("ort", "cpp", "onednn", "mkl")
@@ -97,9 +97,9 @@ def bench(
             on_round=lambda done, total: progress("measuring", done, total),
         )
     tell_notes(built)
-    emit(report, draw_bench, as_json=json)
+    emit(report, draw_bench, as_json=json, schema="bench", file=str(engine))
     if not report.passed:
-        talk.print("error: an output differs from a peer's by more than verification allows", style="red")
+        say_error("an output differs from a peer's by more than verification allows")
         raise typer.Exit(FAILED_GATE)
 
 

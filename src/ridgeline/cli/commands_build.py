@@ -102,7 +102,10 @@ def build(
     )
     engine = build_engine(model, options)
     engine.save(path)
-    emit(summarise(engine.plan, engine.report), draw_built, as_json=json)
+    emit(
+        summarise(engine.plan, engine.report), draw_built, as_json=json, schema="engine",
+        source=str(model), file=str(path), file_bytes=path.stat().st_size,
+    )  # fmt: skip
     if not json:
         put_lines([("file", f"{path} ({size(path.stat().st_size)})")], out)
 
@@ -151,7 +154,7 @@ def run(
             write_atomically(path, partial(_save_array, array=np.asarray(array)))
             files[name] = str(path)
         talk.print(f"{len(files)} file(s) written to {folder}", style="dim")
-    emit(describe(outputs, files), draw_outputs, as_json=json)
+    emit(describe(outputs, files), draw_outputs, as_json=json, schema="outputs", file=str(engine))
 
 
 def _save_array(file: BinaryIO, *, array: np.ndarray) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.arguments import AsJson, Threads
-from ridgeline.cli.commands_bench import FAILED_GATE
 from ridgeline.cli.demo_models import demo_files
+from ridgeline.cli.exits import FAILED_GATE
 from ridgeline.cli.files import make_folder, require_file, write_atomically
 from ridgeline.cli.grid import put_lines
-from ridgeline.cli.render import emit, out, talk, to_json
+from ridgeline.cli.render import document, emit, out, talk, to_json
 
 BENCH_S = 4.0
 
@@ -86,8 +86,8 @@ def demo(
             )
         )
     report = folder / "report.json"
-    write_atomically(report, lambda file: file.write(to_json(rows).encode() + b"\n"))
-    emit(rows, draw_headlines, as_json=json)
+    write_atomically(report, lambda file: file.write(to_json(document("demo", rows)).encode() + b"\n"))
+    emit(rows, draw_headlines, as_json=json, schema="demo", file=str(report))
     if not json:
         put_lines([("report", str(report)), ("next", f"ridge explain {rows[0].engine_file}")], out)
     if not all(row.verified and row.agrees for row in rows):

@@ -33,7 +33,10 @@ def show(engine: EngineFile, json: AsJson = False) -> None:
     from ridgeline.cli.engines import load_file
 
     loaded = load_file(engine)
-    emit(summarise(loaded.plan, loaded.report), draw_summary, as_json=json)
+    emit(
+        summarise(loaded.plan, loaded.report), draw_summary, as_json=json, schema="engine", file=str(engine),
+        file_bytes=engine.stat().st_size,
+    )  # fmt: skip
 
 
 def explain(
@@ -70,4 +73,5 @@ def explain(
     )
     built = load_or_build(engine, options)
     story = explain_engine(built.plan, built.report, node, profile=profile)
-    emit(story, draw_every_page if all else draw_explanation, as_json=json)
+    draw = draw_every_page if all else draw_explanation
+    emit(story, draw, as_json=json, schema="explanation", file=str(engine))

@@ -25,7 +25,7 @@ def kernels(engine: EngineFile, json: AsJson = False) -> None:
     from ridgeline.cli.draw_kernels import draw_kernels
     from ridgeline.cli.engines import load_file
 
-    emit(report_kernels(load_file(engine)), draw_kernels, as_json=json)
+    emit(report_kernels(load_file(engine)), draw_kernels, as_json=json, schema="kernels", file=str(engine))
 
 
 def settle(
@@ -55,4 +55,7 @@ def settle(
         talk.print(f"{engine} is settled already: all its choices were measured", style="dim")
     loaded.context()  # an engine is settled before its first run
     loaded.save(path)
-    emit(summarise(loaded.plan, loaded.report), draw_built, as_json=json)
+    emit(
+        summarise(loaded.plan, loaded.report), draw_built, as_json=json, schema="engine", file=str(path),
+        file_bytes=path.stat().st_size,
+    )  # fmt: skip

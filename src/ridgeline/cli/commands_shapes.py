@@ -44,4 +44,4 @@ def shapes(
         loaded = load_file(engine)
         made = propose(seen, buckets=buckets, work=work_of_engine(loaded, seen), unit="operations")
         made = replace(made, paddable=padding_verdict(loaded, made.moving))
-    emit(made, draw_proposal, as_json=json)
+    emit(made, draw_proposal, as_json=json, schema="shapes", file=str(observed))

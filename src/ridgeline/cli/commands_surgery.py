@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.arguments import AsJson, Model
+from ridgeline.cli.exits import USER_ERROR
 from ridgeline.cli.files import require_file, require_writable
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import emit, talk
-
-FOUND_ERRORS = 1
 
 
 def extract(
@@ -48,7 +47,7 @@ def extract(
     path = output or Path(f"{model.stem}_part.onnx")
     require_writable(path, option="-o")
     made = extract_file(model, path, starts=starts or (), ends=ends or ())
-    emit(made, draw_extracted, as_json=json)
+    emit(made, draw_extracted, as_json=json, schema="part", source=str(model), file=str(path))
     talk.print(f"wrote {path}", style="dim")
 
 
@@ -64,9 +63,9 @@ def lint(model: Model, json: AsJson = False) -> None:
 
     require_file(model)
     report = lint_model(model)
-    emit(report, draw_lint, as_json=json)
+    emit(report, draw_lint, as_json=json, schema="problems", source=str(model))
     if report.errors:
-        raise typer.Exit(FOUND_ERRORS)
+        raise typer.Exit(USER_ERROR)
 
 
 def reduce(
@@ -117,5 +116,5 @@ def reduce(
         made = reduce_file(
             model, path, command, samples=inputs or (), max_checks=max_checks, progress=progress
         )
-    emit(made, draw_reduced, as_json=json)
+    emit(made, draw_reduced, as_json=json, schema="reduced", source=str(model), file=str(path))
     talk.print(f"wrote {path}", style="dim")

@@ -42,4 +42,4 @@ def verify(
     with StageProgress(talk) as progress:
         report = verify_engine(loaded, model, data=data, progress=progress)
     tell_notes(loaded)
-    emit(report, draw_checks, as_json=json)
+    emit(report, draw_checks, as_json=json, schema="checks", source=str(model), file=str(engine))

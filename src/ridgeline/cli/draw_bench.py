@@ -11,12 +11,14 @@ from ridgeline.analyze.bench import BenchReport, Versus
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.tensors import TensorRow
 from ridgeline.cli.grid import put, put_lines, table
-from ridgeline.cli.render import duration, error_size, ms_format, number, plural, ratio, size
+from ridgeline.cli.render import duration, error_size, ms_format, number, plural, ratio, shape_text, size
 
 
 def draw_bench(report: BenchReport, console: Console) -> None:
     """As trtexec reports, with the peers of the same run side by side."""
-    shapes = ", ".join(f"{name} {shape}" for name, shape in report.shapes.items())
+    shapes = ", ".join(
+        f"{name} {report.types[name]}[{','.join(map(str, shape))}]" for name, shape in report.shapes.items()
+    )
     machine = f"  {report.target}, {plural(report.threads, 'thread')}"
     console.print(Text.assemble((report.model or "model", "bold"), (machine, "dim"), f"  {shapes}\n"))
     figures = ("min", "mean", "median", "p90", "p95", "p99", "max")
@@ -39,10 +41,11 @@ def draw_outputs(rows: Sequence[TensorRow], console: Console) -> None:
         numeric=("min", "mean", "max", "NaN", "inf"), keep=("file",),
     )  # fmt: skip
     for row in rows:
-        shape = "×".join(map(str, row.shape)) or "scalar"
         bad = [Text(str(count), "red" if count else "") for count in (row.nans, row.infs)]
         figures = [number(row.min), number(row.mean), number(row.max)]
-        grid.add_row(row.name, row.dtype, shape, *figures, *bad, *([row.file] if saved else []))
+        grid.add_row(
+            row.name, row.dtype, shape_text(row.shape), *figures, *bad, *([row.file] if saved else [])
+        )
     put(grid, console)
 
 
@@ -104,5 +107,7 @@ def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
         )
     console.print()
     put(grid, console)
-    put_lines([(row.model, f"input {row.shapes}, engine {row.engine_file}") for row in rows], console)
+    for row in rows:
+        shapes = ", ".join(map(shape_text, row.shapes.values()))
+        put_lines([(row.model, f"input {shapes}, engine {row.engine_file}")], console)
     put_lines([("peer", " and ".join(dict.fromkeys(row.peer for row in rows)) + ", same run")], console)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ridgeline.analyze.explain import Contest, Explanation, Loser, RegionStory, StepStory, UnwillingRow
+from ridgeline.analyze.explain import (
+    Contest,
+    Explanation,
+    Loser,
+    RegionStory,
+    StepStory,
+    UnwillingRow,
+    config_text,
+)
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import behind, duration, plural, size
 
@@ -176,7 +184,7 @@ def _candidates(contest: Contest, console: Console, *, first: str) -> None:
     grid = table("candidate", time, "behind", "verdict", numeric=(time, "behind"), keep=("verdict",))
     grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text(first, "bold"))
     for loser in contest.losers:
-        name = f"{loser.tactic} {loser.config}".rstrip()
+        name = f"{loser.tactic} {config_text(loser.config)}".rstrip()
         grid.add_row(name, duration(loser.median_us), behind(loser.behind), _verdict(loser))
     for refusal in contest.unwilling:
         grid.add_row(refusal.tactic, "", "", Text(refusal.reason, "dim"))

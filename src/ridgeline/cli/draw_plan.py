@@ -8,7 +8,8 @@ from rich.text import Text
 
 from ridgeline.analyze.show import Summary, Verdict, verdict_of
 from ridgeline.cli.grid import put, put_lines, table
-from ridgeline.cli.render import bar, duration, error_size, percent, plural, size
+from ridgeline.cli.render import bar, duration, error_size, percent, plural, shape_text, size
+from ridgeline.options import DimRange
 from ridgeline.plan.report import Report
 
 LISTED = 8
@@ -84,11 +85,16 @@ def _headline(summary: Summary, console: Console) -> None:
 
 def _ports(summary: Summary, console: Console) -> None:
     console.print()
-    ranged = any(row.range for row in summary.inputs)
+    ranged = any(row.moves for row in summary.inputs)
     grid = table("", "name", "type", "shape", "planned for", *(["range"] if ranged else []))
     for way, rows in (("in", summary.inputs), ("out", summary.outputs)):
         for row in rows:
-            grid.add_row(way, row.name, row.dtype, row.shape, row.planned, *([row.range] if ranged else []))
+            dims = ",".join(
+                "?" if dim is None else str(dim) for dim in (row.dims if row.dims is not None else [None])
+            )
+            planned = "" if row.planned is None else shape_text(row.planned)
+            ranges = "×".join(str(DimRange(*dim)) for dim in row.ranges or ()) if row.moves else ""
+            grid.add_row(way, row.name, row.dtype, f"[{dims}]", planned, *([ranges] if ranged else []))
     put(grid, console)
 
 

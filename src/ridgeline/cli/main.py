@@ -1,7 +1,4 @@
-"""The `ridge` command: the list of its commands, and what becomes of an error.
-
-Exit status: 0 done, 1 the user can mend it, 2 usage, 3 a correctness gate failed, 70 our bug.
-"""
+"""The `ridge` command: the list of its commands, and what becomes of an error (statuses: `exits.py`)."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ridgeline.cli.commands_bench import FAILED_GATE, bench
+from ridgeline.cli.commands_bench import bench
 from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
@@ -22,15 +19,16 @@ from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_verify import verify
-from ridgeline.cli.render import talk
+from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, USAGE, USER_ERROR
+from ridgeline.cli.loudness import with_loudness
+from ridgeline.cli.render import complain, emit_error, say_error
 from ridgeline.errors import RidgelineError, VerifyError
-
-USER_ERROR, BUG = 1, 70
 
 app = typer.Typer(
     name="ridge",
     no_args_is_help=True,
-    add_completion=False,
+    epilog="Exit status: "
+    + "; ".join(f"{status} {meaning.split(':')[0]}" for status, meaning in MEANINGS.items()),
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,7 +36,7 @@ app = typer.Typer(
 for command in (
     build, run, verify, bench, show, explain, shapes, kernels, settle, extract, lint, reduce, demo,
 ):  # fmt: skip
-    app.command()(command)
+    app.command()(with_loudness(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,27 +63,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # a terminal that cannot show µ or → gets a question mark, not a traceback
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    status, error = _run(given)
+    if error and "--json" in given:
+        emit_error(error, status)
+    sys.exit(status)
+
+
+def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what is to be said of an error besides its text."""
     try:
-        app(None if arguments is None else list(arguments))
+        return app(list(given), standalone_mode=False) or DONE, {}
     except RidgelineError as error:
-        _say(error.text())
-        sys.exit(FAILED_GATE if isinstance(error, VerifyError) else USER_ERROR)
+        say_error(error.text())
+        told = {name: getattr(error, name) for name in ("what", "got", "want", "rows", "help")}
+        status = FAILED_GATE if isinstance(error, VerifyError) else USER_ERROR
+        return status, {"error": type(error).__name__, **told}
+    except typer.Abort:
+        say_error("stopped")
+        return USER_ERROR, {"error": "Abort", "what": "stopped"}
     except OSError as error:
         # a full disk, a folder that went away, a file we may not read: the machine's, not ours
-        _say(_os_error_text(error))
-        sys.exit(USER_ERROR)
+        return USER_ERROR, _said(error, _os_error_text(error))
     except MemoryError as error:
-        _say(f"not enough memory for this: {error}")
-        sys.exit(USER_ERROR)
-    except Exception:
-        talk.print(traceback.format_exc().rstrip())
-        _say("this is a bug in ridgeline; please report it with the lines above")
-        sys.exit(BUG)
+        return USER_ERROR, _said(error, f"not enough memory for this: {error}")
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "show"):  # of the parser of the command line
+            error.show()
+            return USAGE, {"error": "UsageError", "what": error.format_message()}
+        complain.print(traceback.format_exc().rstrip())
+        return BUG, _said(error, "this is a bug in ridgeline; please report it with the lines above")
 
 
-def _say(text: str) -> None:
-    talk.print("error: ", style="bold red", end="")
-    talk.print(text, soft_wrap=True)
+def _said(error: BaseException, text: str) -> dict[str, Any]:
+    say_error(text)
+    return {"error": type(error).__name__, "what": text, "got": str(error)}
 
 
 def _os_error_text(error: OSError) -> str:

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 PIPE_WIDTH = 100
+# of every form in docs/json.md: goes up when a field changes its meaning or goes; new fields may come
+SCHEMA_VERSION = 1
 DASH = "–"
 
 Report = TypeVar("Report")
@@ -26,17 +28,42 @@ def _console(*, stderr: bool) -> Console:
     )
 
 
-# results go to `out`, talk and progress to `talk`, so that a pipe gets results only
+# results go to `out`, talk and progress to `talk`, so that a pipe gets results only; errors are never quiet
 out = _console(stderr=False)
 talk = _console(stderr=True)
+complain = _console(stderr=True)
 
 
-def emit(report: Report, draw: Callable[[Report, Console], None], *, as_json: bool) -> None:
-    """The one way a result leaves a command."""
+def emit(
+    report: Report,
+    draw: Callable[[Report, Console], None],
+    *,
+    as_json: bool,
+    schema: str,
+    **more: Any,
+) -> None:
+    """The one way a result leaves a command. `more` is for readers of JSON: the paths of what was written."""
     if as_json:
-        sys.stdout.write(to_json(report) + "\n")
+        sys.stdout.write(to_json(document(schema, report, **more)) + "\n")
     else:
         draw(report, out)
+
+
+def emit_error(error: Mapping[str, Any], status: int) -> None:
+    """As JSON on stdout, where results would be; its text is on stderr already."""
+    sys.stdout.write(to_json(document("error", error, exit=status)) + "\n")
+
+
+def say_error(text: str) -> None:
+    complain.print("error: ", style="bold red", end="")
+    complain.print(text, soft_wrap=True)
+
+
+def document(schema: str, report: Any, **more: Any) -> dict[str, Any]:
+    """A report with the name and the version of its form, docs/json.md; rows without a name are `rows`."""
+    content = _plain(report)
+    fields = content if isinstance(content, dict) else {"rows": content}
+    return {"schema": f"ridgeline/{schema}/{SCHEMA_VERSION}", **fields, **more}
 
 
 def to_json(report: Any) -> str:
@@ -133,6 +160,11 @@ def bar(share: float | None, width: int = 12) -> str:
     eighths = round((share or 0.0) * width * 8)
     full, rest = divmod(min(eighths, width * 8), 8)
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``1×3×48×192``"""
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def plural(count: int, word: str) -> str:

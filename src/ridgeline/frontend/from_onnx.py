@@ -55,6 +55,15 @@ def load(source: Source) -> Loaded:
     return Loaded(name=name, original=proto, path=path, model=model)
 
 
+def is_model(path: Path) -> bool:
+    """Whether this file reads as an ONNX model."""
+    try:
+        _read(path)
+    except ModelError:
+        return False
+    return True
+
+
 def folder_of(loaded: Loaded) -> str:
     """Where external data lies."""
     return str(loaded.path.parent) if loaded.path is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import sys
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 import torch
 import torch.fx.experimental._config as symbol_config
 from torch import Tensor, nn
@@ -105,11 +107,12 @@ def to_onnx(program: ExportedProgram, names: Sequence[str] | None = None) -> ir.
     try:
         with kept_translations():
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=CANONICAL_OPSET, verbose=False, optimize=True
+                program, dynamo=True, opset_version=CANONICAL_OPSET, verbose=False, optimize=False
             )
+            assert exported is not None, "the dynamo exporter hands its program out"
+            _fold(exported.model)
     except Exception as error:
         raise UnsupportedError("PyTorch cannot write this module as ONNX", got=said(error)) from error
-    assert exported is not None, "the dynamo exporter hands its program out"
     assert exported.exported_program is not None, "and what it was made of"
     signature = exported.exported_program.graph_signature
     called = dict(zip(signature.user_inputs, names or signature.user_inputs, strict=True))
@@ -127,6 +130,19 @@ def to_onnx(program: ExportedProgram, names: Sequence[str] | None = None) -> ir.
     if random:
         raise UnsupportedError("the module draws random numbers: no engine can be verified", rows=random)
     return model
+
+
+def _fold(model: ir.Model) -> None:
+    """Constants and unused nodes go; the rest of onnxscript's optimiser is left out.
+
+    Its rewrite rules take time quadratic in the number of nodes, and the passes here do the same work.
+    """
+    optimizer = importlib.import_module("onnxscript.optimizer")
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    common_passes.RemoveUnusedNodesPass()(model)
+    common_passes.OutputFixPass()(model)
+    common_passes.NameFixPass()(model)
 
 
 def _refuse_memory(program: ExportedProgram) -> None:

@@ -36,6 +36,7 @@ class Launches:
     ) -> None:
         self._regions, self._tactics, self._weights = regions, tactics, weights
         self._notes = notes  # what did not go as planned on this machine
+        self._unplanned: dict[str, dict[str, str]] = {}  # by reason: steps and the tactic that was planned
         self._steps, self._islands = steps, islands
         self._made: dict[tuple[int, str], Launch] = {}
         self._lock = threading.Lock()
@@ -118,8 +119,28 @@ class Launches:
                         got=f"{dict(config)}: {error!r}",
                         help="was a lock or a cache edited by hand? delete it and build again",
                     ) from error
-            self._notes.append(f"{step.name}: {name} was planned but {reason}")
+            self._note(reason or "", step.name, name)
         return self._tactics["aten"].bind(site, {}, weights)
+
+    def _note(self, reason: str, step: str, tactic: str) -> None:
+        """One note for each reason, however many steps it holds for."""
+        steps = self._unplanned.setdefault(reason, {})
+        old = _note_text(reason, steps)
+        steps.setdefault(step, tactic)
+        new = _note_text(reason, steps)
+        if old in self._notes:
+            self._notes[self._notes.index(old)] = new
+        else:
+            self._notes.append(new)
+
+
+def _note_text(reason: str, steps: Mapping[str, str]) -> str:
+    if not steps:
+        return ""
+    step, tactic = next(iter(steps.items()))
+    if len(steps) == 1:
+        return f"{step}: {tactic} was planned but {reason}"
+    return f"{reason}: {len(steps)} steps run another tactic than was planned, the first {step} ({tactic})"
 
 
 def _why_not(tactic: Tactic, site: Site) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.triton.source import triton_version
 from ridgeline.spec import Target
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
@@ -67,6 +69,21 @@ def cuda_tactics(opset_imports: Mapping[str, int]) -> tuple[Tactic, ...]:
         TritonRows(),
         Aten(opset_imports),
     )
+
+
+def missing_tools(target: Target) -> tuple[str, ...]:
+    """What this machine lacks to make kernels for the target, and what runs instead."""
+    if target.kind == "cpu" and find_compiler() is None:
+        return (
+            "no C++ compiler found: no kernels are generated, libraries run all regions; install g++ or "
+            "clang++",
+        )
+    if target.kind == "cuda" and triton_version() is None:
+        return (
+            "Triton is not installed: no kernels of our own were compiled, PyTorch and the libraries run all "
+            "regions; pip install 'ridgeline[gpu]'",
+        )
+    return ()
 
 
 def tactics_for(

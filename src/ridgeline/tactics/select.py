@@ -89,6 +89,7 @@ def time_site(
     """Time every willing candidate side by side; one that fails on the way is refused with its message.
 
     `draw` makes the inputs. A candidate alone has no time: it gets the one it takes in the whole plan.
+    Where nothing is timed, the first that runs is taken, and the others stay untried.
     """
     # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes;
     # and one candidate alone need not run on values drawn without knowing the model
@@ -98,7 +99,9 @@ def time_site(
     dropped = list(refused)
     runnable: list[tuple[Measured, Callable[[], object]]] = []
     inputs = draw()
+    tried = 0
     for candidate in willing:
+        tried += 1
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
             check_workspace(launch.packed_bytes, workspace_bytes)
@@ -110,15 +113,16 @@ def time_site(
             dropped.append(Measured(candidate.tactic, candidate.config, refused=failure(error)))
         else:
             runnable.append((candidate, call))
+            if effort.site_s == 0:
+                break
     if not runnable:
         raise BuildError(
             f"no tactic for {site.name} ({', '.join(op.op_type for op in site.body.ops)})",
             rows=[f"{m.tactic:24} {m.refused}" for m in dropped],
             help="allow more tactics: drop --without, or lower --level to see the first error",
         )
-    if len(runnable) == 1 or effort.site_s == 0:
-        timed = [Measured(c.tactic, c.config) for c, _ in runnable]
-        return Entry(site.name, (*timed, *dropped), 0)
+    if len(runnable) == 1:
+        return Entry(site.name, (runnable[0][0], *willing[tried:], *dropped), 0)
     pause_s = PAUSE_S if any(c.tactic == "ort" for c, _ in runnable) else 0.0
     times, is_unsteady = race(
         [call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s, long_rounds=effort.long_rounds

@@ -19,6 +19,7 @@ from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyEr
 from ridgeline.frontend.from_torch import Flat, export_flat, home_of
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.options import Options, make_options
+from ridgeline.progress import shown
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, wants_gradients
 from ridgeline.torch_in.layouts import Layouts
@@ -114,9 +115,11 @@ class Piece:
         names = [a.name for a in arguments]
 
         def build(axes: Sequence[Axes]) -> Built:
-            exported = export_flat(flat, tensors, names, axes)
-            exported.model.graph.name = "piece"
-            return build_call(exported, self._made(filled, tensors))
+            with shown(self._made(filled, tensors)) as options:
+                options.tell("export", 0, 0)
+                exported = export_flat(flat, tensors, names, axes)
+                exported.model.graph.name = "piece"
+                return build_call(exported, options)
 
         try:
             built = build([dict.fromkeys(a.free_axes, Dim.AUTO) for a in arguments])

@@ -19,6 +19,7 @@ from ridgeline.frontend.from_torch import bind, export_module, home_of, read_exa
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
 from ridgeline.options import Options, make_options
+from ridgeline.progress import shown
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, refuse_gradients
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
@@ -173,7 +174,9 @@ class CompiledModule(nn.Module):
             for built in known:
                 if built.fits(tensors):
                     return built
-            built = self._build(known, tensors, args, kwargs)
+            with shown(self._options(tensors)) as options:
+                options.tell("export", 0, 0)
+                built = self._build(known, tensors, args, kwargs, options)
             self._structure = Structure(self.module)  # now: tracing a module may set attributes of it
             if self._wants_gradients is None:
                 self._wants_gradients = any(p.requires_grad for p in self.module.parameters())
@@ -189,9 +192,10 @@ class CompiledModule(nn.Module):
         tensors: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        options: Options,
     ) -> Built:
         """An engine for these sizes and all that its guards take; for these only if dims cannot be open."""
-        given, options = self._dynamic_shapes, self._options(tensors)
+        given = self._dynamic_shapes
         axes = _changed(known, tensors) if given is None else None
         try:
             exported = export_module(self.module, args, kwargs, dynamic_shapes=given, axes=axes)

@@ -1,0 +1,13 @@
+"""Every exit status of `ridge`. docs/command-line.md has the same table, and a test compares the two."""
+
+from __future__ import annotations
+
+DONE, USER_ERROR, USAGE, FAILED_GATE, BUG = 0, 1, 2, 3, 70
+
+MEANINGS = {
+    DONE: "done",
+    USER_ERROR: "something you can mend: a file, an option, a model; `ridge lint` found errors",
+    USAGE: "the command line does not read: no such command, option or value",
+    FAILED_GATE: "a correctness gate failed: an engine or a peer does not compute what the model computes",
+    BUG: "a bug in ridgeline: the traceback is on standard error; please report it",
+}
