@@ -113,3 +113,33 @@ def test_a_group_norm_is_made_like_its_input() -> None:
     }"""
     _, state = settled(text, x=(2, 8, 3, 5), w=(8,), b=(8,))
     assert state.specs["n"] == state.specs["y"] == TensorSpec("float32", (2, 8, 3, 5))
+
+
+@pytest.mark.parametrize(
+    ("call", "bins"),
+    [("STFT(x, hop, window)", 9), ("STFT<onesided = 0>(x, hop, window)", 16), ("STFT(x, hop, , n)", 7)],
+)
+def test_a_spectrum_has_half_its_bins_unless_both_sides_are_asked_for(call: str, bins: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 23]>
+    g (float[1,N,1] x, float[16] window) => (float[B,T,F,2] y) <int64 hop = {{4}}, int64 n = {{12}}> {{
+      y = {call}
+    }}"""
+    _, state = settled(text, x=(1, 64, 1), window=(16,))
+    frames = 1 + (64 - (12 if bins == 7 else 16)) // 4
+    assert state.specs["y"] == TensorSpec("float32", (1, frames, bins, 2))
+
+
+def test_a_spectrum_of_a_signal_too_short_is_not_settled() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[1,N,1] x, float[16] window) => (float[B,T,F,2] y) <int64 hop = {4}> {
+      y = STFT(x, hop, window)
+    }"""
+    _, state = settled(text, x=(1, 8, 1), window=(16,))
+    assert "y" not in state.specs
+
+
+def test_a_window_larger_than_its_image_is_a_misfit() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[1,1,N,N] x, float[1,1,9,9] w) => (float[A,B,C,D] y) { y = Conv(x, w) }"""
+    with pytest.raises(InputError, match="do not fit at y"):
+        settled(text, x=(1, 1, 4, 4), w=(1, 1, 9, 9))

@@ -239,17 +239,25 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
     model = ir.from_proto(inline_functions(proto))
     if path is not None:
         ir.external_data.set_base_dir(model.graph, path.parent)
-    for value in model.graph.initializers.values():
-        # protobuf hands out a fresh copy of the bytes each time it is asked
-        if isinstance(value.const_value, ir.TensorProtoTensor) and value.const_value.dtype.bitwidth >= 8:
-            tensor = value.const_value
-            if tensor.dtype != ir.DataType.STRING:
-                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.TensorProtoTensor):
+                value.const_value = _own_tensor(value.const_value)
     if path is not None:
         _read_own_weights(model.graph, path)
     common_passes.RemoveInitializersFromInputsPass()(model)
     common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
     return model
+
+
+def _own_tensor(tensor: ir.TensorProtoTensor) -> ir.TensorProtocol:
+    """A copy of a tensor of the original, which would be another model if a pass renamed it there."""
+    if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
+        proto = onnx.TensorProto()
+        proto.CopyFrom(tensor.raw)
+        return ir.TensorProtoTensor(proto)
+    # protobuf hands out a fresh copy of the bytes each time it is asked
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _read_own_weights(graph: ir.Graph, path: Path) -> None:

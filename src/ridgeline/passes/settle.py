@@ -19,14 +19,13 @@ from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_text
 from ridgeline.passes.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.passes.host_ops import HOST_OPS, WRONG_IN_REFERENCE
+from ridgeline.passes.shape_rules import has_rule, own_spec
 from ridgeline.spec import Body, Op, TensorSpec
 
 # more than any mask or index that shapes alone decide; computed once for each new set of shapes
 HOST_NUMEL = 1 << 26
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                     "Bernoulli", "Dropout"})  # fmt: skip
-# made like their first input, which ONNX's inference of single nodes does not say
-LIKE_FIRST = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # what may be wrong with a node's inputs, what to do, and how ONNX's inference speaks of types
 SHAPES = ("shapes", "give shapes that the model takes, for example --shapes x=1x3x224x224")
@@ -91,14 +90,16 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
         return
     if op.op_type in CONTROL:
         return
-    types = _infer(op, state, opset_imports)
-    for name, kind in types.items():
-        state.types[name] = kind
-        spec = spec_of(kind)
-        if spec is not None:
-            state.specs[name] = spec
-        elif op.key in LIKE_FIRST and op.inputs[0] in state.specs:
-            _note(state, name, state.specs[op.inputs[0]])
+    if has_rule(op):
+        own = own_spec(op, state.specs, state.values)
+        if own is not None:
+            _note(state, op.outputs[0], own)
+    else:
+        for name, kind in _infer(op, state, opset_imports).items():
+            state.types[name] = kind
+            spec = spec_of(kind)
+            if spec is not None:
+                state.specs[name] = spec
     values = _evaluate(op, state, opset_imports)
     for name, array in zip(op.outputs, values, strict=False):
         if name:
@@ -149,14 +150,23 @@ def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str
             schema, node_proto(op), types, data, opset_imports=imports
         )
     except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        what, advice = TYPES if any(words in str(error) for words in OF_TYPES) else SHAPES
-        raise InputError(
-            f"the {what} do not fit at {op.name or op.outputs[0]} ({op.op_type})",
-            rows=[f"{n}: {state.specs[n]}" for n in reads if n in state.specs],
-            got=_first_line(error),
-            help=advice,
-        ) from error
+        raise _misfit(op, state, _first_line(error)) from error
+    for name, kind in inferred.items():
+        if any(dim.dim_value < 0 for dim in kind.tensor_type.shape.dim):
+            raise _misfit(
+                op, state, f"{name!r} would have {[d.dim_value for d in kind.tensor_type.shape.dim]}"
+            )
     return dict(inferred)
+
+
+def _misfit(op: Op, state: Settled, problem: str) -> InputError:
+    what, advice = TYPES if any(words in problem for words in OF_TYPES) else SHAPES
+    return InputError(
+        f"the {what} do not fit at {op.name or op.outputs[0]} ({op.op_type})",
+        rows=[f"{n}: {state.specs[n]}" for n in op.inputs if n in state.specs],
+        got=problem,
+        help=advice,
+    )
 
 
 def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Sequence[np.ndarray]:

@@ -96,7 +96,7 @@ ANSWERS: dict[str, dict[int, Answer]] = {
 
 
 def numbers_for(
-    name: str, spec: TensorSpec, ops: Sequence[Op], sizes: Mapping[str, tuple[int, ...]]
+    name: str, spec: TensorSpec, ops: Sequence[Op], specs: Mapping[str, TensorSpec]
 ) -> np.ndarray | None:
     """Numbers that the first op to read this input as such can work with; None where no op does."""
     names = {name}
@@ -107,7 +107,8 @@ def numbers_for(
             names.update(op.outputs)
         for slot, answer in ANSWERS.get(op.op_type, {}).items():
             if slot < len(op.inputs) and op.inputs[slot] in names:
-                made = np.asarray(answer(Asked(op, spec.numel, sizes.get(op.inputs[0], ()))))
+                first = specs.get(op.inputs[0])
+                made = np.asarray(answer(Asked(op, spec.numel, first.shape if first is not None else ())))
                 # fewer numbers than asked for (no axis of size 1, say): the input is drawn like any other
                 return made.astype(spec.dtype).reshape(spec.shape) if made.size == spec.numel else None
     return None

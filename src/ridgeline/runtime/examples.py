@@ -6,8 +6,7 @@ whatever a region computes of them is compared with the floor, and nothing after
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,43 +14,22 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.elements import (
-    BIT_WIDTHS,
     TORCH_DTYPES,
-    as_numpy,
     fill,
     numpy_dtype,
     on_device,
     to_torch,
 )
 from ridgeline.passes.body import Program
-from ridgeline.passes.settle import settled_value
+from ridgeline.passes.settle import Settled, settled_value
+from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
+from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.loose import draw_loose
-from ridgeline.spec import ITEM_BITS, Body, Op, Site, TensorSpec
+from ridgeline.spec import Body, Op, Site, TensorSpec
 
 # draws floats of a shape
 Floats: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-# ops through which an integer keeps its meaning on the way to its table
-_PASS = frozenset(
-    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Clip"}
-)
-# and ops that compute another place from it
-_ARITHMETIC = frozenset(
-    {"Add", "Sub", "Mul", "Neg", "Abs", "Max", "Min", "Where", "Concat", "Slice", "Split", "Tile", "CumSum",
-     "Gather", "ReduceSum", "ReduceMax", "ReduceMin", "Div", "Mod"}
-)  # fmt: skip
-# ops whose second input holds places in the first
-_INDEXED = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter"})
-# other inputs that name places or lengths; nothing here says which are legal besides zero
-_PLACES = {
-    "OneHot": 0, "ReverseSequence": 1, "MaxUnpool": 1, "ArrayFeatureExtractor": 1, "TensorScatter": 2,
-    "NegativeLogLikelihoodLoss": 1, "SoftmaxCrossEntropyLoss": 1, "RotaryEmbedding": 3, "Attention": 6,
-}  # fmt: skip
-# a divisor must not be zero, a shift or an exponent not be large
-_COUNTS = {"Div": 1, "Mod": 1, "BitShift": 1, "Pow": 1}
-FLAGS, NOTHING, SMALL = (0, 2), (0, 1), (1, 5)
-# of wide integers between regions: both signs, and products that stay exact in float32
-INNER_BITS = 8
 # what torch draws on the device itself; the rest is drawn by numpy and copied
 _DRAWN_IN_PLACE = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -87,15 +65,15 @@ def example_feeds(
 ) -> dict[str, Any]:
     """Random inputs at these shapes."""
     rng = np.random.default_rng(seed)
-    flat, inlined = program.flat_ops(program.regions)
+    flat, _ = program.flat_ops(program.regions)
     ops = list(_all_ops(flat))
-    sizes = {name: tuple(t.shape) for name, t in weights.items()}
-    sizes |= {name: spec.shape for name, spec in shapes.items()}
-    constants = {name: as_numpy(t) for name, t in weights.items() if t.numel() == 1} | inlined
+    has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
+    settled = settle_program(program, shapes, weights) if has_integers else Settled(dict(shapes))
+    beside = list(shapes.values())
     return {
         name: draw_loose(rng, program.loose_inputs[name])
         if name in program.loose_inputs
-        else _draw(rng, name, shapes[name], ops, sizes, constants, floats=floats)
+        else _draw(rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats)
         for name in program.inputs
     }
 
@@ -105,7 +83,6 @@ def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu
     rng = np.random.default_rng(0)
     generator = torch.Generator(device).manual_seed(0)
     ops = list(_all_ops(site.body.ops))
-    sizes = {name: spec.shape for name, spec in site.specs.items()}
     constants = {**site.body.constants, **site.values}
     made: list[Tensor | None] = []
     for name, spec in zip(site.body.inputs, site.inputs, strict=True):
@@ -119,10 +96,10 @@ def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu
             tensor = torch.empty_strided(
                 spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=device
             )
-            if spec.dtype in _DRAWN_IN_PLACE and numbers_for(name, spec, ops, sizes) is None:
+            if spec.dtype in _DRAWN_IN_PLACE and numbers_for(name, spec, ops, site.specs) is None:
                 tensor.normal_(generator=generator)
             else:
-                drawn = _draw(rng, name, spec, ops, sizes, constants, is_inner=True)
+                drawn = _draw(rng, name, spec, ops, site.specs, constants, beside=None)
                 fill(tensor, on_device(to_torch(drawn), device))
             made.append(tensor)
     return made
@@ -141,17 +118,17 @@ def _draw(
     name: str,
     spec: TensorSpec,
     ops: list[Op],
-    sizes: Mapping[str, tuple[int, ...]],
+    specs: Mapping[str, TensorSpec],
     constants: Mapping[str, np.ndarray],
+    beside: Sequence[TensorSpec] | None,
     *,
-    is_inner: bool = False,
     floats: Floats = normal,
 ) -> Any:
-    """`is_inner`: a value between regions, of which no more is known than what its own region says."""
+    """`beside` are a model's inputs. None: a value between regions, of which only its own region is known."""
     shape = spec.shape
     if spec.value is not None:
         return settled_value(spec)
-    numbers = numbers_for(name, spec, ops, sizes)
+    numbers = numbers_for(name, spec, ops, specs)
     if numbers is not None:
         return numbers
     if spec.dtype.startswith(("float", "bfloat")):
@@ -160,99 +137,5 @@ def _draw(
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.startswith("complex"):
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(spec.dtype)
-    places = _distinct_places(rng, name, shape, ops, sizes)
-    if places is not None:
-        return places.astype(numpy_dtype(spec.dtype))
-    low, high = _integer_range(name, spec.dtype, ops, sizes, constants, is_inner=is_inner)
-    drawn = rng.integers(low, max(high, low + 1), shape, dtype=np.int64)
-    if (low, high) == FLAGS and shape and shape[-1]:
-        drawn[..., 0] = 1  # a mask that hides a whole row makes NaN of it, in any engine
+    drawn = draw_integers(rng, name, spec, ops, specs, constants, beside)
     return drawn.astype(numpy_dtype(spec.dtype))
-
-
-def _integer_range(
-    name: str,
-    dtype: str,
-    ops: list[Op],
-    sizes: Mapping[str, tuple[int, ...]],
-    constants: Mapping[str, np.ndarray],
-    *,
-    is_inner: bool,
-) -> tuple[int, int]:
-    """Within the tables it indexes; the value it is compared with; small as a divisor; else any value.
-
-    Any value is all that a type of one byte can hold. A wider input of a model is a flag, 0 or 1.
-    """
-    same, derived = {name}, {name}  # values that are this one, and those computed from it
-    tables: list[int] = []
-    equals: list[int] = []
-    is_count = is_place = False
-    for op in ops:
-        if not derived.intersection(op.inputs):
-            continue
-        if op.op_type in _PASS and op.inputs[0] in same:
-            same.update(op.outputs)
-        if op.op_type in _PASS or op.op_type in _ARITHMETIC:
-            derived.update(op.outputs)
-        if op.op_type in _INDEXED and op.inputs[1] in derived:
-            if op.inputs[1] in same and op.inputs[0] in sizes:
-                tables.append(_places(op, sizes))
-            else:
-                is_place = True
-        slot = _PLACES.get(op.op_type)
-        is_place |= slot is not None and slot < len(op.inputs) and op.inputs[slot] in derived
-        slot = _COUNTS.get(op.op_type)
-        is_count |= slot is not None and op.inputs[slot] in (derived if is_inner else same)
-        if op.op_type == "Equal" and same.intersection(op.inputs):
-            known = [constants[n].reshape(-1) for n in op.inputs if n in constants]
-            equals += [int(value[0]) for value in known if value.size == 1]
-    if tables:
-        return 0, min(tables)
-    if is_place and is_inner:
-        return NOTHING
-    if equals:
-        return (equals[0] - 1, equals[0] + 2) if is_inner else (equals[0], equals[0] + 1)
-    if is_count:
-        return SMALL
-    return FLAGS if is_place else _any_value(dtype, is_inner=is_inner)
-
-
-def _distinct_places(
-    rng: np.random.Generator,
-    name: str,
-    shape: tuple[int, ...],
-    ops: list[Op],
-    sizes: Mapping[str, tuple[int, ...]],
-) -> np.ndarray | None:
-    """Indices of a scatter: written twice, a place would hold whichever came last. None: not possible."""
-    op = next((o for o in ops if o.op_type.startswith("Scatter") and o.inputs[1] == name), None)
-    data = sizes.get(op.inputs[0]) if op is not None else None
-    if op is None or not data or not shape:
-        return None
-    if op.op_type == "ScatterND":
-        table, count = data[: shape[-1]], math.prod(shape[:-1])
-        if count > math.prod(table):
-            return None
-        flat = rng.choice(math.prod(table), count, replace=False)
-        return np.stack(np.unravel_index(flat, table), axis=-1).reshape(shape)
-    axis = int(op.attrs.get("axis", 0))
-    return np.argsort(rng.random(shape), axis=axis) if shape[axis] <= data[axis] else None
-
-
-def _places(op: Op, sizes: Mapping[str, tuple[int, ...]]) -> int:
-    """How many places an index of this op may name, along the shortest axis that it indexes."""
-    data = sizes[op.inputs[0]]
-    if not op.op_type.endswith("ND"):
-        return data[int(op.attrs.get("axis", 0))]
-    first, index = int(op.attrs.get("batch_dims", 0)), sizes.get(op.inputs[1])
-    return min(data[first : first + index[-1]] if index else data[first:], default=1)
-
-
-def _any_value(dtype: str, *, is_inner: bool) -> tuple[int, int]:
-    """All that a type of one byte holds; a wider one is a flag to a model and a number to a region."""
-    bits = BIT_WIDTHS.get(dtype, ITEM_BITS[dtype])
-    if bits > 8:
-        bits = INNER_BITS
-        if not is_inner:
-            return FLAGS
-    return (0, 1 << bits) if dtype.startswith("uint") else (-(1 << bits - 1), 1 << bits - 1)
