@@ -51,7 +51,7 @@ from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.on_board import LEFT_OUT
 from ridgeline.runtime.padded import require_paddable
 from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_memory
-from ridgeline.runtime.weights import DeviceWeights, weights_of
+from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
 from ridgeline.settling import settle
 from ridgeline.spec import Target
 from ridgeline.tactics.cache import TimingCache
@@ -135,6 +135,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         guards = check_guards(reference, sample) if sample is not None else ()
         every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
         refusals += fuse(loaded.model, every_shapes[0], target)
+        keep_defaults(loaded.model, loaded.defaults)
         shops = open_workshops(loaded.model, every_shapes, options, target)
     if reference is not None:
         with clock.stage("reference"):

@@ -19,6 +19,7 @@ from ridgeline.divergence import first_divergence
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
 from ridgeline.frontend.profiles import Resolved
+from ridgeline.frontend.types import to_ir
 from ridgeline.guards import Term
 from ridgeline.kernels.elements import as_numpy, crosses, dtype_name, to_numpy, to_torch
 from ridgeline.kernels.values import taken_in
@@ -323,7 +324,7 @@ def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, A
 
 def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan, ir.Model]:
     plan = Plan.from_json(engine.plan.to_json())
-    model = ir.from_proto(engine.fused_onnx(weights=False))
+    model = to_ir(engine.fused_onnx(weights=False))
     is_same = plan == engine.plan and _regions(read_program(model)) == _regions(engine.program)
     error = 0.0 if is_same else math.inf
     row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", _text(feeds), error, 0.0, is_same)

@@ -23,7 +23,7 @@ from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.reference import Reference
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.instance import settle_program
-from ridgeline.runtime.weights import weights_of
+from ridgeline.runtime.weights import default_weights, weights_of
 from ridgeline.spec import Port, TensorSpec
 
 
@@ -38,7 +38,8 @@ def choose_every_shapes(
     inputs = ports(loaded.model.graph.inputs, what="input")
     if options.target != "cpu":
         refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
-    program, weights = read_program(loaded.model), weights_of(loaded.model)
+    program = read_program(loaded.model)
+    weights = weights_of(loaded.model) | default_weights(loaded.defaults)
     sized_by = shape_inputs(program, inputs)
     made = []
     for profile in options.profiles or ({},):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import ridgeline
+from ridgeline.errors import InputError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.spec import Target
@@ -31,3 +36,73 @@ def test_the_original_stays_as_it_came(kind: str, value: str) -> None:
 def test_constants_of_one_name_in_two_bodies_build() -> None:
     engine = ridgeline.build(onnx.parser.parse_model(TWICE.format(kind="float", value="2.5")), level=0)
     assert engine.report.reference.startswith("onnxruntime")
+
+
+ML = '<ir_version: 9, opset_import: ["" : 20, "ai.onnx.ml" : 3]>'
+CLASSES = 'classlabels_strings = ["a", "b"]'
+CLASSIFIER = f"""{ML} g (float[N,3] x) => (string[N] label, seq(map(string, float)) p) {{
+  s = ai.onnx.ml.Scaler<offset = [0.5, 0.5, 0.5], scale = [2.0, 1.0, 0.5]>(x)
+  label, scores = ai.onnx.ml.LinearClassifier<
+    coefficients = [1.0, 2.0, -1.0, 0.5, -2.0, 1.0], intercepts = [0.1, -0.1], post_transform = "SOFTMAX",
+    {CLASSES}>(s)
+  p = ai.onnx.ml.ZipMap<{CLASSES}>(scores)
+}}"""
+WORDS = f"""{ML} g (map(string, float) m) => (float[1,2] y) {{
+  v = ai.onnx.ml.DictVectorizer<string_vocabulary = ["a", "b"]>(m)
+  y = Neg(v)
+}}"""
+
+
+def test_a_sequence_of_maps_goes_out(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(CLASSIFIER)
+    engine = ridgeline.build(model, level=0)
+    assert engine.report.verified
+    x = np.random.default_rng(0).standard_normal((4, 3), np.float32)
+    label, maps = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    again = ridgeline.load(engine.save(tmp_path / "classifier.ridge"))
+    for made in (engine.run({"x": x}), again.run({"x": x})):
+        assert list(made["label"]) == list(label)
+        for got, want in zip(made["p"], maps, strict=True):
+            assert got == pytest.approx(want)
+
+
+def test_a_map_goes_in() -> None:
+    engine = ridgeline.build(onnx.parser.parse_model(WORDS), level=0)
+    np.testing.assert_array_equal(engine.run({"m": {"b": 2.0}})["y"], [[0.0, -2.0]])
+
+
+SCALED = """<ir_version: {ir}, opset_import: ["" : 20]>
+g (float[N,4] x, float[4,2] w = {{1,2,3,4,5,6,7,8}}, float[2] b = {{1,-1}}) => (float[N,M] y) {{
+  p = MatMul(x, w)
+  y = Add(p, b)
+}}"""
+
+
+def test_an_initializer_that_is_an_input_is_a_default(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(SCALED.format(ir=9))
+    engine = ridgeline.build(model, level=0)
+    assert engine.report.verified
+    assert [port.name for port in engine.inputs] == ["x", "w", "b"]
+    session = ort.InferenceSession(model.SerializeToString())
+    again = ridgeline.load(engine.save(tmp_path / "scaled.ridge"))
+    x, other = np.ones((3, 4), np.float32), np.full((2,), 7, np.float32)
+    for feeds in ({"x": x}, {"x": x, "b": other}, {"x": x}, {"x": x, "w": -np.ones((4, 2), np.float32)}):
+        want = session.run(None, feeds)[0]
+        for each in (engine, again):
+            np.testing.assert_allclose(each.run(feeds)["y"], want, rtol=1e-6)
+    with pytest.raises(InputError, match="'x' is missing"):
+        engine.run({"b": other})
+
+
+def test_a_target_shape_can_be_a_default() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+    g (float[4,3] x, int64[2] s = {2, 6}) => (float[A,B] y) { a = Relu(x) y = Reshape(a, s) }""")
+    engine = ridgeline.build(model, level=0)
+    x = np.ones((4, 3), np.float32)
+    assert engine.run({"x": x})["y"].shape == (2, 6)
+    assert engine.run({"x": x, "s": np.array([3, -1])})["y"].shape == (3, 4)
+
+
+def test_old_files_list_every_weight_as_an_input() -> None:
+    """They had to before version 4: these are constants, and no runtime takes others."""
+    assert [v.name for v in load(onnx.parser.parse_model(SCALED.format(ir=3))).model.graph.inputs] == ["x"]

@@ -143,3 +143,13 @@ def test_a_window_larger_than_its_image_is_a_misfit() -> None:
     g (float[1,1,N,N] x, float[1,1,9,9] w) => (float[A,B,C,D] y) { y = Conv(x, w) }"""
     with pytest.raises(InputError, match="do not fit at y"):
         settled(text, x=(1, 1, 4, 4), w=(1, 1, 9, 9))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 6), (4, 0, 6)])
+def test_a_recurrent_cell_has_rows_to_compute(shape: tuple[int, ...]) -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[T,B,6] x, float[1,9,6] w, float[1,9,3] r) => (float[T,1,B,3] y) {
+      y = GRU<hidden_size = 3>(x, w, r)
+    }"""
+    with pytest.raises(InputError, match="do not fit at y"):
+        settled(text, x=shape, w=(1, 9, 6), r=(1, 9, 3))

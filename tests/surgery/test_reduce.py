@@ -161,3 +161,18 @@ def test_an_output_that_nobody_makes_is_said_at_once(tmp_path: Path) -> None:
     command = read_command("false", timeout_s=None, match="", any_failure=False)
     with pytest.raises(ModelError, match="nobody makes 'nowhere'"):
         reduce_file(write(model, tmp_path / "m.onnx"), tmp_path / "r.onnx", command)
+
+
+def test_an_open_dim_written_as_minus_one(tmp_path: Path) -> None:
+    model = chain()
+    for dim in (port.type.tensor_type.shape.dim[0] for port in model.graph.input):
+        dim.dim_value = -1
+    command = read_command(
+        script(tmp_path, "sys.exit(7 if 'Softmax' in ops else 0)"),
+        timeout_s=None,
+        match="",
+        any_failure=False,
+    )
+    made = reduce_file(write(model, tmp_path / "m.onnx"), tmp_path / "r.onnx", command)
+    assert made.ops == ("Softmax",)
+    assert made.samples == 1, "values were recorded"

@@ -6,8 +6,8 @@ Checks everything a stranger's file can get wrong before any other stage sees it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,9 +23,15 @@ from ridgeline.frontend.functions import all_nodes, define_functions, inline_fun
 from ridgeline.frontend.known_ops import known_to_runtimes
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
+from ridgeline.frontend.types import to_ir, to_proto
 from ridgeline.frontend.wire import read_light
 
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
+
+# of initializers among the inputs; exporters of old put every weight there, and nobody means to replace those
+MOST_DEFAULTS = 8
+# since this version an initializer need not be an input: one that is can be replaced by the caller
+DEFAULTS_IR = 4
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Loaded:
     original: onnx.ModelProto  # external data, and a file's large weights, are still outside
     path: Path | None  # None: it came without a file
     model: ir.Model
+    defaults: Mapping[str, np.ndarray] = field(default_factory=dict)  # of inputs that a caller may leave out
 
 
 def load(source: Source) -> Loaded:
@@ -46,13 +53,16 @@ def load(source: Source) -> Loaded:
     defined = define_functions(name_runtime_ops(proto))
     _check(defined, name)
     try:
-        model = to_canonical(_to_ir(defined, path), name)
+        model = _to_ir(defined, path)
+        defaults = _take_defaults(model)
+        _lift_initializers(model)
+        model = to_canonical(model, name)
         write_out_contrib(model)
         keep_strings_in_graph(model)
         _check_weights(model)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ModelError(f"{name!r} holds tensors that do not read", got=last_lines(error)) from error
-    return Loaded(name=name, original=proto, path=path, model=model)
+    return Loaded(name=name, original=proto, path=path, model=model, defaults=defaults)
 
 
 def is_model(path: Path) -> bool:
@@ -73,7 +83,7 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
     if isinstance(source, onnx.ModelProto):
         return source.graph.name or "model", source, None
     if isinstance(source, ir.Model):
-        return source.graph.name or "model", ir.to_proto(source), None
+        return source.graph.name or "model", to_proto(source), None
     if isinstance(source, bytes):
         return "model", _parse(source, "this run of bytes"), None
     if not isinstance(source, (str, Path)):
@@ -236,7 +246,7 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
-    model = ir.from_proto(inline_functions(proto))
+    model = to_ir(inline_functions(proto))
     if path is not None:
         ir.external_data.set_base_dir(model.graph, path.parent)
     for graph in model.graphs():
@@ -245,9 +255,31 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
                 value.const_value = _own_tensor(value.const_value)
     if path is not None:
         _read_own_weights(model.graph, path)
+    return model
+
+
+def _take_defaults(model: ir.Model) -> dict[str, np.ndarray]:
+    """Initializers that are inputs too become inputs alone; their values are those of a call without them."""
+    graph = model.graph
+    names = [
+        str(v.name)
+        for v in graph.inputs
+        if v.name in graph.initializers and v.dtype is not None and v.dtype != ir.DataType.STRING
+    ]
+    if model.ir_version < DEFAULTS_IR or len(names) > MOST_DEFAULTS:
+        return {}
+    made = {}
+    for name in names:
+        value = graph.initializers.pop(name)
+        assert value.const_value is not None, "an initializer holds a tensor"
+        made[name] = value.const_value.numpy()
+        value.const_value = None
+    return made
+
+
+def _lift_initializers(model: ir.Model) -> None:
     common_passes.RemoveInitializersFromInputsPass()(model)
     common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
-    return model
 
 
 def _own_tensor(tensor: ir.TensorProtoTensor) -> ir.TensorProtocol:

@@ -8,6 +8,7 @@ from onnx import version_converter
 
 from ridgeline.errors import UnsupportedError, last_lines
 from ridgeline.frontend.legacy import KEPT, after_conversion, before_conversion, release
+from ridgeline.frontend.types import to_ir, to_proto
 
 CANONICAL_OPSET = 23
 # the first IR version that lets weights stand apart from inputs in every opset, and names local functions
@@ -26,9 +27,9 @@ def to_canonical(model: ir.Model, name: str) -> ir.Model:
     model.ir_version = max(model.ir_version, CONVERTIBLE_IR)
     try:
         if KEPT in model.opset_imports:
-            model = ir.from_proto(version_converter.convert_version(ir.to_proto(model), version + 1))
+            model = to_ir(version_converter.convert_version(to_proto(model), version + 1))
             release(model)
-        converted = version_converter.convert_version(ir.to_proto(model), CANONICAL_OPSET)
+        converted = version_converter.convert_version(to_proto(model), CANONICAL_OPSET)
         onnx.checker.check_model(converted)
     except (RuntimeError, onnx.checker.ValidationError) as error:
         raise UnsupportedError(
@@ -36,7 +37,7 @@ def to_canonical(model: ir.Model, name: str) -> ir.Model:
             got=last_lines(error),
             help="export the model again at opset 18 or later",
         ) from error
-    fresh = ir.from_proto(converted)
+    fresh = to_ir(converted)
     for value in [v for v in fresh.graph.inputs if v.name in weights]:
         fresh.graph.inputs.remove(value)
         value.const_value = weights[value.name]

@@ -40,5 +40,66 @@ def is_loose(dtype: str) -> bool:
 
 
 def type_of(value: ir.Value) -> onnx.TypeProto:
-    proto: onnx.TypeProto = ir.serde.serialize_value(value).type
+    kind: onnx.TypeProto = ir.serde.serialize_value(value).type
+    _unmark_maps(kind)
+    return kind
+
+
+# onnx_ir has no maps: a map travels through it as a tensor of its values with this mark and the key's type
+MAP_MARK = "ridgeline.map."
+
+
+def to_ir(proto: onnx.ModelProto) -> ir.Model:
+    """The model as onnx_ir holds it, with maps marked."""
+    if any(_holds_map(port.type) for port in _ports(proto)):
+        marked = onnx.ModelProto()
+        marked.CopyFrom(proto)
+        proto = marked
+        for port in _ports(proto):
+            _mark_maps(port.type)
+    return ir.from_proto(proto)
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model as ONNX holds it."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    for port in _ports(proto):
+        _unmark_maps(port.type)
     return proto
+
+
+def _ports(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    return [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
+
+
+def _inner(kind: onnx.TypeProto) -> onnx.TypeProto | None:
+    """The type of a sequence's or an optional's items."""
+    which = kind.WhichOneof("value")
+    return getattr(kind, which).elem_type if which in ("sequence_type", "optional_type") else None
+
+
+def _holds_map(kind: onnx.TypeProto) -> bool:
+    inner = _inner(kind)
+    return kind.HasField("map_type") or (inner is not None and _holds_map(inner))
+
+
+def _mark_maps(kind: onnx.TypeProto) -> None:
+    inner = _inner(kind)
+    if inner is not None:
+        _mark_maps(inner)
+    elif kind.HasField("map_type"):
+        key, values = kind.map_type.key_type, kind.map_type.value_type.tensor_type.elem_type
+        kind.Clear()
+        kind.denotation = f"{MAP_MARK}{key}"
+        kind.tensor_type.elem_type = values
+
+
+def _unmark_maps(kind: onnx.TypeProto) -> None:
+    inner = _inner(kind)
+    if inner is not None:
+        _unmark_maps(inner)
+    elif kind.denotation.startswith(MAP_MARK):
+        key, values = int(kind.denotation.removeprefix(MAP_MARK)), kind.tensor_type.elem_type
+        kind.Clear()
+        kind.map_type.key_type = key
+        kind.map_type.value_type.tensor_type.elem_type = values

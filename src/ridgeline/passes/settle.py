@@ -26,6 +26,8 @@ from ridgeline.spec import Body, Op, TensorSpec
 HOST_NUMEL = 1 << 26
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                     "Bernoulli", "Dropout"})  # fmt: skip
+# on these without a row or a step to compute ONNX Runtime ends the whole process
+NEVER_EMPTY = frozenset({"LSTM", "GRU"})
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # what may be wrong with a node's inputs, what to do, and how ONNX's inference speaks of types
 SHAPES = ("shapes", "give shapes that the model takes, for example --shapes x=1x3x224x224")
@@ -90,6 +92,8 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
         return
     if op.op_type in CONTROL:
         return
+    if op.key in NEVER_EMPTY and op.inputs[0] in state.specs and not state.specs[op.inputs[0]].numel:
+        raise _misfit(op, state, "a sequence without elements")
     if has_rule(op):
         own = own_spec(op, state.specs, state.values)
         if own is not None:

@@ -38,7 +38,7 @@ from ridgeline.runtime.on_board import OTHER_VERSION, collect, require_kernels
 from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
 from ridgeline.runtime.standby import Newcomer, Standby
-from ridgeline.runtime.weights import DeviceWeights, weights_of
+from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
 from ridgeline.spec import Body, Port, Site, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.timing import wall_times_in_turn
@@ -128,7 +128,9 @@ class Engine:
     def signature(self) -> Signature:
         """What `run` takes: inputs by name and type, and the profiles."""
         bounds = [Bounds.of(variant.plan) for variant in self.variants]
-        return Signature(self.plan.inputs, bounds, self.plan.guards)
+        found = {port.name: default_of(self.weights, port.name) for port in self.plan.inputs}
+        defaults = {name: array for name, array in found.items() if array is not None}
+        return Signature(self.plan.inputs, bounds, self.plan.guards, defaults)
 
     def add_profile(self, plan: Plan, islands: Islands | None = None) -> Engine:
         """The same model planned for one more profile; inputs that it holds are run by it."""

@@ -26,6 +26,7 @@ from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.loose import draw_loose
+from ridgeline.runtime.weights import default_of
 from ridgeline.spec import Body, Op, Site, TensorSpec
 
 # draws floats of a shape
@@ -70,12 +71,18 @@ def example_feeds(
     has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
     settled = settle_program(program, shapes, weights) if has_integers else Settled(dict(shapes))
     beside = list(shapes.values())
-    return {
-        name: draw_loose(rng, program.loose_inputs[name])
-        if name in program.loose_inputs
-        else _draw(rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats)
-        for name in program.inputs
-    }
+    made: dict[str, Any] = {}
+    for name in program.inputs:
+        default = default_of(weights, name)
+        if name in program.loose_inputs:
+            made[name] = draw_loose(rng, program.loose_inputs[name])
+        elif default is not None and (seed == 0 or default.dtype.kind != "f"):
+            made[name] = default
+        else:
+            made[name] = _draw(
+                rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats
+            )
+    return made
 
 
 def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu") -> list[Tensor | None]:

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError
-from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
 from ridgeline.kernels.elements import BIT_WIDTHS, TORCH_DTYPES, bits, dtype_name, packed, unpacked
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan
@@ -125,7 +125,7 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         kept = dict(model.graph.initializers)
         for name in kept:
             del model.graph.initializers[name]
-        proto: onnx.ModelProto = ir.to_proto(model)
+        proto = to_proto(model)
     finally:
         for name, value in kept.items():
             value.const_value = tensors[name]
@@ -252,7 +252,7 @@ def read_engine(path: Path) -> Stored:
         plan = Plan.from_json(content["plan.json"].decode())
         report = Report.from_json(content["report.json"].decode())
         proto = onnx.ModelProto.FromString(content["fused.onnx"])
-        model = ir.from_proto(proto)
+        model = to_ir(proto)
         weights = _read_weights(view)
         expected = (
             _read_weights(memoryview(bytearray(content.get(EXPECTED, b"")))) if EXPECTED in content else {}

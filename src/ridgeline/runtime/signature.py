@@ -75,11 +75,18 @@ class Bounds:
 class Signature:
     """Checks what callers give, and finds the profile that holds it."""
 
-    def __init__(self, ports: Sequence[Port], bounds: Sequence[Bounds], guards: Sequence[Term] = ()) -> None:
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        bounds: Sequence[Bounds],
+        guards: Sequence[Term] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.guards = tuple(guards)
         self.ports = {port.name: port for port in ports if not port.is_loose}
         self.loose = {port.name: port for port in ports if port.is_loose}
         self.bounds = tuple(bounds)
+        self.defaults = dict(defaults or {})  # of inputs that may be left out
         self.valued = tuple(port.name for port in ports if any(port.name in b.values for b in bounds))
         self._has_profile = any(b.shapes or b.values for b in bounds)
 
@@ -94,13 +101,15 @@ class Signature:
             if name not in known
         ]
         problems += [
-            f"input {name!r} is missing: want {self.ports[name]}" for name in known if name not in feeds
+            f"input {name!r} is missing: want {self.ports[name]}"
+            for name in known
+            if name not in feeds and name not in self.defaults
         ]
         if problems:
             raise InputError("the inputs do not match the engine's", rows=problems)
         arrays = []
         for port in self.ports.values():
-            array = feeds[port.name]
+            array = feeds[port.name] if port.name in feeds else self.defaults[port.name]
             if not isinstance(array, (np.ndarray, np.generic, torch.Tensor)):
                 array = np.asarray(array)
             self._check_port(port, array)

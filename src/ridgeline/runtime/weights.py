@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.elements import is_plain, on_device, to_torch
+from ridgeline.kernels.elements import as_numpy, is_plain, on_device, to_torch
 
 
 class DeviceWeights(Mapping[str, Tensor]):
@@ -52,6 +52,28 @@ def shared_tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that numpy's memory is read-only
         return torch.from_numpy(array)
+
+
+# a weight that no step reads: what an input is when a call leaves it out
+DEFAULT = "ridgeline.default/"
+
+
+def default_weights(defaults: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """The values of inputs that may be left out, under the names that an engine keeps them by."""
+    return {f"{DEFAULT}{name}": shared_tensor(array) for name, array in defaults.items()}
+
+
+def keep_defaults(model: ir.Model, defaults: Mapping[str, np.ndarray]) -> None:
+    """Put them beside the weights. After the passes, which drop what nothing reads."""
+    for name, array in defaults.items():
+        tensor = ir.Tensor(array, name=f"{DEFAULT}{name}")
+        model.graph.register_initializer(ir.Value(name=tensor.name, const_value=tensor))
+
+
+def default_of(weights: Mapping[str, Tensor], name: str) -> np.ndarray | None:
+    """What an input is when a call leaves it out; None: it must be given."""
+    tensor = weights.get(f"{DEFAULT}{name}")
+    return None if tensor is None else as_numpy(tensor)
 
 
 def weights_of(model: ir.Model) -> dict[str, Tensor]:

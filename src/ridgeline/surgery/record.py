@@ -88,7 +88,8 @@ def random_sample(graph: ModelGraph, seed: int) -> dict[str, np.ndarray]:
     made = {}
     for name, port in graph.inputs.items():
         kind = port.type.tensor_type
-        shape = [d.dim_value if d.HasField("dim_value") else 1 for d in kind.shape.dim]
+        sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim]
+        shape = [size if size >= 0 else 1 for size in sizes]  # some exporters write -1 for an open dim
         element = ir.DataType(kind.elem_type)
         dtype = element.numpy()
         drawn = rng.standard_normal(shape) if element.is_floating_point() else rng.integers(0, 2, shape)
