@@ -29,6 +29,7 @@ from ridgeline.compose_untimed import select_here
 from ridgeline.eager import check_guards, check_sample
 from ridgeline.errors import InputError, OptionError, PlanError
 from ridgeline.facts import Facts
+from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, is_model, load
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.torch_export import as_source
@@ -137,9 +138,11 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         refusals += fuse(loaded.model, every_shapes[0], target)
         keep_defaults(loaded.model, loaded.defaults)
         shops = open_workshops(loaded.model, every_shapes, options, target)
+    made: Mapping[str, Any] = {}
     if reference is not None:
         with clock.stage("reference"):
-            checks.run_reference(reference, shops[0].program, shops[0].host_weights, every_shapes)
+            made = checks.run_reference(reference, shops[0].program, shops[0].host_weights, every_shapes)
+    corrections = correct_outputs(loaded.model.graph, shops[0].settled.specs, made)
     with clock.stage("select"):
         selections = select_every(shops, every_shapes, runs_here=runs_here)
         write_timings(shops, selections)
@@ -162,6 +165,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
             *missing_tools(target),
+            *corrections,
             *report.warnings,
             *engine.notes,
             *shops[0].cache.problems,

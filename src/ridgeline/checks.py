@@ -82,19 +82,23 @@ class Shapes:
 
 def run_reference(
     reference: Reference, program: Program, weights: Mapping[str, Tensor], every_shapes: Sequence[Shapes]
-) -> None:
-    """Run the original model on the inputs that selection times plans with, before it does.
+) -> dict[str, np.ndarray]:
+    """Run the original model on the inputs that selection times plans with, before it does: its outputs.
 
     What the original refuses never reaches a kernel of ours. Its outputs are kept for `verify`. Values drawn
     for strings and sequences may not suit a model: then `verify` says that nothing could be compared.
     """
+    made: dict[str, np.ndarray] = {}
     for shapes in every_shapes:
         feeds = example_feeds(program, shapes.opt, weights, seed=0)
         try:
-            reference.run(feeds, keep=True)
+            outputs = reference.run(feeds, keep=True)
         except Exception as error:
             if not program.loose_inputs:
                 raise _does_not_run(feeds, error) from error
+        else:
+            made = made or outputs
+    return made
 
 
 def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:

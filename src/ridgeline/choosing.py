@@ -23,6 +23,7 @@ from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.reference import Reference
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.shape_search import searched_shapes
 from ridgeline.runtime.weights import default_weights, weights_of
 from ridgeline.spec import Port, TensorSpec
 
@@ -81,7 +82,9 @@ def choose_shapes(
         reference.open()
     # where every guess leaves some value empty, that value may be empty at any size: the first will do
     spare: list[dict[str, TensorSpec]] = []
-    for guess in chain(guessed_shapes(tensors, profile.symbols), spare):
+    guesses = list(guessed_shapes(tensors, profile.symbols))
+    open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
+    for guess in chain(guesses, spare, searched_shapes(open_, guesses, program, weights)):
         guess = with_values(guess, profile, "opt")
         is_spare = guess in spare
         if shapes_text(guess) in problems and not is_spare:

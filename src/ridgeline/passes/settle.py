@@ -62,9 +62,12 @@ class Settled:
 
 
 def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, TensorSpec],
-           known: Mapping[str, np.ndarray]) -> Settled:  # fmt: skip
-    """Walk the program. `known` holds the small weights, whose values shape arithmetic may read."""
-    state = Settled()
+           known: Mapping[str, np.ndarray], into: Settled | None = None) -> Settled:  # fmt: skip
+    """Walk the program. `known` holds the small weights, whose values shape arithmetic may read.
+
+    `into` is filled as far as the walk gets before it raises.
+    """
+    state = Settled() if into is None else into
     for name, spec in (*weights.items(), *inputs.items()):
         _note(state, name, spec if spec.value is None else replace(spec, value=None))
     state.types.update(program.loose_inputs)

@@ -40,7 +40,10 @@ class BoundStep:
 
 
 def settle_program(
-    program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, Tensor]
+    program: Program,
+    inputs: Mapping[str, TensorSpec],
+    weights: Mapping[str, Tensor],
+    into: Settled | None = None,
 ) -> Settled:
     """Every shape and layout of the program at these inputs. `weights` are read on the host."""
     specs = {n: TensorSpec(dtype_name(t), tuple(t.shape)) for n, t in weights.items()}
@@ -48,7 +51,7 @@ def settle_program(
     known = {
         n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and is_plain(numpy_dtype(specs[n].dtype))
     }
-    settled = settle(program, inputs, specs, known)
+    settled = settle(program, inputs, specs, known, into)
     assign_layouts(program, settled)
     return settled
 

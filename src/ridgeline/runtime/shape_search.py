@@ -1,0 +1,93 @@
+"""A search for input shapes where no common guess fits: one axis at a time, by how far the model then gets.
+
+Files name dims carelessly (one name for two sizes) or not at all. What an axis must be follows from the
+weights that it meets, so their sizes are tried first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ridgeline.errors import InputError
+from ridgeline.passes.body import Program
+from ridgeline.passes.settle import Settled
+from ridgeline.runtime.instance import settle_program
+from ridgeline.spec import Port, TensorSpec
+
+Shapes = Mapping[str, TensorSpec]
+# sizes and trials worth spending on a model whose shapes nobody gave
+MOST_SIZES, MOST_TRIALS = 16, 400
+COMMON = (64, 32, 4, 2, 80, 3, 1)
+
+
+def searched_shapes(
+    ports: Sequence[Port], starts: Sequence[Shapes], program: Program, weights: Mapping[str, Tensor]
+) -> Iterator[dict[str, TensorSpec]]:
+    """Shapes that settle, from the start that gets furthest on."""
+    places = _places(ports)
+    if not places or not starts:
+        return
+
+    def reach(shapes: Shapes) -> tuple[int, bool]:
+        """How many values are settled before something does not fit, and whether all are."""
+        into = Settled()
+        try:
+            settle_program(program, shapes, weights, into)
+        except InputError:
+            return len(into.specs), False
+        return len(into.specs), True
+
+    # shapes that settle and that the model refuses all the same give no direction
+    reached = [(reach(start), start) for start in starts]
+    partly = [(count, start) for (count, is_whole), start in reached if not is_whole]
+    if not partly:
+        return
+    far, first = max(partly, key=lambda pair: pair[0])
+    best, left = dict(first), MOST_TRIALS
+    trials = [(place, size) for place in places for size in _sizes(weights)]
+    while True:
+        for place, size in trials:
+            trial = _with_size(best, place, size)
+            if trial == best:
+                continue
+            left -= 1
+            count, is_whole = reach(trial)
+            if is_whole:
+                yield trial
+            elif count > far:
+                best, far = trial, count
+                break
+            if not left:
+                return
+        else:
+            return
+
+
+def _places(ports: Sequence[Port]) -> list[tuple[tuple[str, int], ...]]:
+    """Open axes: those of one name together, then each alone."""
+    named: dict[str, list[tuple[str, int]]] = {}
+    for port in ports:
+        for axis, dim in enumerate(port.dims or ()):
+            if isinstance(dim, str):
+                named.setdefault(dim, []).append((port.name, axis))
+    together = [tuple(axes) for axes in named.values()]
+    alone = [(axis,) for axes in together if len(axes) > 1 for axis in axes]
+    return [*together, *alone]
+
+
+def _sizes(weights: Mapping[str, Tensor]) -> list[int]:
+    """The sizes that most weights have, then common ones; 1 last, since it fits where others are meant."""
+    counts = Counter(size for tensor in weights.values() for size in set(tensor.shape) if size > 1)
+    return list(dict.fromkeys([*(size for size, _ in counts.most_common(MOST_SIZES)), *COMMON]))
+
+
+def _with_size(shapes: Shapes, place: Sequence[tuple[str, int]], size: int) -> dict[str, TensorSpec]:
+    made = dict(shapes)
+    for name, axis in place:
+        shape = made[name].shape
+        made[name] = replace(made[name], shape=(*shape[:axis], size, *shape[axis + 1 :]))
+    return made
