@@ -52,8 +52,10 @@ class Ort:
             spec = site.specs.get(name)
             if spec is not None and not crosses(spec.dtype) and name not in site.weights:
                 return f"{name!r} is {spec.dtype}, which does not cross into ONNX Runtime"
-        if any(_takes_no_step(op, site) for op in site.body.ops):
-            return "ONNX Runtime refuses a Scan over nothing"
+        known = {*site.weights, *site.values, *site.body.constants}
+        empty = [name for name, spec in site.specs.items() if 0 in spec.shape and name not in known]
+        if empty:
+            return f"{empty[0]!r} has no elements: some ops of ONNX Runtime refuse that, or give other shapes"
         if any(_may_trap(op, site) for op in site.body.ops):
             return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
         return None
@@ -113,15 +115,6 @@ class Ort:
             options.add_external_initializers(list(lent), values)
         session = ort.InferenceSession(model.SerializeToString(), options, PROVIDERS)
         return session, sum(t.nbytes for t in lent.values())
-
-
-def _takes_no_step(op: Op, site: Site) -> bool:
-    if op.op_type != "Scan" or op.domain:
-        return False
-    count = int(op.attrs["num_scan_inputs"])
-    axes = op.attrs.get("scan_input_axes") or [0] * count
-    scanned = [site.specs.get(name) for name in op.inputs[-count:]]
-    return any(spec is not None and not spec.shape[axis] for spec, axis in zip(scanned, axes, strict=True))
 
 
 def _may_trap(op: Op, site: Site) -> bool:

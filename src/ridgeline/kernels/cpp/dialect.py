@@ -56,6 +56,8 @@ def step_text(step: Step) -> str:
         return f"(float)(_Float16){text}"
     if step.cast == "bfloat16":
         return f"rl_from_bf16(rl_to_bf16({text}))"
+    if step.cast in ("uint32", "uint64"):
+        return f"rl_to_{step.cast}({text})"
     return f"({C_TYPES[step.cast]}){text}" if step.cast else text
 
 

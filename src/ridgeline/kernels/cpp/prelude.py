@@ -166,6 +166,19 @@ template <class T> FN T rl_abs(T x) { return x < 0 ? -x : x; }
 FN float rl_abs(float x) { return __builtin_fabsf(x); }
 FN double rl_abs(double x) { return __builtin_fabs(x); }
 template <class T> FN T rl_sign(T x) { return x > 0 ? (T)1 : x < 0 ? (T)-1 : x; }
+// C leaves NaN and what the type does not hold open, and vectors differ from scalars there: this is what
+// ONNX Runtime and numpy make of them
+template <class T> FN unsigned rl_to_uint32(T x) { return (unsigned)x; }
+FN unsigned rl_to_uint32(double x) {
+  return x >= 2147483648.0 ? (unsigned)(int)(x - 2147483648.0) ^ 0x80000000u : (unsigned)(int)x;
+}
+FN unsigned rl_to_uint32(float x) { return rl_to_uint32((double)x); }
+template <class T> FN unsigned long long rl_to_uint64(T x) { return (unsigned long long)x; }
+FN unsigned long long rl_to_uint64(double x) {
+  const double middle = 9223372036854775808.0;
+  return x >= middle ? (unsigned long long)(i64)(x - middle) ^ (1ULL << 63) : (unsigned long long)(i64)x;
+}
+FN unsigned long long rl_to_uint64(float x) { return rl_to_uint64((double)x); }
 FN float rl_div(float x, float y) { return x / y; }
 FN double rl_div(double x, double y) { return x / y; }
 // the processor traps on these two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,7 @@ def _flat_indices(x: Tensor, window: Window, where: Tensor, *, column_major: boo
     flat = torch.zeros_like(where)
     for d in reversed(order) if column_major else order:
         flat = flat * x.shape[2 + d] + coords[d]
-    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x[0, 0].numel()
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device) * math.prod(x.shape[2:])
     return flat + planes.reshape(x.shape[0], x.shape[1], *(1,) * rank)
 
 

@@ -108,14 +108,17 @@ def _mod(low: Lowering, op: Op) -> Sequence[Val]:
 
 def _clip(low: Lowering, op: Op) -> Sequence[Val]:
     y = low.value(op.inputs[0])
-    for place, key, sign in ((1, "min", "<"), (2, "max", ">")):
+    for place, key, sign, nan_stays in ((1, "min", "<", "rl_max"), (2, "max", ">", "rl_min")):
         if len(op.inputs) > place and op.inputs[place]:
             bound = low.value(op.inputs[place])
         elif key in op.attrs:
             bound = number(low, y, float(op.attrs[key]))
         else:
             continue
-        y = low.map(f"rl_where({{0}} {sign} {{1}}, {{1}}, {{0}})", y, bound)
+        limit = low.scalar(bound)
+        is_number = y.dtype not in FLOATS or (limit is not None and not math.isnan(limit))
+        where = f"rl_where({{0}} {sign} {{1}}, {{1}}, {{0}})"
+        y = low.map(where if is_number else f"{nan_stays}({{0}}, {{1}})", y, bound)
     return [y]
 
 

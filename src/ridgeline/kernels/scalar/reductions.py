@@ -33,9 +33,11 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
             y = _extreme(low, kind, x, dims, keepdims)
         else:
             y = low.fold(kind, low.map(before, x) if before != "{0}" else x, dims, keepdims=keepdims)
-        if after != "{0}":
-            y = low.map(after, y, _count(low, y, x, dims))
-        return [y]
+        if after == "{0}":
+            return [y]
+        # of integers a mean, a root or a logarithm is a double's, cut towards zero
+        wide = y if y.dtype in FLOATS else low.cast(y, "float64")
+        return [low.cast(low.map(after, wide, _count(low, wide, x, dims)), y.dtype)]
 
     return handler
 
@@ -67,6 +69,7 @@ def _count(low: Lowering, like: Val, x: Val, dims: Sequence[int]) -> Val:
 
 def _log_sum_exp(low: Lowering, op: Op) -> Sequence[Val]:
     x = low.value(op.inputs[0])
+    require_float(op, x)
     dims = _reduced(low, op, x)
     top = low.fold("max", x, dims, keepdims=True)
     # a row of -inf alone: shifting by -inf would make NaN of it
