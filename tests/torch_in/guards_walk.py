@@ -59,8 +59,7 @@ def exported(module: nn.Module, example: Sequence[Tensor], shapes: Any) -> Expor
         program = torch.export.export(module, tuple(example), dynamic_shapes=shapes)
     except Exception as error:
         raise NoProgram(str(error)) from error
-    pairs = zip(leaves(program.module()(*example)), leaves(module(*example)), strict=True)
-    if not all(torch.equal(one, other) for one, other in pairs):
+    if not are_same(leaves(program.module()(*example)), leaves(module(*example))):
         raise NoProgram("another result")
     return program
 
@@ -79,11 +78,14 @@ def verdict(run: Run, module: nn.Module, tensors: Sequence[Tensor]) -> str:
         return f"foreign {type(error).__name__}: {str(error)[:200]}"
     if want is None:
         return "unasked"
-    is_same = len(got) == len(want) and all(
+    return "right" if are_same(got, want) else "wrong"
+
+
+def are_same(got: Sequence[Tensor], want: Sequence[Tensor]) -> bool:
+    return len(got) == len(want) and all(
         one.shape == other.shape and torch.allclose(one.double(), other.double(), 1e-4, 1e-4, equal_nan=True)
         for one, other in zip(got, want, strict=True)
     )
-    return "right" if is_same else "wrong"
 
 
 def walk(case: Case, door: str) -> Iterator[tuple[tuple[int, int], str]]:
