@@ -8,14 +8,17 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 JOBS ?= 2
+FUZZ_SECONDS ?= 600
+FUZZ_FIRST ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench docs clean
+.PHONY: help venv demo test check fuzz bench docs clean
 
 help:
 	@echo "make demo    build, verify and time a real model against ONNX Runtime"
 	@echo "make test    the test suite (JOBS=$(JOBS) processes; TESTS=path or -k name for a part of it)"
 	@echo "make check   ruff, formatting, mypy --strict"
+	@echo "make fuzz    hostile models and files, FUZZ_SECONDS=$(FUZZ_SECONDS) of each kind (FUZZ_FIRST: the first seed)"
 	@echo "make bench   the CPU table in bench/results (BENCH_ARGS=--quick for a short one)"
 	@echo "make docs    write the generated pages of docs/"
 	@echo "make clean   remove caches and outputs; .venv and downloaded models stay"
@@ -43,6 +46,10 @@ check: $(STAMP)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+fuzz: $(STAMP)
+	@$(PY) tests/fuzz/hostile_many.py --bytes --first $(FUZZ_FIRST) --count 1000000000 --seconds $(FUZZ_SECONDS)
+	@$(PY) tests/fuzz/hostile_many.py --first $(FUZZ_FIRST) --count 1000000000 --seconds $(FUZZ_SECONDS)
 
 bench: $(STAMP)
 	@$(PY) -m bench.models_cpu $(BENCH_ARGS)

@@ -34,13 +34,14 @@ from ridgeline.frontend.from_onnx import Loaded, Source, is_model, load
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
-from ridgeline.kernels.triton.compiler import take_aboard
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.options import Options, Progress, logger, make_options
 from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
+from ridgeline.plan.check import check_sizes
 from ridgeline.plan.report import Report
 from ridgeline.planning import make_plan
 from ridgeline.progress import shown
@@ -189,15 +190,15 @@ def load_engine(path: str | Path, *, trust: bool = False) -> Engine:
         )
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model
-    tactics = tactics_for(plan.target, dict(model.opset_imports))
     is_trusted = trust or stored.is_sealed
-    if is_trusted:
-        take_aboard(stored.kernels)
+    store = KernelStore(stored.kernels, are_foreign=not stored.is_sealed) if is_trusted else COMPILED_HERE
     try:
+        tactics = tactics_for(plan.target, dict(model.opset_imports), store=store)
+        check_sizes(plan, read_program(model))
         return Engine(
             plan, stored.report, model, stored.weights, tactics,
-            brought=stored.kernels, left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
-            expected=stored.expected, settle=settle,
+            brought=stored.kernels, store=store, expected=stored.expected, settle=settle,
+            left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
         )  # fmt: skip
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error

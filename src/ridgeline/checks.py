@@ -357,10 +357,10 @@ def _fused_against_unfused(
             write_inside(entry, tensor)
     graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
-    known = reference.facts.find(key)
+    known = reference.facts.find_as(dict[str, tuple[Check, ...]], key)
     if known is not None:
         # only a verdict that passed is kept, so all rows are there and all are good
-        return [Check(**{**row, "note": f"verdict {FROM_CACHE}"}) for row in known["rows"]]
+        return [replace(row, note=f"verdict {FROM_CACHE}") for row in known["rows"]]
     got = reference.run_other(proto, arrays, feeds)
     rows = [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))
     if all(row.passed for row in rows):

@@ -29,7 +29,7 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.islands import Islands
 from ridgeline.spec import Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Compiles, Launch, Tactic
-from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, site_of
+from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, only_offered, site_of
 from ridgeline.tactics.select import EFFORTS, MARGIN, candidates_of, check_workspace, time_site
 
 
@@ -108,6 +108,10 @@ class Workshop:
             return None  # nothing was timed, and not every candidate was tried
         return self.cache.find(key, self.context)
 
+    def known(self, site: Site) -> Entry:
+        """What a file says about the site, which was found there before."""
+        return only_offered(self.find(self.key(site)), site, self.tactics)
+
 
 Offer: TypeAlias = tuple[Region, Site, list[Measured], list[Measured]]  # who is willing, who refused
 Enter: TypeAlias = Callable[[Workshop, Sequence[tuple[Region, Site]]], dict[str, Entry]]
@@ -164,8 +168,7 @@ def choose_regions(shop: Workshop, work: Sequence[Region], made: Selection, ente
         if views_of(site):
             continue
         key = shop.key(site)
-        entry = fresh.get(key) or shop.find(key)
-        assert entry is not None, "every site was timed or found"
+        entry = fresh.get(key) or shop.known(site)
         remember(shop, made, key, entry)
         made.entries[region.name] = entry
     made.cached = len(set(made.keys)) - len(fresh)

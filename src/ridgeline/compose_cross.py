@@ -21,7 +21,7 @@ from ridgeline.passes.views import views_of
 from ridgeline.runtime.on_board import RUNNERS_UP
 from ridgeline.spec import Site, TensorSpec
 from ridgeline.tactics.base import Foretells, HasKernels, Tactic
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry, Measured, only_offered
 from ridgeline.tactics.own_kernels import require_fit
 from ridgeline.tactics.predict import predict_us
 from ridgeline.tactics.select import candidates_of, check_workspace
@@ -74,7 +74,9 @@ class Contest:
     def open(self, known: Entry | None, shop: Workshop) -> None:
         """Rank the candidates: as they were measured, else as they are predicted."""
         self.is_known = known is not None
-        self.entry = known if known is not None else predicted(self.site, shop)
+        self.entry = (
+            predicted(self.site, shop) if known is None else only_offered(known, self.site, shop.tactics)
+        )
         ranks = [self.entry.chosen, *(i for i in range(len(self.entry.candidates)) if i != self.entry.chosen)]
         self.waiting = [i for i in ranks if self.entry.candidates[i].refused is None]
 

@@ -79,9 +79,7 @@ def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection, off
         site = made.sites[region.name]
         if views_of(site):
             continue
-        entry = fresh.get(shop.key(site)) or shop.find(shop.key(site))
-        assert entry is not None, "every site was timed or found"
-        made.entries[region.name] = entry
+        made.entries[region.name] = fresh.get(shop.key(site)) or shop.known(site)
     keys = {shop.key(made.sites[name]) for name in made.entries}
     made.cached = len(keys) - len(fresh)
     if shop.options.level:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import tempfile
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 
 from ridgeline.errors import first_line
+from ridgeline.files import open_regular, whole_file
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.tactics.cache import write_text
+from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 # enough for hundreds of models; the oldest go first
@@ -31,6 +34,12 @@ KEPT = 2000
 # outputs of the reference, a file for each set of inputs
 MAX_ARRAY_BYTES, MAX_ARRAY_FILES = 64 << 20, 64
 FROM_CACHE = "from the cache"
+# what json, zipfile and numpy raise on a damaged file
+UNREADABLE = (
+    OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, SyntaxError, MemoryError,
+    NotImplementedError, RecursionError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,11 +59,20 @@ class Facts:
         path = timing_cache.with_name(f"{timing_cache.name}.facts.json")
         try:
             return Facts(path, _read_facts(path) if path.exists() else {})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except UNREADABLE as error:
             return Facts(path, problems=[f"{path.name} is damaged and was ignored: {first_line(error)}"])
 
     def find(self, key: str | None) -> dict[str, Any] | None:
         return self.entries.get(key) if key is not None else None
+
+    def find_as(self, kind: type[T], key: str | None) -> T | None:
+        """A fact of this type; None where there is none, or one of another type, which is then said."""
+        try:
+            found = self.find(key)
+            return None if found is None else read_as(kind, found)
+        except ValueError as error:
+            self.problems.append(f"a fact of another type was ignored: {first_line(error)}")
+            return None
 
     def keep(self, key: str | None, fact: Mapping[str, Any]) -> None:
         if key is not None:
@@ -65,9 +83,13 @@ class Facts:
         """None where none were kept, or where they cannot be read."""
         path = self._arrays_path(key)
         try:
-            with np.load(path, allow_pickle=False) as kept:
-                return {name: kept[name] for name in kept.files}
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+            with open_regular(path) as file:
+                with zipfile.ZipFile(file) as archive:
+                    if sum(member.file_size for member in archive.infolist()) > 2 * MAX_ARRAY_BYTES:
+                        return None
+                with np.load(file, allow_pickle=False) as kept:
+                    return {name: kept[name] for name in kept.files}
+        except UNREADABLE:
             return None
 
     def keep_arrays(self, key: str | None, arrays: Mapping[str, Any]) -> bool:
@@ -79,9 +101,8 @@ class Facts:
             return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            with whole_file(path, mode=0o600) as file:
                 np.savez(file, allow_pickle=False, **plain)
-            Path(file.name).replace(path)
             oldest_first = sorted(path.parent.glob("*.npz"), key=lambda p: p.stat().st_mtime)
             for old in oldest_first[:-MAX_ARRAY_FILES]:
                 old.unlink(missing_ok=True)
@@ -102,8 +123,11 @@ class Facts:
 
 
 def _read_facts(path: Path) -> dict[str, dict[str, Any]]:
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    with open_regular(path) as file:
+        raw = parse_json(file.read())
     facts: dict[str, dict[str, Any]] = raw["facts"] if raw["format"] == FORMAT else {}
+    if not all(isinstance(fact, dict) for fact in facts.values()):
+        raise ValueError("a fact is not an object")
     if facts and raw["digest"] != _digest_facts(facts):
         raise ValueError("its digest is not that of its facts")
     return facts

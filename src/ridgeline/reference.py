@@ -106,7 +106,7 @@ class Reference:
         key = self.fact_key("outputs", feeds)
         known, arrays = self.facts.find(key), self.facts.find_arrays(key)
         if known is not None and arrays is not None and known.get("digest") == digest_arrays(arrays):
-            self.who = str(known["who"])
+            self.who = str(known.get("who"))
             return arrays
         made = self._run(feeds)
         if self.facts.keep_arrays(key, made):
@@ -231,7 +231,7 @@ class Reference:
     def tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
         """How far rounding alone may carry each output from `expected`: measured once for a model."""
         key = self.fact_key("tolerance", feeds)
-        known = self.facts.find(key)
+        known = self.facts.find_as(dict[str, tuple[float, float]], key)
         if known is not None and set(known) == set(expected):
             return {n: Tolerance(distance, share, FROM_CACHE) for n, (distance, share) in known.items()}
         made = self._measure_tolerance(feeds, expected)

@@ -15,7 +15,6 @@ from ridgeline.checks import compare_expected
 from ridgeline.compose import Workshop
 from ridgeline.compose_cuda import select_cuda
 from ridgeline.kernels.elements import to_torch
-from ridgeline.kernels.triton.compiler import find_compiled
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
@@ -39,7 +38,7 @@ def settle(engine: Engine) -> tuple[Plan, Report]:
     start = perf_counter()
     plan, shapes = engine.plan, engine.plan.planned_shapes
     # kernels of a file that is not trusted are made again here; of one that is, all are found
-    collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics})
+    collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
     shop = _workshop(engine)
     arrays = example_feeds(engine.program, shapes, engine.weights, seed=0)
     feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
@@ -81,7 +80,7 @@ def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measur
 
     def is_on_board(site: Site, candidate: Measured) -> bool:
         kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
-        return all(find_compiled(kernel, site.target.arch) is not None for kernel in kernels)
+        return all(engine.store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
     def offer(site: Site) -> tuple[list[Measured], list[Measured]]:
         known = _candidates(steps[site.name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -48,7 +47,6 @@ def saved(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(compiler, "_aboard", {})
     triton_version.cache_clear()
     yield
     monkeypatch.undo()
@@ -59,7 +57,6 @@ def no_triton(monkeypatch: pytest.MonkeyPatch) -> Any:
 def stranger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another user's account: what was sealed before is not its own."""
     monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(compiler, "_aboard", {})
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -203,10 +200,10 @@ def test_kernels_of_strangers_are_left_alone(saved: Path, stranger: None) -> Non
     engine = ridgeline.load(saved)
     assert "not made on this machine" in engine.left_out
     assert engine.brought, "they can still be looked at"
-    assert not compiler._aboard
+    assert not engine.store.brought
     trusted = ridgeline.load(saved, trust=True)
     assert trusted.left_out == ""
-    assert {digest for _, digest in compiler._aboard} == set(trusted.brought)
+    assert set(trusted.store.brought) == set(trusted.brought)
 
 
 def test_without_triton_trusted_kernels_do_and_others_are_an_error(
@@ -214,16 +211,31 @@ def test_without_triton_trusted_kernels_do_and_others_are_an_error(
 ) -> None:
     engine = ridgeline.load(saved)
     with pytest.raises(PlanError, match="--trust") as caught:
-        require_kernels(engine.planned_sites, tactics_of(engine), left_out=engine.left_out)
+        require_kernels(engine.planned_sites, tactics_of(engine), engine.store, left_out=engine.left_out)
     assert "Triton is not installed" in str(caught.value)
     trusted = ridgeline.load(saved, trust=True)
-    require_kernels(trusted.planned_sites, tactics_of(trusted), left_out=trusted.left_out)
+    require_kernels(trusted.planned_sites, tactics_of(trusted), trusted.store, left_out=trusted.left_out)
     for step, site in trusted.planned_sites():
         tactic = tactics_of(trusted)[step.tactic]
         assert isinstance(tactic, HasKernels)
         assert tactic.why_not(site) is None
-        made = compiler.compile_kernels(tactic.kernels(site, step.config), site.target.arch)
+        made = compiler.compile_kernels(
+            tactic.kernels(site, step.config), site.target.arch, store=trusted.store
+        )
         assert all(isinstance(m, compiler.Compiled) for m in made)
+
+
+def test_trusted_kernels_are_of_one_engine_and_are_not_sealed_again(
+    saved: Path, stranger: None, no_triton: None, tmp_path: Path
+) -> None:
+    trusted = ridgeline.load(saved, trust=True)
+    again = ridgeline.load(trusted.save(tmp_path / "again.ridge"))
+    assert again.brought == trusted.brought, "they are kept"
+    assert "not made on this machine" in again.left_out, "and are still a stranger's"
+    for engine in (again, ridgeline.load(saved)):
+        step, site = engine.planned_sites()[0]
+        reason = tactics_of(engine)[step.tactic].why_not(site)
+        assert reason == "Triton is not installed, and no kernels for sm_90 are on board"
 
 
 def test_without_triton_and_kernels_own_tactics_say_why(no_triton: None) -> None:
@@ -238,10 +250,7 @@ def test_only_what_is_on_board_competes_on_the_machine(
 ) -> None:
     loaded = ridgeline.load(saved)
     # as on another machine: nothing but the file
-    find: Callable[..., Any] = compiler.find_compiled
-    monkeypatch.setattr(
-        "ridgeline.settling.find_compiled", lambda k, arch: find(k, arch, cache_dir=tmp_path / "none")
-    )
+    monkeypatch.setattr(loaded, "store", replace(loaded.store, cache_dir=tmp_path / "none"))
     for step, site in loaded.planned_sites():
         willing, refused = _offer(loaded)(site)
         assert willing[0].tactic == step.tactic

@@ -1,6 +1,6 @@
 """Hostile models and engine files by the thousand, in processes under AddressSanitizer and UBSan.
 
-    python tests/fuzz/hostile_many.py --count 5000 [--first SEED] [--seconds S] [--out FILE] [--plain]
+    python tests/fuzz/hostile_many.py --count 5000 [--first SEED] [--seconds S] [--out FILE] [--plain|--bytes]
 
 A case is right if the engine ran or was refused with an error of ours. Memory errors, signals, foreign
 exceptions and cases that take longer than `--hang` seconds are findings, printed with their seed; exit 1 if
@@ -41,13 +41,20 @@ def sanitizer_libraries() -> str | None:
 
 
 def run_worker(
-    folder: Path, first: int, count: int, deadline: float, *, sanitize: bool, hang_s: float
+    folder: Path,
+    first: int,
+    count: int,
+    deadline: float,
+    *,
+    worker_file: str,
+    sanitize: bool,
+    hang_s: float,
 ) -> tuple[list[dict[str, Any]], int]:
     """Rows of the seeds that one process got through, and the next seed; it ends with what killed it."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     if sanitize:
         environment |= {"LD_PRELOAD": sanitizer_libraries() or "", "ASAN_OPTIONS": SANITIZER_OPTIONS}
-    command = [sys.executable, str(HERE / "hostile_worker.py"), str(folder), str(first), str(count)]
+    command = [sys.executable, str(HERE / worker_file), str(folder), str(first), str(count)]
     rows: list[dict[str, Any]] = []
     seed, begun = first - 1, time.monotonic() + STARTING_S
     with (folder / "stderr.txt").open("w") as errors:
@@ -101,7 +108,13 @@ def _heart(report: str) -> str:
 
 
 def fuzz(
-    first: int, count: int, *, seconds: float = 1e9, sanitize: bool = True, hang_s: float = 20.0
+    first: int,
+    count: int,
+    *,
+    seconds: float = 1e9,
+    sanitize: bool = True,
+    hang_s: float = 20.0,
+    worker_file: str = "hostile_worker.py",
 ) -> list[dict[str, Any]]:
     """Rows of as many seeds as fit into the time."""
     deadline = time.monotonic() + seconds
@@ -110,8 +123,9 @@ def fuzz(
     with tempfile.TemporaryDirectory() as folder:
         while seed < first + count and time.monotonic() < deadline:
             more, seed = run_worker(
-                Path(folder), seed, first + count - seed, deadline, sanitize=sanitize, hang_s=hang_s
-            )
+                Path(folder), seed, first + count - seed, deadline,
+                worker_file=worker_file, sanitize=sanitize, hang_s=hang_s,
+            )  # fmt: skip
             rows += more
     return rows
 
@@ -128,18 +142,21 @@ def main() -> int:
     parser.add_argument("--hang", type=float, default=20.0, help="a case that takes longer is a finding")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     parser.add_argument("--plain", action="store_true", help="without sanitizers: quicker, and blind")
+    parser.add_argument("--bytes", action="store_true", help="files changed byte by byte; no sanitizers")
     options = parser.parse_args()
+    sanitized = not (options.plain or options.bytes)
     start = time.monotonic()
     rows = fuzz(
-        options.first, options.count, seconds=options.seconds, sanitize=not options.plain, hang_s=options.hang
-    )
+        options.first, options.count, seconds=options.seconds, sanitize=sanitized, hang_s=options.hang,
+        worker_file="bytes_worker.py" if options.bytes else "hostile_worker.py",
+    )  # fmt: skip
     found = findings(rows)
     for row in found:
         sys.stdout.write(json.dumps(row) + "\n")
     verdicts = Counter(row["verdict"] for row in rows)
     errors = Counter(row["error"] for row in rows if row["verdict"] == "refused")
     figures = {
-        "first_seed": options.first, "cases": len(rows), "sanitized": not options.plain,
+        "first_seed": options.first, "cases": len(rows), "sanitized": sanitized,
         "verdicts": dict(verdicts), "refused_with": dict(errors), "findings": found,
         "kinds": dict(Counter(row.get("kind", "") for row in rows)),
         "slowest_s": max((row.get("seconds", 0.0) for row in rows), default=0.0),

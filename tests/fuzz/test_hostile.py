@@ -1,4 +1,4 @@
-"""Models and engine files that somebody bent: they run or are refused, and no memory is touched that is not theirs.
+"""Models and engine files that somebody bent: they run or are refused, and touch no memory but their own.
 
 Twenty seconds of the first seeds here; `make fuzz` runs more.
 """

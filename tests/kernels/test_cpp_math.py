@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cpp_cases import needs_compiler
 
-from ridgeline.kernels.cpp.compiler import compile_cpp
+from ridgeline.kernels.cpp.compiler import Library, compile_cpp
 from ridgeline.kernels.cpp.prelude import PRELUDE
 
 NAMES = ("exp", "expm1", "log", "log1p", "erf", "tanh")
@@ -19,7 +19,7 @@ erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Library:
     loops = (
         f'extern "C" void run_{n}(const float* x, float* y, long count) {{\n#pragma omp simd\n'
         f"for (long i = 0; i < count; ++i) y[i] = rl_{n}(x[i]); }}"
@@ -28,7 +28,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return compile_cpp(PRELUDE + "\n".join(loops) + "\n", cache_dir=Path(tmp_path_factory.mktemp("cpp")))
 
 
-def apply(library: ctypes.CDLL, name: str, x: np.ndarray) -> np.ndarray:
+def apply(library: Library, name: str, x: np.ndarray) -> np.ndarray:
     x = np.ascontiguousarray(x, dtype=np.float32)
     y = np.full_like(x, np.nan)
     library[f"run_{name}"](

@@ -7,6 +7,7 @@ import json
 import stat
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from models import quick
 import ridgeline
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton import compiler
-from ridgeline.kernels.triton.compiler import Compiled, find_compiled, take_aboard
+from ridgeline.kernels.triton.compiler import Compiled, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.file import Stored, read_engine, write_engine
 from ridgeline.runtime.seal import is_sealed_here, make_seal
@@ -68,7 +69,7 @@ def test_a_tampered_kernel_is_named(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_the_manifest_names_must_be_there(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="not a whole engine file"):
+    with pytest.raises(PlanError, match="is missing"):
         read_engine(rewritten(saved, tmp_path / "t.ridge", lambda m: m.pop(f"kernels/{DIGEST}.kernel")))
 
 
@@ -128,14 +129,37 @@ def test_where_no_key_can_be_kept_nothing_is_sealed(tmp_path: Path) -> None:
     assert make_seal(HASHES, key_file=short) == ""
 
 
-def test_what_is_on_board_comes_before_any_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_aboard", {})
+def test_what_a_file_brought_comes_before_the_cache_and_stays_out_of_it(tmp_path: Path) -> None:
     kernel = Kernel("add", "", (("x", "*fp16"),), text="not even Python")
-    assert find_compiled(kernel, "sm_90", cache_dir=tmp_path) is None
-    take_aboard({kernel.digest: compiled()})
-    assert find_compiled(kernel, "sm_90", cache_dir=tmp_path) == compiled()
-    assert find_compiled(kernel, "sm_80", cache_dir=tmp_path) is None
-    assert compiler.compile_kernels([kernel], "sm_90", cache_dir=tmp_path) == [compiled()]
+    empty = KernelStore(cache_dir=tmp_path)
+    store = KernelStore({kernel.digest: compiled()}, cache_dir=tmp_path)
+    assert store.find(kernel, "sm_90") == compiled()
+    assert store.find(kernel, "sm_80") is None
+    assert compiler.compile_kernels([kernel], "sm_90", store=store) == [compiled()]
+    assert empty.find(kernel, "sm_90") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels_that_were_not_compiled_here_are_not_sealed(saved: Path, tmp_path: Path) -> None:
+    stored = read_engine(saved)
+    foreign = write_engine(tmp_path / "foreign.ridge", replace(stored, are_foreign=True))
+    assert read_engine(foreign).kernels == stored.kernels
+    assert not read_engine(foreign).is_sealed
+
+
+@pytest.mark.parametrize("mode", ["folder", "file", "link"])
+def test_a_cache_that_others_write_to_is_not_read(tmp_path: Path, mode: str) -> None:
+    kernel = Kernel("add", "", (("x", "*fp16"),), text="not even Python")
+    store = KernelStore(cache_dir=tmp_path)
+    path = compiler._path(kernel, "sm_90", tmp_path)
+    compiler._write(path, compiled())
+    assert store.find(kernel, "sm_90") == compiled()
+    if mode == "link":
+        path.rename(tmp_path / "theirs")
+        path.symlink_to(tmp_path / "theirs")
+    else:
+        (path.parent if mode == "folder" else path).chmod(0o777)
+    assert store.find(kernel, "sm_90") is None
 
 
 def test_a_host_engine_brings_none(tiny_model: Path, tmp_path: Path) -> None:

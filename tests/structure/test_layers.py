@@ -10,7 +10,8 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
-    "errors", "spec", "options", "progress", "guards", "work", "timing", "gpu_graph", "gpu_timing",
+    "errors", "files", "typed_json",
+    "spec", "options", "progress", "guards", "work", "timing", "gpu_graph", "gpu_timing",
     "frontend", "passes", "kernels", "tactics", "plan", "runtime", "plan_times", "compose",
     "compose_untimed", "compose_cross", "compose_cuda", "facts", "wide", "rounding", "reference", "verify",
     "divergence", "call_times", "checks", "eager", "choosing", "planning", "bodies", "settling", "recheck",

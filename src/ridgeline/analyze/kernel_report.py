@@ -68,7 +68,9 @@ def report_kernels(engine: Engine) -> KernelReport:
             steps.setdefault(digest, []).append(number)
     compiled = {digest: made for digest, made in engine.brought.items() if digest in steps}
     if len(compiled) < len(steps):  # an engine just built, or a file without them
-        compiled = collect(engine.planned_sites(), {t.name: t for t in engine.tactics}) | compiled
+        compiled = (
+            collect(engine.planned_sites(), {t.name: t for t in engine.tactics}, engine.store) | compiled
+        )
     missing = [digest for digest in steps if digest not in compiled]
     if missing:
         raise PlanError(

@@ -6,12 +6,13 @@ Nothing here runs. Same model, options and timings give the same text, so no clo
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from ridgeline.guards import Term, read_guards
 from ridgeline.options import DimRange, ValueRange
 from ridgeline.spec import Config, Port, Target, TensorSpec
+from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 
@@ -146,8 +147,8 @@ class Plan:
         return json.dumps(_plain(self), indent=1, sort_keys=True) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> Plan:
-        return _plan(json.loads(text))
+    def from_json(text: str | bytes | memoryview) -> Plan:
+        return _with_guards(read_as(Plan, parse_json(text)))
 
 
 def _plain(value: Any) -> Any:
@@ -159,68 +160,12 @@ def _plain(value: Any) -> Any:
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _plan(raw: dict[str, Any]) -> Plan:
-    inputs = tuple(_port(p) for p in raw["inputs"])
-    ranks = {port.name: None if port.dims is None else len(port.dims) for port in inputs}
-    return Plan(
-        **{
-            **raw,
-            "target": Target(**raw["target"]),
-            "inputs": inputs,
-            "guards": read_guards(raw.get("guards", []), ranks),
-            "outputs": tuple(_port(p) for p in raw["outputs"]),
-            "profile": {k: tuple(DimRange(**d) for d in v) for k, v in raw["profile"].items()},
-            "value_profile": {
-                k: tuple(ValueRange(**d) for d in v) for k, v in raw.get("value_profile", {}).items()
-            },
-            "planned_shapes": {k: _spec(v) for k, v in raw["planned_shapes"].items()},
-            "others": tuple(_plan(other) for other in raw.get("others", ())),
-            "bodies": {k: _plan(body) for k, body in raw.get("bodies", {}).items()},
-            "steps": tuple(_step(s) for s in raw["steps"]),
-            "memory": _memory(raw["memory"]),
-            "regions": tuple(_region(r) for r in raw["regions"]),
-            "host_values": tuple(raw["host_values"]),
-            "refusals": tuple(Refusal(**r) for r in raw["refusals"]),
-            "alternatives": tuple(Candidate(**c) for c in raw["alternatives"]),
-            "slow_ops": tuple(raw["slow_ops"]),
-        }
+def _with_guards(plan: Plan) -> Plan:
+    """Guards are trees over the inputs' sizes, and have a reader of their own."""
+    ranks = {port.name: None if port.dims is None else len(port.dims) for port in plan.inputs}
+    return replace(
+        plan,
+        guards=read_guards(list(plan.guards), ranks),
+        others=tuple(map(_with_guards, plan.others)),
+        bodies={key: _with_guards(body) for key, body in plan.bodies.items()},
     )
-
-
-def _spec(raw: dict[str, Any]) -> TensorSpec:
-    value = raw.get("value")
-    return TensorSpec(
-        raw["dtype"], tuple(raw["shape"]), raw["layout"], None if value is None else tuple(value)
-    )
-
-
-def _port(raw: dict[str, Any]) -> Port:
-    return Port(raw["name"], raw["dtype"], None if raw["dims"] is None else tuple(raw["dims"]))
-
-
-def _step(raw: dict[str, Any]) -> Step:
-    lists = ("regions", "op_types", "sources", "inputs", "outputs", "notes", "kernels")
-    return Step(
-        **{
-            **raw,
-            **{k: tuple(raw.get(k, ())) for k in lists},
-            "work": Work(**raw["work"]),
-            "losers": tuple(Candidate(**c) for c in raw["losers"]),
-        }
-    )
-
-
-def _region(raw: dict[str, Any]) -> RegionNote:
-    return RegionNote(
-        **{
-            **raw,
-            **{k: tuple(raw[k]) for k in ("op_types", "sources")},
-            "work": Work(**raw["work"]),
-            "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
-        }
-    )
-
-
-def _memory(raw: dict[str, Any]) -> Memory:
-    blocks = tuple(Block(**b) for b in raw["blocks"])
-    return Memory(**{**raw, "live_bytes": tuple(raw["live_bytes"]), "blocks": blocks})

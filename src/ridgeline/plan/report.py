@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from ridgeline.typed_json import parse_json, read_as
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,8 @@ class Report:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> Report:
-        raw: dict[str, Any] = json.loads(text)
-        tuples: dict[str, Any] = {k: tuple(raw[k]) for k in ("library_allocations", "warnings")}
-        tuples["checks"] = tuple(Check(**c) for c in raw["checks"])
-        tuples["islands"] = tuple(Island(**{**i, "ops": tuple(i["ops"])}) for i in raw.get("islands", ()))
-        tuples["limits"] = {name: (pair[0], pair[1]) for name, pair in raw.get("limits", {}).items()}
-        return Report(**{**raw, **tuples})
+    def from_json(text: str | bytes | memoryview) -> Report:
+        raw = parse_json(text)
+        if "checks" not in raw:
+            raise ValueError("a report without checks")
+        return read_as(Report, raw)

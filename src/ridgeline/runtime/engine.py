@@ -15,12 +15,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.errors import OptionError, UnsupportedError
+from ridgeline.errors import OptionError, PlanError, UnsupportedError
 from ridgeline.gpu_timing import times_in_turn
-from ridgeline.kernels.triton.compiler import Compiled
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
 from ridgeline.passes.body import Program, Region, read_program
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.sites import make_site, merge
+from ridgeline.plan.check import check_steps
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
 from ridgeline.runtime.context import Context
@@ -59,6 +60,7 @@ class Engine:
         tactics: Sequence[Tactic],
         *,
         brought: Mapping[str, Compiled] | None = None,
+        store: KernelStore = COMPILED_HERE,
         left_out: str = "",
         expected: Mapping[str, Tensor] | None = None,
         settle: Settle | None = None,
@@ -70,6 +72,7 @@ class Engine:
         self.model = model  # the fused graph; its weights are `weights`
         self.weights = dict(weights)  # on the host, as they are saved
         self.brought = dict(brought or {})  # compiled kernels of its file, by digest
+        self.store: KernelStore = shared.store if shared is not None else store  # those it may use
         self.left_out = left_out  # why those are not used
         self.expected = dict(expected or {})  # inputs and outputs to check the first run on its GPU with
         self._settle = settle
@@ -85,6 +88,7 @@ class Engine:
         by_name = {region.name: region for region in self.program.regions}
         self._regions = [merge(self.program, [by_name[n] for n in step.regions]) for step in plan.steps]
         self._tactics = {tactic.name: tactic for tactic in tactics}
+        check_steps(plan, self.program, self._regions, self._tactics)
         self._instances: WeakSet[CudaInstance] = WeakSet()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -92,7 +96,7 @@ class Engine:
         self._islands = islands
         self._launches = Launches(
             self._regions, self._tactics, self._placed, self.notes,
-            steps=lambda: self.plan.steps, islands=lambda: self.islands,
+            steps=lambda: self.plan.steps, islands=lambda: self.islands, planned=self.planned_sites,
         )  # fmt: skip
         self._standby = Standby(self.program, self.weights, self._value_specs)
         self._planner: ThreadPoolExecutor | None = None
@@ -286,7 +290,7 @@ class Engine:
 
     def _require_kernels(self) -> None:
         why = self.left_out or (OTHER_VERSION if self.brought else "")
-        require_kernels(self.planned_sites, self._tactics, left_out=why)
+        require_kernels(self.planned_sites, self._tactics, self.store, left_out=why)
 
     def _cuda_border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> CudaBorder:
         return CudaBorder(self.cuda_instance(specs), dtypes)
@@ -295,8 +299,11 @@ class Engine:
         """Write the engine file: whole, or not at all."""
         kernels: dict[str, Compiled] = {}
         for variant in self.variants if self._is_cuda else ():
-            kernels |= collect(variant.planned_sites(), self._tactics)
-        stored = Stored(self.whole_plan, self.report, self.model, self.weights, kernels, self.expected)
+            kernels |= collect(variant.planned_sites(), self._tactics, self.store)
+        stored = Stored(
+            self.whole_plan, self.report, self.model, self.weights, kernels, self.expected,
+            are_foreign=self.store.are_foreign and not self.store.brought.keys().isdisjoint(kernels),
+        )  # fmt: skip
         return write_engine(Path(path), stored)
 
     def example_inputs(self, seed: int = 0, shapes: Mapping[str, TensorSpec] | None = None) -> dict[str, Any]:
@@ -337,7 +344,7 @@ class Engine:
         )
         try:
             return Engine(plan, Report(), model, weights_of(model), self.tactics)
-        except KeyError:
+        except (KeyError, PlanError):
             self.notes.append(f"{plan.model}: fused otherwise by this version, so it runs op by op")
             return None
 

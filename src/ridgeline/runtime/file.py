@@ -8,35 +8,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import mmap
-import os
 import platform
 import re
 import struct
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
-import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from ridgeline.errors import OptionError, PlanError
+from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
+from ridgeline.files import whole_file
+from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
-from ridgeline.kernels.elements import BIT_WIDTHS, TORCH_DTYPES, bits, dtype_name, packed, unpacked
+from ridgeline.kernels.elements import as_numpy, dtype_name
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.runtime.members import read_members
 from ridgeline.runtime.seal import is_sealed_here, make_seal
+from ridgeline.runtime.weights_file import (
+    ALIGNMENT,
+    raw_bytes,
+    read_weights,
+    stored_bytes,
+    weight_chunks,
+    weights_header,
+)
+from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
+MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
 EXPECTED = "expected.safetensors"  # inputs and outputs to check the first run with
@@ -44,18 +52,10 @@ KERNEL = re.compile(r"kernels/([0-9a-f]{40})\.kernel")
 # what zipfile, json, protobuf and our own readers raise on a damaged file
 DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, DecodeError, OSError, EOFError, KeyError, IndexError,
-    ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, RecursionError,
+    ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, RecursionError, MemoryError,
+    OverflowError, AssertionError,
 )  # fmt: skip
-ALIGNMENT = 64
 INLINE_BYTES = 1024
-SAFETENSORS = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
-    "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-FROM_SAFETENSORS = {short: getattr(torch, name) for name, short in SAFETENSORS.items()}
-# safetensors has no name for the other types: their bytes are stored, and what they are is said beside them
-OTHER_TYPES = "__metadata__"
 
 
 @dataclass(frozen=True)
@@ -68,51 +68,19 @@ class Stored:
     weights: Mapping[str, Tensor]
     kernels: Mapping[str, Compiled] = field(default_factory=dict)  # by digest
     expected: Mapping[str, Tensor] = field(default_factory=dict)
+    are_foreign: bool = False  # some kernels were not compiled here, so that the file is not sealed
     is_sealed: bool = False  # its kernels were written by this user on this machine
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes as ONNX stores them: several values to a byte where they are that narrow."""
-    if not tensor.nbytes:
-        return memoryview(b"")
-    flat = bits(tensor).contiguous().reshape(-1).view(torch.uint8).numpy()
-    return packed(flat, BIT_WIDTHS.get(dtype_name(tensor), 8)).data
+@dataclass(frozen=True)
+class Manifest:
+    """What every member hashes to, and what the file is for."""
 
-
-def stored_bytes(tensor: Tensor) -> int:
-    return math.ceil(tensor.nbytes * BIT_WIDTHS.get(dtype_name(tensor), 8) / 8)
-
-
-def weights_header(weights: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The safetensors header, padded so that data starts aligned, and each tensor's place in the file."""
-    entries: dict[str, Any] = {}
-    others = {}
-    end = 0
-    for name, tensor in weights.items():
-        begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
-        end = begin + stored_bytes(tensor)
-        short, shape = SAFETENSORS.get(dtype_name(tensor)), list(tensor.shape)
-        if short is None:
-            others[name] = json.dumps([dtype_name(tensor), shape])
-            short, shape = "U8", [end - begin]
-        entries[name] = {"dtype": short, "shape": shape, "data_offsets": [begin, end]}
-    header = {OTHER_TYPES: others, **entries} if others else entries
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    start = 8 + len(text)
-    places = {n: (start + e["data_offsets"][0], start + e["data_offsets"][1]) for n, e in entries.items()}
-    return struct.pack("<Q", len(text)) + text, places
-
-
-def _weight_chunks(weights: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    header, places = weights_header(weights)
-    yield header
-    at = len(header)
-    for name, tensor in weights.items():
-        begin, end = places[name]
-        yield b"\0" * (begin - at)
-        yield raw_bytes(tensor)
-        at = end
+    format: int
+    target: str
+    sha256: dict[str, str]
+    versions: dict[str, str]
+    seal: str = ""
 
 
 def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
@@ -130,19 +98,22 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         for name, value in kept.items():
             value.const_value = tensors[name]
             model.graph.initializers[name] = value
-    for name, tensor in weights.items():
-        entry = proto.graph.initializer.add(
-            name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape)
-        )
-        if stored_bytes(tensor) <= INLINE_BYTES:
-            # shape inference reads axes and shapes, and does not follow them into another file
-            entry.raw_data = raw_bytes(tensor).tobytes()
-            continue
-        entry.data_location = onnx.TensorProto.EXTERNAL
-        begin, end = places[name]
-        for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):
-            entry.external_data.add(key=key, value=text)
+    proto.graph.initializer.extend(_initializer(n, tensor, places[n]) for n, tensor in weights.items())
     return proto
+
+
+def _initializer(name: str, tensor: Tensor, place: tuple[int, int]) -> onnx.TensorProto:
+    """A weight as the graph mentions it: small ones by value, others by their place in the weights file."""
+    entry = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape))
+    if stored_bytes(tensor) <= INLINE_BYTES:
+        # shape inference reads axes and shapes, and does not follow them into another file
+        entry.raw_data = raw_bytes(tensor).tobytes()
+        return entry
+    entry.data_location = onnx.TensorProto.EXTERNAL
+    begin, end = place
+    for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):
+        entry.external_data.add(key=key, value=text)
+    return entry
 
 
 def write_inside(entry: onnx.TensorProto, tensor: Tensor) -> None:
@@ -155,15 +126,8 @@ def write_inside(entry: onnx.TensorProto, tensor: Tensor) -> None:
 def write_engine(path: Path, stored: Stored) -> Path:
     """Write beside the final place, then move there in one step."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                _write_members(file, stored)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole_file(path) as file:
+            _write_members(file, stored)
     except OSError as error:
         raise OptionError(
             f"the engine cannot be written to {str(path)!r}",
@@ -180,7 +144,7 @@ def _small_members(stored: Stored) -> dict[str, bytes]:
         "fused.onnx": fused_proto(stored.model, stored.weights).SerializeToString(deterministic=True),
     }
     if stored.expected:
-        members[EXPECTED] = b"".join(_weight_chunks(stored.expected))
+        members[EXPECTED] = b"".join(weight_chunks(stored.expected))
     kernels = sorted(stored.kernels.items())
     return members | {f"kernels/{digest}.kernel": made.to_bytes() for digest, made in kernels}
 
@@ -197,18 +161,13 @@ def _write_members(file: Any, stored: Stored) -> None:
         start = archive.fp.tell() + 30 + len(WEIGHTS) + 20  # type: ignore[union-attr]
         info.extra = struct.pack("<HH", 0xFFFF, pad := -(start + 4) % ALIGNMENT) + b"\0" * pad
         with archive.open(info, "w", force_zip64=True) as member:
-            for chunk in _weight_chunks(stored.weights):
+            for chunk in weight_chunks(stored.weights):
                 digest.update(chunk)
                 member.write(chunk)
         hashes[WEIGHTS] = digest.hexdigest()
-        manifest = {
-            "format": FORMAT,
-            "target": str(stored.plan.target),
-            "sha256": hashes,
-            "versions": stored.report.versions,
-            "seal": make_seal(_code(hashes)) if stored.kernels else "",
-        }
-        archive.writestr(_member("manifest.json"), json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        seal = make_seal(_code(hashes)) if stored.kernels and not stored.are_foreign else ""
+        manifest = Manifest(FORMAT, str(stored.plan.target), hashes, stored.report.versions, seal)
+        archive.writestr(_member(MANIFEST), json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -225,66 +184,89 @@ def read_engine(path: Path) -> Stored:
     if not path.exists():
         raise PlanError(f"there is no engine file {str(path)!r}", help="ridge build MODEL.onnx makes one")
     try:
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-            _check_manifest(manifest, path)
-            content = {name: archive.read(name) for name in manifest["sha256"] if name != WEIGHTS}
-            start, size = _member_place(archive, path)
+        members = read_members(path)
+        manifest = _read_manifest(parse_json(members[MANIFEST]), path)
     except PlanError:
         raise
     except DAMAGE as error:
         raise PlanError(
             f"{str(path)!r} is not a whole engine file",
-            got=str(error),
+            got=first_line(error),
             help="build it again: ridge build MODEL.onnx",
         ) from error
-    view = _map(path, start, size)
-    wrong = [n for n, data in content.items() if hashlib.sha256(data).hexdigest() != manifest["sha256"][n]]
-    if hashlib.sha256(view).hexdigest() != manifest["sha256"][WEIGHTS]:
-        wrong.append(WEIGHTS)
+    _check_hashes(members, manifest.sha256, path)
+    try:
+        stored = _read_stored(members)
+        is_sealed = is_sealed_here(manifest.seal, _code(manifest.sha256))
+    except (*DAMAGE, RidgelineError) as error:
+        raise PlanError(f"{str(path)!r} does not read as an engine", got=first_line(error)) from error
+    if str(stored.plan.target) != manifest.target:
+        raise PlanError(
+            f"{str(path)!r} holds a plan for another target",
+            got=str(stored.plan.target),
+            want=manifest.target,
+        )
+    return replace(stored, is_sealed=is_sealed)
+
+
+def _check_hashes(members: Mapping[str, memoryview], hashes: Mapping[str, str], path: Path) -> None:
+    wrong = [f"{name} is not in the manifest" for name in members if name not in hashes and name != MANIFEST]
+    wrong += [f"{name} is missing" for name in hashes if name not in members]
+    for name, digest in hashes.items():
+        if name in members and hashlib.sha256(members[name]).hexdigest() != digest:
+            wrong.append(f"{name} does not match its hash")
     if wrong:
         raise PlanError(
             f"{str(path)!r} was changed after it was made",
-            rows=[f"{name} does not match its hash" for name in wrong],
+            rows=wrong,
             help="build it again: ridge build MODEL.onnx",
         )
-    try:
-        plan = Plan.from_json(content["plan.json"].decode())
-        report = Report.from_json(content["report.json"].decode())
-        proto = onnx.ModelProto.FromString(content["fused.onnx"])
-        model = to_ir(proto)
-        weights = _read_weights(view)
-        expected = (
-            _read_weights(memoryview(bytearray(content.get(EXPECTED, b"")))) if EXPECTED in content else {}
-        )
-        kernels = {
-            m[1]: Compiled.from_bytes(data) for n, data in content.items() if (m := KERNEL.fullmatch(n))
-        }
-    except DAMAGE as error:
-        raise PlanError(f"{str(path)!r} does not read as an engine", got=str(error)) from error
-    _check_weights(model, weights, path)
-    if str(plan.target) != manifest["target"]:
-        raise PlanError(
-            f"{str(path)!r} holds a plan for another target", got=str(plan.target), want=manifest["target"]
-        )
-    is_sealed = is_sealed_here(manifest.get("seal"), _code(manifest["sha256"]))
-    return Stored(plan, report, model, weights, kernels, expected, is_sealed)
 
 
-def _check_weights(model: ir.Model, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Every initializer of the graph has its weight, of the same shape."""
-    wrong = []
+def _read_stored(members: Mapping[str, memoryview]) -> Stored:
+    proto = onnx.ModelProto.FromString(bytes(members["fused.onnx"]))
+    weights = read_weights(members[WEIGHTS])
+    _check_weights(proto, weights)
+    model = to_ir(proto)
     for name, value in model.graph.initializers.items():
-        declared = tuple(value.const_value.shape.numpy())
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != declared:
-            wrong.append(f"{name}: graph {list(declared)}, weights {found and list(found)}")
-    if wrong:
-        raise PlanError(f"graph and weights of {str(path)!r} do not belong together", rows=wrong)
+        # the file beside it that large weights are said to lie in is a member of this one
+        value.const_value = ir.Tensor(as_numpy(weights[name]), name=name)
+    return Stored(
+        plan=Plan.from_json(members["plan.json"]),
+        report=Report.from_json(members["report.json"]),
+        model=model,
+        weights=weights,
+        kernels={
+            m[1]: Compiled.from_bytes(bytes(v)) for n, v in members.items() if (m := KERNEL.fullmatch(n))
+        },
+        expected=read_weights(members[EXPECTED]) if EXPECTED in members else {},
+    )
 
 
-def _check_manifest(manifest: Any, path: Path) -> None:
-    version = manifest.get("format") if isinstance(manifest, dict) else None
+def _check_weights(proto: onnx.ModelProto, weights: Mapping[str, Tensor]) -> None:
+    """The graph mentions each weight exactly as it is, and no other data outside itself.
+
+    Were a shape one thing in the graph and another in the weights, inference would believe the one and
+    kernels would read the other.
+    """
+    _, places = weights_header(weights)
+    named = [entry.name for entry in proto.graph.initializer]
+    if sorted(named) != sorted(weights):
+        raise ValueError("graph and weights do not belong together: they name different tensors")
+    for entry in proto.graph.initializer:
+        own = _initializer(entry.name, weights[entry.name], places[entry.name])
+        if entry.SerializeToString(deterministic=True) != own.SerializeToString(deterministic=True):
+            dims = list(entry.dims), list(weights[entry.name].shape)
+            raise ValueError(
+                f"graph and weights do not belong together at {entry.name!r}: {dims[0]}, {dims[1]}"
+            )
+    outside = [t.name for t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    if set(outside) - set(named) or len(outside) > len(named):
+        raise ValueError(f"the graph refers to data in other files: {outside[:3]}")
+
+
+def _read_manifest(raw: Any, path: Path) -> Manifest:
+    version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:
         raise PlanError(
             f"{str(path)!r} is of another format version",
@@ -292,14 +274,11 @@ def _check_manifest(manifest: Any, path: Path) -> None:
             want=str(FORMAT),
             help="build it again with this version of ridgeline: ridge build MODEL.onnx",
         )
-    hashes = manifest.get("sha256")
-    named = (
-        {n for n in hashes if n != EXPECTED and not KERNEL.fullmatch(n)} if isinstance(hashes, dict) else ()
-    )
+    manifest = read_as(Manifest, raw)
+    named = {n for n in manifest.sha256 if n != EXPECTED and not KERNEL.fullmatch(n)}
     if named != set(MEMBERS):
         raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
-    target = str(manifest.get("target"))
-    here = f"cpu:{platform.machine()}"
+    target, here = manifest.target, f"cpu:{platform.machine()}"
     # an engine for a GPU may be looked at anywhere; whether it fits the one here is asked when it runs
     if target != here and not target.startswith("cuda:"):
         raise PlanError(
@@ -308,49 +287,4 @@ def _check_manifest(manifest: Any, path: Path) -> None:
             want=here,
             help="build it again for this machine: ridge build MODEL.onnx --target cpu",
         )
-
-
-def _member_place(archive: zipfile.ZipFile, path: Path) -> tuple[int, int]:
-    """Where a stored member's bytes lie in the file."""
-    info = archive.getinfo(WEIGHTS)
-    if info.compress_type != zipfile.ZIP_STORED:
-        raise PlanError(f"{str(path)!r} holds compressed weights", want="stored ones, as ridge build writes")
-    with path.open("rb") as file:
-        file.seek(info.header_offset + 26)
-        name_length, extra_length = struct.unpack("<HH", file.read(4))
-    return info.header_offset + 30 + name_length + extra_length, info.file_size
-
-
-def _map(path: Path, start: int, size: int) -> memoryview:
-    with path.open("rb") as file:
-        # copy-on-write: tensors over it may be written without touching the file
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return memoryview(whole)[start : start + size]
-
-
-def _read_weights(view: memoryview) -> dict[str, Tensor]:
-    (length,) = struct.unpack("<Q", view[:8])
-    entries = json.loads(bytes(view[8 : 8 + length]))
-    data = view[8 + length :]
-    others = entries.pop(OTHER_TYPES, {})
-    weights = {}
-    for name, entry in entries.items():
-        begin, end = entry["data_offsets"]
-        dtype = FROM_SAFETENSORS[entry["dtype"]]
-        if end - begin != math.prod(entry["shape"]) * dtype.itemsize or not 0 <= begin <= end <= len(data):
-            raise ValueError(f"weight {name!r} does not fill its place")
-        if begin == end:
-            weights[name] = torch.empty(entry["shape"], dtype=dtype)
-        else:
-            flat = torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin).view(dtype)
-            weights[name] = flat.view(entry["shape"])
-    return weights | {name: _of_type(weights[name], *json.loads(text)) for name, text in others.items()}
-
-
-def _of_type(stored: Tensor, name: str, shape: list[int]) -> Tensor:
-    """Bytes under the type that safetensors cannot say."""
-    width, dtype = BIT_WIDTHS.get(name, 8), TORCH_DTYPES[name]
-    if width == 8:
-        return stored.view(dtype).view(shape)
-    flat = unpacked(stored.numpy(), width, math.prod(shape))
-    return torch.from_numpy(flat).view(dtype).view(shape)
+    return manifest

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.errors import InputError, PlanError
 from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.layout import assign_layouts
 from ridgeline.passes.settle import Settled, settle
 from ridgeline.passes.sites import make_site
 from ridgeline.passes.views import joins_of, views_of
+from ridgeline.plan.check import host_bytes
 from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.spec import Site, Target, TensorSpec
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
@@ -81,6 +83,8 @@ class Instance:
             for index, region in enumerate(regions)
             if not self.settled.is_host(region)
         ]
+        require_made(program, [region for _, region, _ in sites], self.settled)
+        require_room(self.settled)
         if prepare is not None:
             prepare([(index, site) for index, _, site in sites])
         self.steps = self._bind_steps(sites, bind)
@@ -202,6 +206,31 @@ class Instance:
         """An output, and whether its memory will be written again by the next run."""
         fixed = self.tensors.get(name)
         return (fixed, True) if fixed is not None else (self.moving[name], False)
+
+
+def require_made(program: Program, steps: Sequence[Region], settled: Settled) -> None:
+    """Every value that is read was made before: else a step would read memory that nobody has written."""
+    here = {*program.inputs, *program.weights, *settled.values, ""}
+    for region in steps:
+        missing = [name for name in region.inputs if name not in here]
+        if missing:
+            raise PlanError(f"{region.name} reads {missing[0]!r}, which no step before it makes")
+        here.update(region.outputs)
+    missing = [name for name in program.outputs if name not in here]
+    if missing:
+        raise PlanError(f"no step makes the output {missing[0]!r} at these shapes")
+
+
+def require_room(settled: Settled) -> None:
+    """No single value is larger than the machine's memory."""
+    room = host_bytes()
+    for name, spec in settled.specs.items():
+        if spec.nbytes > room:
+            raise InputError(
+                f"{name!r} would be {spec} at these shapes",
+                got=f"{spec.nbytes:,} bytes",
+                want=f"at most the {room:,} bytes of this machine",
+            )
 
 
 def step_io(region: Region, site: Site, settled: Settled, launch: Launch | Footprint | None) -> StepIO:

@@ -13,9 +13,9 @@ from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.passes.body import Region
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.islands import Islands
-from ridgeline.spec import Site
+from ridgeline.spec import Config, Site
 from ridgeline.tactics.aten import is_settled
-from ridgeline.tactics.base import Compiles, Launch, Tactic
+from ridgeline.tactics.base import Compiles, Launch, Tactic, could_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
 KEPT_LAUNCHES = 8
@@ -33,11 +33,13 @@ class Launches:
         *,
         steps: Callable[[], Sequence[Step]],
         islands: Callable[[], Islands],
+        planned: Callable[[], Sequence[tuple[Step, Site]]],
     ) -> None:
         self._regions, self._tactics, self._weights = regions, tactics, weights
         self._notes = notes  # what did not go as planned on this machine
         self._unplanned: dict[str, dict[str, str]] = {}  # by reason: steps and the tactic that was planned
-        self._steps, self._islands = steps, islands
+        self._steps, self._islands, self._planned = steps, islands, planned
+        self._planned_sites: dict[str, Site] | None = None  # by step; made when first asked for
         self._made: dict[tuple[int, str], Launch] = {}
         self._lock = threading.Lock()
 
@@ -49,15 +51,20 @@ class Launches:
 
     def clear(self) -> None:
         self._made.clear()
+        self._planned_sites = None
 
     def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
         """What these sites will compile, several at a time instead of one by one."""
         steps = self._steps()
         for name, tactic in self._tactics.items():
-            taken = [(site, steps[i].config) for i, site in sites if steps[i].tactic == name]
+            taken = [(i, site, steps[i].config) for i, site in sites if steps[i].tactic == name]
             if taken and isinstance(tactic, Compiles):
                 tactic.precompile(
-                    [(site, config) for site, config in taken if _why_not(tactic, site) is None]
+                    [
+                        (site, config)
+                        for i, site, config in taken
+                        if _why_not(tactic, site) is None and self._is_offered(i, tactic, site, config)
+                    ]
                 )
 
     def launch(self, index: int, site: Site) -> Launch:
@@ -88,6 +95,17 @@ class Launches:
         tactic = self._tactics.get(self._steps()[index].tactic)
         return tactic is not None and _why_not(tactic, site) is None
 
+    def _is_offered(self, index: int, tactic: Tactic, site: Site, config: Config) -> bool:
+        """For this site, or for the one at the planned shapes, which the config was chosen for."""
+        if could_offer(tactic, site, config):
+            return True
+        if self._planned_sites is None:
+            self._planned_sites = {step.name: planned for step, planned in self._planned()}
+        planned = self._planned_sites.get(self._steps()[index].name)
+        return (
+            planned is not None and _why_not(tactic, planned) is None and could_offer(tactic, planned, config)
+        )
+
     def _weights_of(self, index: int, site: Site) -> dict[str, Tensor]:
         return {name: self._weights[self._regions[index].outer(name)] for name in site.weights}
 
@@ -108,6 +126,8 @@ class Launches:
         for name, config in [(step.tactic, step.config), *losers]:
             tactic = self._tactics.get(name)
             reason = "is not in this build" if tactic is None else _why_not(tactic, site)
+            if tactic is not None and reason is None and not self._is_offered(index, tactic, site, config):
+                reason = f"offers no such config here: {dict(config)}"
             if tactic is not None and reason is None:
                 try:
                     return tactic.bind(site, config, weights)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ridgeline.errors import PlanError
-from ridgeline.kernels.triton.compiler import Compiled, compile_kernels, find_compiled
+from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.plan.plan import Step
 from ridgeline.spec import Site
-from ridgeline.tactics.base import HasKernels, Tactic
+from ridgeline.tactics.base import HasKernels, Tactic, could_offer
 from ridgeline.tactics.own_kernels import kernels_of
 
 # of every step: for a choice that the machine itself settles, or where the first cannot run
@@ -18,7 +18,7 @@ RUNNERS_UP = 2
 Tactics = Mapping[str, Tactic]
 
 
-def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics) -> dict[str, Compiled]:
+def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics, store: KernelStore) -> dict[str, Compiled]:
     """Machine code of every step's choice and of its runners-up, by digest; compiled now if need be."""
     wanted: dict[str, dict[str, Kernel]] = {}
     seen: set[str] = set()
@@ -29,7 +29,7 @@ def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics) -> dict[str, C
             of_arch.update((kernel.digest, kernel) for kernel in _kernels(step, site, tactics))
     found: dict[str, Compiled] = {}
     for arch, kernels in wanted.items():
-        made = zip(kernels, compile_kernels(list(kernels.values()), arch), strict=True)
+        made = zip(kernels, compile_kernels(list(kernels.values()), arch, store=store), strict=True)
         found |= {digest: answer for digest, answer in made if isinstance(answer, Compiled)}
     return found
 
@@ -45,7 +45,11 @@ def _kernels(step: Step, site: Site, tactics: Tactics) -> Iterator[Kernel]:
 
 
 def require_kernels(
-    planned: Callable[[], Sequence[tuple[Step, Site]]], tactics: Tactics, *, left_out: str
+    planned: Callable[[], Sequence[tuple[Step, Site]]],
+    tactics: Tactics,
+    store: KernelStore,
+    *,
+    left_out: str,
 ) -> None:
     """Raise where the plan's kernels are neither on board nor to be compiled: the rest would be a crawl."""
     if triton_version() is not None:
@@ -54,7 +58,8 @@ def require_kernels(
         step.name
         for step, site in planned()
         if isinstance(tactic := tactics.get(step.tactic), HasKernels)
-        and any(find_compiled(k, site.target.arch) is None for k in tactic.kernels(site, step.config))
+        and could_offer(tactics[step.tactic], site, step.config)
+        and any(store.find(k, site.target.arch) is None for k in tactic.kernels(site, step.config))
     ]
     if missing:
         raise PlanError(

@@ -104,6 +104,26 @@ class Tactic(Protocol):
 
 
 @runtime_checkable
+class OffersMore(Protocol):
+    """A tactic whose configs also depend on the options of a build."""
+
+    name: str
+
+    def every_config(self, site: Site) -> Iterable[Config]:
+        """What it offers under any options."""
+
+
+def could_offer(tactic: Tactic, site: Site, config: Config) -> bool:
+    """Whether the tactic itself could have made this config for the site.
+
+    A config from a plan, a lock or a cache may be a stranger's, or made for a machine with other vectors.
+    Generated code believes its config, so that only what could be offered is ever bound.
+    """
+    offered = tactic.every_config(site) if isinstance(tactic, OffersMore) else tactic.configs(site)
+    return any(dict(config) == dict(known) for known in offered)
+
+
+@runtime_checkable
 class Compiles(Protocol):
     """A tactic that can compile for many sites ahead of binding, several at a time."""
 

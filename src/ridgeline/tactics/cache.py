@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 import platform
-import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +21,12 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from ridgeline.errors import OptionError, first_line
+from ridgeline.errors import BuildError, OptionError, first_line
+from ridgeline.files import open_regular, whole_file
 from ridgeline.kernels.triton.source import triton_version
-from ridgeline.spec import Config
+from ridgeline.spec import Config, Site
+from ridgeline.tactics.base import Tactic, could_offer
+from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"
@@ -72,12 +74,13 @@ class TimingCache:
         if not path.exists():
             return cache
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            with open_regular(path) as file:
+                raw = tomllib.load(file)
             if raw.get("format") != FORMAT:
                 cache.problems.append(f"{path.name}: format {raw.get('format')!r}, want {FORMAT}: ignored")
                 return cache
             cache.entries = {key: _entry(value) for key, value in raw.get("site", {}).items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             cache.problems.append(f"{path.name} is damaged and was ignored: {first_line(error)}")
         return cache
 
@@ -101,25 +104,70 @@ class TimingCache:
         write_text(path, "".join(_lines(pinned, LOCK_TITLE)))
 
 
+def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> Entry:
+    """An entry that was read from a file, as far as its tactics could have made it themselves."""
+    assert entry is not None, "every site was timed or found"
+    by_name = {tactic.name: tactic for tactic in tactics}
+
+    def is_offered(candidate: Measured) -> bool:
+        tactic = by_name.get(candidate.tactic)
+        if tactic is None or candidate.refused is not None:
+            return True  # whoever asks for it says what is wrong
+        try:
+            return tactic.why_not(site) is not None or could_offer(tactic, site, candidate.config)
+        except Exception:  # a site that its author did not think of, and never offered for
+            return False
+
+    checked = [
+        c if is_offered(c) else replace(c, refused=f"offers no such config: {dict(c.config)}")
+        for c in entry.candidates
+    ]
+    best = entry.candidates[entry.chosen]
+    if checked[entry.chosen] is not best:
+        raise BuildError(
+            f"{best.tactic} offers no such config at {site.name}",
+            got=str(dict(best.config)),
+            help="was a lock or a cache edited by hand, or made elsewhere? delete it and build again",
+        )
+    return replace(entry, candidates=tuple(checked))
+
+
 def site_of(key: str) -> str:
     return key.split("-")[0]
 
 
-def _entry(raw: Mapping[str, Any]) -> Entry:
-    candidates = tuple(
-        Measured(
-            tactic=str(c["tactic"]),
-            config=json.loads(c.get("config", "{}")),
-            median_us=None if c.get("us") is None else float(c["us"]),
-            refused=c.get("refused"),
-            predicted_us=None if c.get("predicted") is None else float(c["predicted"]),
-        )
-        for c in raw["candidates"]
-    )
-    chosen = int(raw["chosen"])
-    if not 0 <= chosen < len(candidates):
-        raise ValueError(f"chosen = {chosen} names none of {len(candidates)} candidates")
-    return Entry(str(raw.get("title", "")), candidates, chosen, str(raw.get("context", "")))
+@dataclass(frozen=True)
+class _Row:
+    """A candidate as the file has it."""
+
+    tactic: str
+    config: str = "{}"
+    us: float | None = None
+    predicted: float | None = None
+    refused: str | None = None
+
+    def measured(self) -> Measured:
+        config = read_as(dict[str, int | float | str | bool], parse_json(self.config))
+        if not all(us is None or 0 <= us < math.inf for us in (self.us, self.predicted)):
+            raise ValueError(f"{self.tactic} took {self.us} µs")
+        return Measured(self.tactic, config, self.us, self.refused, self.predicted)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """An entry as the file has it."""
+
+    candidates: tuple[_Row, ...]
+    chosen: int
+    title: str = ""
+    context: str = ""
+
+
+def _entry(raw: Any) -> Entry:
+    site = read_as(_Site, raw)
+    if not 0 <= site.chosen < len(site.candidates):
+        raise ValueError(f"chosen = {site.chosen} names none of {len(site.candidates)} candidates")
+    return Entry(site.title, tuple(row.measured() for row in site.candidates), site.chosen, site.context)
 
 
 def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
@@ -152,14 +200,8 @@ def write_text(path: Path, text: str) -> None:
     """Whole or not at all: a reader never meets half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole_file(path, mode=0o600) as file:
+            file.write(text.encode("utf-8"))
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
 

@@ -98,8 +98,7 @@ class CppTactic:
         for place, weight in enumerate(packed):
             if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
                 raise Refusal(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
-        run = compile_cpp(source, cache_dir=self.cache_dir).run
-        run.restype = None
+        run = compile_cpp(source, cache_dir=self.cache_dir)["run"]
         bound = _Bound(run, site, program, packed)
         return Launch(
             bound.call,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.triton.compiler import CompileError
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import Config, Op, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
@@ -91,8 +91,9 @@ class Cublas:
 
     name = "cublas"
 
-    def __init__(self) -> None:
-        self._pointwise = TritonPointwise()
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
+        self._pointwise = TritonPointwise(store=store)
 
     def why_not(self, site: Site) -> str | None:
         product = read_product(site)
@@ -112,7 +113,7 @@ class Cublas:
         return ({"weight": "nk"}, {"weight": "kn"})
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs)
+        return compile_ahead(self, jobs, store=self.store)
 
     def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
         rest = self.rest(site, config)

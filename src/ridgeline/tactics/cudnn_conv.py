@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.triton.compiler import CompileError
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Footprint, Launch
@@ -28,8 +28,9 @@ class CudnnConv:
 
     name = "cudnn"
 
-    def __init__(self) -> None:
-        self._pointwise = TritonPointwise()
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
+        self._pointwise = TritonPointwise(store=store)
 
     def why_not(self, site: Site) -> str | None:
         if site.target.kind != "cuda":
@@ -58,7 +59,7 @@ class CudnnConv:
                 yield {"form": form}
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs)
+        return compile_ahead(self, jobs, store=self.store)
 
     def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
         rest = self.rest(site, config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,11 @@ class Ort:
         if self.deterministic:
             config["deterministic"] = True
         return (config,)
+
+    def every_config(self, site: Site) -> Iterable[Config]:
+        for shapes, spin in product(("free", "fixed"), (False, True)):
+            yield {"shapes": shapes, "spin": spin}
+            yield {"shapes": shapes, "spin": spin, "deterministic": True}
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         fixed = config["shapes"] == "fixed"

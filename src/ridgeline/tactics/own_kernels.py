@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import (
-    CACHE_DIR,
+    COMPILED_HERE,
     Compiled,
     CompileError,
+    KernelStore,
     compile_kernels,
-    why_no_kernels,
 )
 from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.spec import Config, Site, TensorSpec
-from ridgeline.tactics.base import HasKernels, Tactic
+from ridgeline.tactics.base import HasKernels, Tactic, could_offer
 
 ALIGNED_BYTES = 16  # where kernels take tensors to begin
 FIRST_ARCH = 80  # the first with asynchronous copies
 
 
-def why_not_own(site: Site, *, first_arch: int = 0) -> str | None:
+def why_not_own(site: Site, store: KernelStore, *, first_arch: int = 0) -> str | None:
     """Why no kernel of ours can run there, whatever the region is."""
     if site.target.kind != "cuda":
         return f"target is {site.target}, want cuda"
     if int(site.target.arch.removeprefix("sm_")) < first_arch:
         return f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
-    return why_no_kernels(site.target.arch)
+    return store.why_none(site.target.arch)
 
 
 def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Config) -> Sequence[Kernel]:
@@ -39,19 +38,19 @@ def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Con
     tactic = tactics.get(name)
     if not isinstance(tactic, HasKernels):
         return ()
-    return () if tactics[name].why_not(site) is not None else tactic.kernels(site, config)
+    if tactics[name].why_not(site) is not None or not could_offer(tactics[name], site, config):
+        return ()
+    return tactic.kernels(site, config)
 
 
 def compile_ahead(
-    tactic: HasKernels, jobs: Sequence[tuple[Site, Config]], *, cache_dir: Path = CACHE_DIR
+    tactic: HasKernels, jobs: Sequence[tuple[Site, Config]], *, store: KernelStore = COMPILED_HERE
 ) -> list[CompileError]:
     """Compile what these sites will bind, several at a time; failures return when bound."""
     by_arch: dict[str, list[Kernel]] = {}
     for site, config in jobs:
         by_arch.setdefault(site.target.arch, []).extend(tactic.kernels(site, config))
-    made = [
-        m for arch, kernels in by_arch.items() for m in compile_kernels(kernels, arch, cache_dir=cache_dir)
-    ]
+    made = [m for arch, kernels in by_arch.items() for m in compile_kernels(kernels, arch, store=store)]
     return [answer for answer in made if isinstance(answer, CompileError)]
 
 

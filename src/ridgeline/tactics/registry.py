@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.spec import Target
 from ridgeline.tactics.aten import Aten
@@ -55,18 +56,20 @@ def cpu_tactics(
     )
 
 
-def cuda_tactics(opset_imports: Mapping[str, int]) -> tuple[Tactic, ...]:
+def cuda_tactics(
+    opset_imports: Mapping[str, int], *, store: KernelStore = COMPILED_HERE
+) -> tuple[Tactic, ...]:
     return (
-        TritonGemv(),
-        TritonGemm(),
-        *(TritonConv1x1(), TritonConv(), TritonDepthwise()),
-        CublasLt(),
-        Cublas(),
-        CudnnConv(),
-        TritonAttention(),
+        TritonGemv(store=store),
+        TritonGemm(store=store),
+        *(TritonConv1x1(store=store), TritonConv(store=store), TritonDepthwise(store=store)),
+        CublasLt(store=store),
+        Cublas(store=store),
+        CudnnConv(store=store),
+        TritonAttention(store=store),
         CudaSdpa(),
-        TritonPointwise(),
-        TritonRows(),
+        TritonPointwise(store=store),
+        TritonRows(store=store),
         Aten(opset_imports),
     )
 
@@ -92,10 +95,11 @@ def tactics_for(
     *,
     fixed_shapes: bool = False,
     deterministic: bool = False,
+    store: KernelStore = COMPILED_HERE,
 ) -> tuple[Tactic, ...]:
     """Everything that may run a region on this target."""
     if target.kind == "cuda":
-        return cuda_tactics(opset_imports)
+        return cuda_tactics(opset_imports, store=store)
     return cpu_tactics(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernel
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
@@ -73,11 +72,11 @@ class TritonAttention:
 
     name = "triton.attention"
 
-    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
-        self.cache_dir = cache_dir
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
 
     def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site, first_arch=FIRST_ARCH)
+        reason = why_not_own(site, self.store, first_arch=FIRST_ARCH)
         if reason is not None:
             return reason
         attention = read_attention(site)
@@ -87,7 +86,7 @@ class TritonAttention:
         return [blocks.config() for blocks in rank_blocks(require_attention(site), _arch(site))]
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+        return compile_ahead(self, jobs, store=self.store)
 
     def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
         return [kernel_of(site, config)]
@@ -97,7 +96,7 @@ class TritonAttention:
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         attention = require_attention(site)
-        compiled = compile_kernel(kernel_of(site, config), site.target.arch, cache_dir=self.cache_dir)
+        compiled = compile_kernel(kernel_of(site, config), site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, Blocks.of(config))
         read = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
         specs = [spec if i in read else None for i, spec in enumerate(site.inputs)]

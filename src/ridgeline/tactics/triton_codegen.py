@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernels
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import MAX_SPLITS, kept_bytes, kept_loads
 from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, why_not_pointwise
@@ -43,11 +42,11 @@ class TritonTactic:
 
     name: str
 
-    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
-        self.cache_dir = cache_dir
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
 
     def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site)
+        reason = why_not_own(site, self.store)
         if reason is not None:
             return reason
         try:
@@ -65,7 +64,7 @@ class TritonTactic:
         raise NotImplementedError
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+        return compile_ahead(self, jobs, store=self.store)
 
     def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
         return [stage.kernel for stage in self.stages(site, config).launches]
@@ -84,7 +83,7 @@ class TritonTactic:
         kernels = [stage.kernel for stage in stages.launches]
         launchers = [
             Launcher(require_fit(made))
-            for made in compile_kernels(kernels, site.target.arch, cache_dir=self.cache_dir)
+            for made in compile_kernels(kernels, site.target.arch, store=self.store)
         ]
         _require_room(stages.together)
         bound, program = _Bound(site, stages, launchers), lower(site)

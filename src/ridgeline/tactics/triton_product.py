@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.kernels.triton.compiler import CACHE_DIR, CompileError, compile_kernel
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
@@ -54,8 +53,8 @@ class TritonProduct:
 
     name: str
 
-    def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
-        self.cache_dir = cache_dir
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
 
     def read(self, site: Site) -> Reading:
         """The sum of the region, or `Refusal`."""
@@ -71,7 +70,7 @@ class TritonProduct:
         return Tile(**sizes)
 
     def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site, first_arch=FIRST_ARCH)
+        reason = why_not_own(site, self.store, first_arch=FIRST_ARCH)
         if reason is not None:
             return reason
         try:
@@ -89,7 +88,7 @@ class TritonProduct:
         return [_config(cut) for cut in self.cuts(site, problem)]
 
     def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, cache_dir=self.cache_dir)
+        return compile_ahead(self, jobs, store=self.store)
 
     def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
         return [self.kernel(site, config)]
@@ -112,7 +111,7 @@ class TritonProduct:
         return reading.problem.describe(self.cut_of(reading.problem, config), tail, pdl=pdl)
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        compiled = compile_kernel(self.kernel(site, config), site.target.arch, cache_dir=self.cache_dir)
+        compiled = compile_kernel(self.kernel(site, config), site.target.arch, store=self.store)
         launcher = Launcher(require_fit(compiled))
         operands = self.operands(site, config, weights, device="cuda")
 

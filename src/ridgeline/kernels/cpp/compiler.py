@@ -1,6 +1,7 @@
 """Turns generated C++ into loaded shared objects, through a cache keyed by source, compiler and flags.
 
-The cache needs no lock: a library is written under a private name and moved into place whole.
+The cache needs no lock: a library is written under a private name and moved into place whole. Both the folder
+and the libraries in it must belong to this user alone. The folder is pruned, and libraries are unloaded.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
+import weakref
+from _ctypes import dlclose, dlopen, dlsym
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ridgeline.errors import RidgelineError
+from ridgeline.files import private_folder, prune, why_not_private
 
 TIMEOUT_S = 120.0
+# one for each kernel at each shape: dozens of nets, about 60 MB; those used longest ago go first
+KEPT_LIBRARIES = 4000
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
     "-fopenmp", "-shared", "-fPIC", "-Wall", "-Werror",
 )  # fmt: skip
 # compilers default to 256 bits on AVX-512 machines; erf and exp loops run nearly twice as fast at 512
 _X86_FLAGS = ("-mprefer-vector-width=512",)
+
+_Function = ctypes.CFUNCTYPE(None)
 
 
 class CompileError(RidgelineError):
@@ -44,14 +55,38 @@ def cpu_lanes(compiler: str) -> int:
     return 16 if "__AVX512F__" in macros else 8 if "__AVX2__" in macros else 4
 
 
-def compile_cpp(source: str, *, cache_dir: Path) -> ctypes.CDLL:
+class Library:
+    """A loaded shared object. It is unloaded when neither it nor a function of it is referred to any more.
+
+    `ctypes.CDLL` never unloads, and its functions refer to themselves: a process that meets many shapes would
+    map a library for each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle = dlopen(str(path), os.RTLD_NOW)
+        # not at the end of the process: a thread may still be inside, and all is unmapped anyway
+        weakref.finalize(self, dlclose, self._handle).atexit = False
+
+    def __getitem__(self, name: str) -> Any:
+        function = _Function(dlsym(self._handle, name))
+        function.library = self  # type: ignore[attr-defined]  # held for as long as the function
+        return function
+
+
+def compile_cpp(source: str, *, cache_dir: Path) -> Library:
     """Compile unless cached, and load. Callers have imported torch, whose OpenMP pool is then shared."""
-    return ctypes.CDLL(str(_compile(source, writable(cache_dir))))
+    folder = private_folder(*_folders(cache_dir))
+    path = _compile(source, folder)
+    try:
+        return Library(path)
+    except OSError:  # another process has pruned it since, or it is damaged
+        path.unlink(missing_ok=True)
+        return Library(_compile(source, folder))
 
 
 def compile_many(sources: Sequence[str], *, cache_dir: Path) -> list[CompileError]:
     """Fill the cache, one compiler process per core at a time; what failed comes back, it does not raise."""
-    folder = writable(cache_dir)
+    folder = private_folder(*_folders(cache_dir))
 
     def attempt(source: str) -> CompileError | None:
         try:
@@ -64,17 +99,9 @@ def compile_many(sources: Sequence[str], *, cache_dir: Path) -> list[CompileErro
         return [error for error in pool.map(attempt, dict.fromkeys(sources)) if error is not None]
 
 
-def writable(cache_dir: Path) -> Path:
-    """`cache_dir` if it can be written, else a folder of this user under the temporary directory."""
-    for folder in (cache_dir.expanduser(), Path(tempfile.gettempdir()) / f"ridgeline-cpp-{os.getuid()}"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        # code is loaded from here: a folder that somebody else made could hold anything
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return folder
-    raise CompileError("no folder for compiled kernels", got=str(cache_dir), want="a writable directory")
+def _folders(cache_dir: Path) -> tuple[Path, Path]:
+    """Where libraries may lie. Code is loaded from there, so that nobody else may write to it."""
+    return cache_dir.expanduser(), Path(tempfile.gettempdir()) / f"ridgeline-cpp-{os.getuid()}"
 
 
 def _compile(source: str, folder: Path) -> Path:
@@ -84,7 +111,8 @@ def _compile(source: str, folder: Path) -> Path:
     flags = _FLAGS + (_X86_FLAGS if platform.machine() == "x86_64" else ())
     key = hashlib.sha256("\0".join((source, _macros(compiler), *flags)).encode()).hexdigest()[:40]
     library = folder / f"{key}.so"
-    if library.exists():
+    if why_not_private(library) is None:
+        os.utime(library)  # so that what is in use is pruned last
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "kernel.so"
@@ -101,8 +129,19 @@ def _compile(source: str, folder: Path) -> Path:
             lines = done.stderr.splitlines() or [f"exit {done.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise CompileError(f"{compiler} refused a generated kernel", got=first)
+        made.chmod(0o600)
         os.replace(made, library)
+    prune(folder, "*.so", kept=KEPT_LIBRARIES)
+    _sweep_scratch(folder)
     return library
+
+
+def _sweep_scratch(folder: Path) -> None:
+    """Folders that a killed process left: no compiler runs for so long."""
+    for scratch in folder.glob("tmp*"):
+        with suppress(OSError):
+            if time.time() - scratch.lstat().st_mtime > 10 * TIMEOUT_S:
+                shutil.rmtree(scratch)
 
 
 @cache

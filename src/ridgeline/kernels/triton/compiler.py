@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import selectors
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 from ridgeline.errors import RidgelineError
+from ridgeline.files import prune, whole_file, why_not_private
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.options import available_cores
+from ridgeline.typed_json import parse_json, read_as
 
 CACHE_DIR = Path("~/.cache/ridgeline/cubin")
+KEPT_KERNELS = 10_000  # of one architecture; those used longest ago go first
 COMPILE_LIMIT_S = 60.0
 FORMAT = 1
 # a worker sees the modules this process sees; with Triton's interpreter on, nothing would be compiled
@@ -67,38 +71,42 @@ class Compiled:
     @staticmethod
     def from_bytes(data: bytes) -> Compiled:
         head, _, cubin = data.partition(b"\n")
-        facts = json.loads(head)
+        facts = parse_json(head)
         if facts.pop("format") != FORMAT:
             raise ValueError("written by another version")
-        return Compiled(**{**facts, "types": tuple(facts["types"]), "cubin": cubin})
+        return read_as(Compiled, {**facts, "cubin": cubin})
 
 
-# kernels that engine files brought along, by architecture and digest; they need no Triton to run
-_aboard: dict[tuple[str, str], Compiled] = {}
+@dataclass(frozen=True)
+class KernelStore:
+    """Where an engine's compiled kernels come from: its own file if that is trusted, else the cache on disk.
+
+    Each engine has one. What a file brought serves no other engine and no build, and never enters the cache.
+    """
+
+    brought: Mapping[str, Compiled] = field(default_factory=dict)  # by digest; they need no Triton to run
+    are_foreign: bool = False  # those brought were not compiled by this user on this machine
+    cache_dir: Path = CACHE_DIR
+
+    def find(self, kernel: Kernel, arch: str) -> Compiled | None:
+        own = self.brought.get(kernel.digest)
+        return own if own is not None and own.arch == arch else _read(_path(kernel, arch, self.cache_dir))
+
+    def why_none(self, arch: str) -> str | None:
+        """None where kernels for the architecture can be had at all."""
+        if triton_version() is not None or any(made.arch == arch for made in self.brought.values()):
+            return None
+        return f"Triton is not installed, and no kernels for {arch} are on board"
 
 
-def take_aboard(kernels: Mapping[str, Compiled]) -> None:
-    """Kernels of a trusted engine, by digest: found before any cache, so that nothing is compiled."""
-    _aboard.update({(made.arch, digest): made for digest, made in kernels.items()})
-
-
-def why_no_kernels(arch: str) -> str | None:
-    """None where kernels for the architecture can be had at all."""
-    if triton_version() is not None or any(known == arch for known, _ in _aboard):
-        return None
-    return f"Triton is not installed, and no kernels for {arch} are on board"
-
-
-def find_compiled(kernel: Kernel, arch: str, *, cache_dir: Path = CACHE_DIR) -> Compiled | None:
-    """What an engine brought along, else what was compiled here before."""
-    return _aboard.get((arch, kernel.digest)) or _read(_path(kernel, arch, cache_dir))
+COMPILED_HERE = KernelStore()
 
 
 def compile_kernels(
     kernels: Sequence[Kernel],
     arch: str,
     *,
-    cache_dir: Path = CACHE_DIR,
+    store: KernelStore = COMPILED_HERE,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> list[Compiled | CompileError]:
@@ -107,7 +115,7 @@ def compile_kernels(
     todo: dict[str, Kernel] = {}
     for kernel in kernels:
         if kernel.digest not in found and kernel.digest not in todo:
-            known = find_compiled(kernel, arch, cache_dir=cache_dir)
+            known = store.find(kernel, arch)
             if known is not None:
                 found[kernel.digest] = known
             else:
@@ -119,13 +127,13 @@ def compile_kernels(
         for kernel, made in zip(todo.values(), fresh, strict=True):
             found[kernel.digest] = made
             if isinstance(made, Compiled):
-                _write(_path(kernel, arch, cache_dir), made)
+                _write(_path(kernel, arch, store.cache_dir), made)
     return [found[kernel.digest] for kernel in kernels]
 
 
-def compile_kernel(kernel: Kernel, arch: str, *, cache_dir: Path = CACHE_DIR) -> Compiled:
+def compile_kernel(kernel: Kernel, arch: str, *, store: KernelStore = COMPILED_HERE) -> Compiled:
     """One kernel, from the cache or anew."""
-    (made,) = compile_kernels([kernel], arch, cache_dir=cache_dir)
+    (made,) = compile_kernels([kernel], arch, store=store)
     if isinstance(made, CompileError):
         raise made
     return made
@@ -144,17 +152,24 @@ def _path(kernel: Kernel, arch: str, cache_dir: Path) -> Path:
 
 
 def _read(path: Path) -> Compiled | None:
-    try:
-        return Compiled.from_bytes(path.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: compiled again
+    if why_not_private(path.parent) or why_not_private(path):
         return None
+    try:
+        made = Compiled.from_bytes(path.read_bytes())
+        os.utime(path)  # so that what is in use is pruned last
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: compiled again
+        return None
+    return made
 
 
 def _write(path: Path, made: Compiled) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(made.to_bytes())
-    Path(file.name).replace(path)
+    """Kept where nobody else can write to; elsewhere it would not be read again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if why_not_private(path.parent) is None:
+            with whole_file(path, mode=0o600) as file:
+                file.write(made.to_bytes())
+            prune(path.parent, "*.kernel", kept=KEPT_KERNELS)
 
 
 @cache

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ridgeline.files import private_folder, why_not_private
+
 # helpers that generated text and hand-written kernels share: a change there is a change of every kernel
 SHARED_MODULES = ("ridgeline.kernels.triton.math", "ridgeline.kernels.triton.tiles")
 
@@ -125,10 +127,10 @@ def constants_of(kernel: Kernel) -> dict[str, Any]:
 def load_text(text: str) -> ModuleType:
     """A module from generated text. It lies in a file since Triton reads the source of what it compiles."""
     name = f"ridgeline_generated_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    folder = Path(tempfile.gettempdir()) / f"ridgeline-{os.getuid()}" / "generated"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # what lies there is executed: nobody else may write to it
+    folder = private_folder(Path(tempfile.gettempdir()) / f"ridgeline-generated-{os.getuid()}")
     path = folder / f"{name}.py"
-    if not path.exists() or path.read_text() != text:
+    if why_not_private(path) is not None or path.read_text() != text:
         partial = folder / f"{name}.{os.getpid()}.part"
         partial.write_text(text)
         partial.replace(path)

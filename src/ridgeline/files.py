@@ -1,0 +1,117 @@
+"""Files on disk: written whole or not at all, and folders for code that nobody else can write to."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+# of files that are being written; whoever writes one holds a lock on it, so that others see it is in use
+PART = ".ridgeline-part"
+_log = logging.getLogger(__name__)
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file to write to; it appears at `path` in one step when the block ends, and not at all if it raises.
+
+    What writers left in this folder that were killed is removed first.
+    """
+    sweep(path.parent)
+    file, part = _new_part(path)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _new_part(path: Path) -> tuple[BinaryIO, Path]:
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=PART)
+        file = os.fdopen(handle, "w+b")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else another process swept it before it was locked
+            return file, Path(name)
+        file.close()
+
+
+def sweep(folder: Path) -> None:
+    """Remove files that a killed process left half written: nobody holds their lock any more."""
+    for part in folder.glob(f".*{PART}"):
+        with suppress(OSError):
+            handle = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(handle)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file to read; `OSError` for a pipe or a device, which could block or never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{str(path)!r} is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def why_not_private(path: Path) -> str | None:
+    """Why code must not be loaded from this file or folder: somebody else may have put it there."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        return f"{path} is a link or a device"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to user {found.st_uid}"
+    if found.st_mode & OTHERS_MAY_WRITE:
+        return f"{path} may be written by others ({stat.S_IMODE(found.st_mode):o})"
+    return None
+
+
+def private_folder(*wanted: Path) -> Path:
+    """The first of these that only this user can write to, made if need be; else one for this process."""
+    for folder in wanted:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            reason = why_not_private(folder)
+        except OSError as error:
+            reason = f"{folder}: {error.strerror}"
+        if reason is None and os.access(folder, os.W_OK):
+            return folder
+        _log.info("compiled code is kept elsewhere: %s", reason or f"{folder} cannot be written to")
+    return _folder_of_this_process()
+
+
+@cache
+def _folder_of_this_process() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def prune(folder: Path, pattern: str, *, kept: int) -> None:
+    """Remove the files that were used longest ago; those of the pattern beyond so many."""
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # another process prunes too
+            found.append((path.lstat().st_mtime, path))
+    for _, path in sorted(found)[: max(0, len(found) - kept)]:
+        path.unlink(missing_ok=True)
