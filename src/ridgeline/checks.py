@@ -15,13 +15,13 @@ import onnx_ir as ir
 from torch import Tensor
 
 from ridgeline.call_times import call_overhead
-from ridgeline.divergence import first_divergence
+from ridgeline.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
 from ridgeline.errors import BuildError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
 from ridgeline.frontend.profiles import Resolved
 from ridgeline.frontend.types import to_ir
 from ridgeline.guards import Term
-from ridgeline.kernels.elements import as_numpy, crosses, dtype_name, to_numpy, to_torch
+from ridgeline.kernels.elements import as_numpy, to_torch
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
@@ -30,7 +30,6 @@ from ridgeline.plan.report import Check, Report
 from ridgeline.reference import Reference, Tolerance
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
-from ridgeline.runtime.file import write_inside
 from ridgeline.runtime.loose import flattened
 from ridgeline.spec import Port, TensorSpec
 from ridgeline.verify import compare, load_data, nan_notes, nan_share, only_nan, require
@@ -143,7 +142,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         if i == 0 and options.verify == "full":
             rows += _fused_against_unfused(engine, reference, feeds, want, limits)
         if not all(row.passed for row in rows):
-            require([*found, *rows], where=first_divergence(engine, feeds))
+            require([*found, *rows], where=find_culprit(engine, Expected(reference, feeds, want, limits)))
         found += rows
     if unseen and len(unseen) == len(engine.outputs):
         raise only_nan(engine.plan.model)
@@ -201,7 +200,8 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
     limits = reference.tolerance(feeds, want)
     rows = _fused_against_unfused(engine, reference, feeds, want, limits)
     rows += _read_back(engine, feeds)[0]
-    require(rows, where="the rules that fuse: no kernel has run yet")
+    if not all(row.passed for row in rows):
+        require(rows, where=find_culprit(engine, Expected(reference, feeds, want, limits), has_run=False))
     if sum(array.nbytes for array in (*feeds.values(), *want.values())) <= EXPECTED_BYTES:
         given = {f"{GIVEN}{name}": array for name, array in feeds.items()}
         engine.expected = {
@@ -249,7 +249,7 @@ def compare_expected(engine: Engine) -> list[Check]:
     limits = {name: Tolerance(*engine.report.limits[name]) for name in want}
     rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, _text(feeds))
     if not all(row.passed for row in rows):
-        require(rows, where=first_divergence(engine, feeds))
+        require(rows, where=first_wrong_region(engine, feeds))
     return rows
 
 
@@ -347,14 +347,7 @@ def _fused_against_unfused(
     limits: Mapping[str, Tolerance],
 ) -> list[Check]:
     """The fused graph as another runtime computes it, against the original: the rules alone, no kernels."""
-    proto = engine.fused_onnx(weights=False)
-    arrays = {}
-    for entry in (entry for entry in proto.graph.initializer if entry.external_data):
-        tensor = engine.weights[entry.name]
-        if crosses(dtype_name(tensor)):
-            arrays[entry.name] = to_numpy(tensor)
-        else:
-            write_inside(entry, tensor)
+    proto, arrays = as_others_run_it(engine.model, engine.weights)
     graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
     known = reference.facts.find_as(dict[str, tuple[Check, ...]], key)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.divergence import first_divergence
+from ridgeline.divergence import Expected, find_culprit
 from ridgeline.errors import VerifyError, first_line
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.torch_guards import Assumed
@@ -44,7 +44,7 @@ def check_sample(engine: Engine, reference: Reference, sample: Sample, *, runs_h
     if runs_here:
         rows += compare(ENGINE, engine.run(feeds), eager, limits, shapes)
         if not all(row.passed for row in rows):
-            require(rows, where=first_divergence(engine, feeds))
+            require(rows, where=find_culprit(engine, Expected(reference, feeds, eager, limits)))
     return rows
 
 

@@ -187,9 +187,13 @@ class Reference:
         return flattened(dict(zip(self.names, made, strict=True)))
 
     def run_other(
-        self, proto: onnx.ModelProto, weights: Mapping[str, np.ndarray], feeds: Feeds
+        self,
+        proto: onnx.ModelProto,
+        weights: Mapping[str, np.ndarray],
+        feeds: Feeds,
+        names: Sequence[str] | None = None,  # None: the outputs of the model
     ) -> Outputs | None:
-        """Another graph with the same outputs, run as the reference is; None where ONNX Runtime refuses."""
+        """Another graph of the same inputs, run as the reference is; None where ONNX Runtime refuses."""
         if not self._crosses:
             return None
         options = self._options()
@@ -201,7 +205,8 @@ class Reference:
         except Exception:  # the reference is not ONNX Runtime then either
             return None
         try:
-            return self._named(session.run(self.names, dict(feeds)))
+            wanted = self.names if names is None else names
+            return flattened(dict(zip(wanted, session.run(wanted, dict(feeds)), strict=True)))
         except Exception as error:
             if _is_narrower(error):
                 return None

@@ -85,7 +85,7 @@ def only_nan(name: str) -> ModelError:
 
 
 def require(checks: Sequence[Check], where: str) -> None:
-    """Raise when a check failed, naming the first region that diverges."""
+    """Raise when a check failed; `where` names the stage or the region at fault."""
     failed = [check for check in checks if not check.passed]
     if not failed:
         return
@@ -96,7 +96,7 @@ def require(checks: Sequence[Check], where: str) -> None:
             for c in failed
         ],
         got=where,
-        help="this is a bug in a kernel or a rule: build --without the tactic named above, and report it",
+        help="this is a bug in what is named above: report it; a tactic can be left out with --without",
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -128,20 +130,33 @@ CUDA_PASSES: tuple[Stage, ...] = (
 )
 
 
-def canonicalise(model: ir.Model, *, target: Target = HOST) -> list[Refusal]:
+LAST_PASSES: tuple[Stage, ...] = (Stage("spread rows", _edit(spread_rows)),)
+# told of each pass before and after it runs
+Watch: TypeAlias = Callable[[Stage, ir.Model], AbstractContextManager[None]]
+
+
+def canonicalise(model: ir.Model, *, target: Target = HOST, watch: Watch | None = None) -> list[Refusal]:
     """Run all passes until nothing changes. What the last round refused is what stays unfused."""
+
+    def run(stages: Sequence[Stage]) -> list[Refusal]:
+        made = []
+        for stage in stages:
+            with nullcontext() if watch is None else watch(stage, model):
+                made += stage.run(model)
+        return made
+
     refusals: list[Refusal] = []
     before = None
     for _ in range(MAX_ROUNDS):
-        refusals = [refusal for stage in PASSES for refusal in stage.run(model)]
+        refusals = run(PASSES)
         after = _outline(model)
         if after == before:
             break
         before = after
     if target.kind == "cuda":
         _refresh_shapes(model)
-        refusals += [refusal for stage in CUDA_PASSES for refusal in stage.run(model)]
-    spread_rows(model)
+        refusals += run(CUDA_PASSES)
+    run(LAST_PASSES)
     if model.meta.pop(INFERRED, None) != _outline(model):
         infer_shapes(model)
     return list(dict.fromkeys(refusals))
