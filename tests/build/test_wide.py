@@ -151,3 +151,12 @@ def test_types_inside_functions_and_branches_are_seen() -> None:
 
 def test_a_single_precision_model_keeps_its_tolerance(tiny_model: Path) -> None:
     assert set(halves_inside(onnx.load(tiny_model)).values()) == {""}
+
+
+def test_casts_that_a_converter_appended_at_the_end() -> None:
+    """`keep_io_types` as some converters write it: the cast of an input comes after its readers."""
+    model = half_inside("float16", cast_weights=False)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[1:], nodes[0]])
+    assert ridgeline.build(model, level=0, without="ort").report.verified

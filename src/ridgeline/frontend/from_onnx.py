@@ -21,6 +21,7 @@ from ridgeline.errors import ModelError, UnsupportedError, last_lines
 from ridgeline.frontend.contrib import write_out_contrib
 from ridgeline.frontend.functions import all_nodes, define_functions, inline_functions, name_runtime_ops
 from ridgeline.frontend.known_ops import known_to_runtimes
+from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.types import to_ir, to_proto
@@ -50,7 +51,7 @@ def load(source: Source) -> Loaded:
     name, proto, path = _read(source)
     check_external_data(proto, None if path is None else path.parent)
     _refuse_unknown_ops(proto)
-    defined = define_functions(name_runtime_ops(proto))
+    defined = in_order(define_functions(name_runtime_ops(proto)))
     _check(defined, name)
     try:
         model = _to_ir(defined, path)

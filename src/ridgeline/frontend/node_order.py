@@ -1,0 +1,48 @@
+"""Nodes in the order ONNX wants: some converters append casts at the end, and runtimes do not mind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+
+
+def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its main graph's nodes sorted; itself if they are, or if they cannot be."""
+    nodes = proto.graph.node
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [[maker[name] for name in _read_by(node) if name in maker] for node in nodes]
+    if all(j < i for i, needed in enumerate(needs) for j in needed):
+        return proto
+    try:
+        order = _stable_order(needs)
+    except CycleError:
+        return proto  # the checker says what is wrong with it
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes[i] for i in order)
+    return made
+
+
+def _read_by(node: onnx.NodeProto) -> list[str]:
+    """Names that a node reads, in its subgraphs too. Names made inside those hide none outside."""
+    names = list(node.input)
+    for attribute in node.attribute:
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            names += [name for inner in graph.node for name in _read_by(inner)]
+            names += [port.name for port in graph.output]
+    return names
+
+
+def _stable_order(needs: Sequence[Sequence[int]]) -> list[int]:
+    """As they stand, as far as possible."""
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    sorter.prepare()
+    order: list[int] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        order += ready
+        sorter.done(*ready)
+    return order
