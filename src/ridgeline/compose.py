@@ -45,7 +45,7 @@ class StepChoice:
 
     @property
     def median_us(self) -> float | None:
-        return self.entry.candidates[self.entry.chosen].median_us
+        return self.entry.chosen_us
 
 
 @dataclass

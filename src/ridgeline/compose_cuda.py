@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import TypeAlias
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from ridgeline.compose import Selection, Workshop, remember, single, stale, valid_everywhere
 from ridgeline.errors import failure
 from ridgeline.gpu_graph import CaptureError
-from ridgeline.gpu_timing import interleave_graphs
+from ridgeline.gpu_timing import interleave_graphs, times_in_turn
 from ridgeline.passes.body import Region
 from ridgeline.passes.views import views_of
 from ridgeline.runtime.cuda_instance import CudaInstance
@@ -51,8 +52,11 @@ def select_cuda(
     made = Selection()
     work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
     fresh = _choose_regions(shop, work, made, offer or _all_willing(shop))
-    if fresh and PLAN_ROUNDS[shop.options.level]:
-        _Refinement(shop, work, made, inputs, feeds).run(fresh)
+    if fresh and SITE_ROUNDS[shop.options.level]:
+        refinement = _Refinement(shop, work, made, inputs, feeds)
+        if PLAN_ROUNDS[shop.options.level]:
+            refinement.run(fresh)
+        refinement.time_the_rest(SITE_ROUNDS[shop.options.level])
     for region in work:
         if region.name in made.entries:
             remember(shop, made, shop.key(made.sites[region.name]), made.entries[region.name])
@@ -166,10 +170,25 @@ class _Refinement:
                 self.made.entries[region.name] = replace(self._entry(key), chosen=index)
         options.tell("refine", len(ranking), len(ranking))
 
+    def time_the_rest(self, rounds: int) -> None:
+        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes."""
+        is_untimed = {key for key in self.users if self._entry(key).chosen_us is None}
+        if not is_untimed:
+            return
+        with torch.inference_mode():
+            instance = self._instance(self.chosen)
+            medians = times_in_turn(instance.calls, rounds)
+        totals: dict[str, float] = {}
+        for index, us in zip(instance.call_steps, medians, strict=True):
+            totals[self.work[index].name] = totals.get(self.work[index].name, 0.0) + us
+        for key in is_untimed:
+            times = [totals[region.name] for region in self.users[key] if region.name in totals]
+            for region in self.users[key] if times else ():
+                self.made.entries[region.name] = self._entry(key).with_time(round(median(times), 3))
+
     def _weight(self, key: str) -> float:
         """Time that the site's users spend: where a change matters most."""
-        entry = self._entry(key)
-        return (entry.candidates[entry.chosen].median_us or 0.0) * len(self.users[key])
+        return (self._entry(key).chosen_us or 0.0) * len(self.users[key])
 
     def _rivals(self, key: str) -> list[int]:
         entry = self._entry(key)
@@ -193,6 +212,15 @@ class _Refinement:
 
     def _graph(self, chosen: Mapping[str, int]) -> torch.cuda.CUDAGraph:
         """The whole plan with these candidates, captured."""
+        instance = self._instance(chosen)
+        if instance.graph is None:
+            raise CaptureError(instance.why_eager)
+        # the graph's memory is the instance's
+        instance.graph.instance = instance  # type: ignore[attr-defined]
+        return instance.graph
+
+    def _instance(self, chosen: Mapping[str, int]) -> CudaInstance:
+        """The whole plan with these candidates, run once."""
 
         def bind(index: int, site: Site) -> Launch:
             region = self.work[index]
@@ -211,11 +239,7 @@ class _Refinement:
         for name, tensor in self.feeds.items():
             instance.inputs[name].copy_(tensor)
         instance.execute()
-        if instance.graph is None:
-            raise CaptureError(instance.why_eager)
-        # the graph's memory is the instance's
-        instance.graph.instance = instance  # type: ignore[attr-defined]
-        return instance.graph
+        return instance
 
     def _measured(self, region: Region, index: int) -> Measured:
         return self.made.entries[region.name].candidates[index]

@@ -54,6 +54,10 @@ class Entry:
     context: str = ""
     is_unsteady: bool = False  # the winner's samples were far apart; not kept in files
 
+    @property
+    def chosen_us(self) -> float | None:
+        return self.candidates[self.chosen].median_us
+
     def with_time(self, us: float) -> Entry:
         """The same choice, its winner timed anew."""
         candidates = list(self.candidates)
