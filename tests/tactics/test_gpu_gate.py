@@ -1,0 +1,38 @@
+"""What a GPU candidate's results are held against the floor's by; the comparison itself needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgeline.errors import BuildError
+from ridgeline.tactics.select_cuda import _require_close
+
+WANT = torch.arange(-100, 100, dtype=torch.int8).repeat(5)
+
+
+def test_integers_are_equal() -> None:
+    _require_close([WANT.clone()], [WANT], may_round=False)
+    with pytest.raises(BuildError, match="whole numbers differ"):
+        _require_close([torch.zeros_like(WANT)], [WANT], may_round=False)
+
+
+@pytest.mark.parametrize(("step", "count", "is_right"), [(1, 5, True), (1, 500, False), (2, 5, False)])
+def test_quantised_results_may_lie_a_step_aside_here_and_there(step: int, count: int, is_right: bool) -> None:
+    got = WANT.clone()
+    got[:count] += step
+    if is_right:
+        _require_close([got], [WANT], may_round=True)
+    else:
+        with pytest.raises(BuildError, match="whole numbers differ"):
+            _require_close([got], [WANT], may_round=True)
+    with pytest.raises(BuildError, match="whole numbers differ"):
+        _require_close([got], [WANT], may_round=False)
+
+
+def test_floats_are_within_roundings() -> None:
+    want = torch.linspace(-1, 1, 64)
+    _require_close([want * (1 + 1e-6)], [want], may_round=False)
+    for wrong in (want * 1.01, torch.full_like(want, float("nan"))):
+        with pytest.raises(BuildError, match="wrong result"):
+            _require_close([wrong], [want], may_round=False)
