@@ -139,7 +139,7 @@ def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
 
 
 def _power_out(x: Tensor, y: Tensor, *, out: Outs) -> None:
-    if _scalar_exponent(x, y) and y.item() != -0.5:
+    if _scalar_exponent(x, y) and abs(y.item()) != 0.5:
         torch.pow(x, y.item(), out=out[0])
     else:
         out[0].copy_(power(x, y))
@@ -150,8 +150,10 @@ def power(x: Tensor, y: Tensor) -> Tensor:
     dtype = x.dtype
     if _scalar_exponent(x, y):
         made = torch.pow(x, y.item())
-        # torch takes 1 / sqrt(x) for it, of the wrong sign at -0.0, and NaN at -inf
-        return made if y.item() != -0.5 else torch.where(x == -math.inf, 0, made.abs())
+        if abs(y.item()) != 0.5:
+            return made
+        # torch takes a square root for it, of the wrong sign at -0.0, and NaN at -inf
+        return torch.where(x == -math.inf, math.inf if y.item() > 0 else 0, made.abs())
     y = y.to(x.device)  # a table of exponents may be known on the host alone
     if dtype == torch.uint64 or y.dtype in (torch.uint16, torch.uint32, torch.uint64):
         x, y = x.to(torch.int64), y.to(torch.int64)
@@ -197,7 +199,7 @@ def add_all(*inputs: Tensor) -> Tensor:
 
 @floor("Mean")
 def mean_of(*inputs: Tensor) -> Tensor:
-    return reduce(torch.add, inputs) / len(inputs)
+    return (reduce(torch.add, map(widened, inputs)) / len(inputs)).to(inputs[0].dtype)
 
 
 @floor("IsInf")

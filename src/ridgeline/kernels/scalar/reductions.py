@@ -36,6 +36,8 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
         if after == "{0}":
             return [y]
         # of integers a mean, a root or a logarithm is a double's, cut towards zero
+        if y.dtype not in FLOATS and 0 in x.shape:
+            raise Refusal(f"{op.op_type} of no integers, which compilers take for any number")
         wide = y if y.dtype in FLOATS else low.cast(y, "float64")
         return [low.cast(low.map(after, wide, _count(low, wide, x, dims)), y.dtype)]
 
