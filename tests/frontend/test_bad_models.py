@@ -187,3 +187,12 @@ def test_external_data_inside_a_function_is_confined_too(tmp_path: Path) -> None
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="leaves the model's folder"):
         load(path)
+
+
+def test_an_attribute_that_refers_to_no_function() -> None:
+    model = onnx.parser.parse_model(RELU.replace("Relu(x)", "Softmax <axis = 1> (x)"))
+    attribute = model.graph.node[0].attribute[0]
+    attribute.ClearField("i")
+    attribute.ref_attr_name = "axis"
+    with pytest.raises(ModelError, match="refers to an attribute of a function"):
+        load(model)
