@@ -85,8 +85,10 @@ GELUS = {
 @pytest.mark.parametrize("who", GELUS)
 def test_gelu(who: str) -> None:
     model, found = canonical(POINT.format(c=GELU_CONSTS, lines=GELUS[who]))
-    assert found == {"Gelu": 1}
-    kind = model.graph[-1].attributes.get_string("approximate", "none")
+    # halved last, it overflows at twice the result
+    assert found == ({"Gelu": 1, "Mul": 2} if who == "paddle" else {"Gelu": 1})
+    gelu = next(node for node in model.graph if node.op_type == "Gelu")
+    kind = gelu.attributes.get_string("approximate", "none")
     assert kind == ("tanh" if "tanh" in who else "none")
 
 

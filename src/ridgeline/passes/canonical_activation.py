@@ -15,11 +15,16 @@ from ridgeline.passes.match import constant
 from ridgeline.passes.rule import Change, Fusion, Match
 
 
-def _require_no_early_product(m: Match, factor: str) -> None:
-    """The product, scaled down last, overflows where the op does not; half types may avoid that."""
-    is_early = any(constant(value) is not None for value in m.root.inputs)
-    is_half = m.x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    m.require(not is_early or is_half, f"{factor} overflows before it is scaled down", m.root.inputs[0])
+def _as_large(op: Any, m: Match, made: ir.Value, factor: float) -> ir.Value:
+    """The result, by way of `factor` times it where the model has that and scales it down last.
+
+    For x of 3e38 twice that is infinite, and so is the model's Gelu. Half types may avoid such an overflow.
+    """
+    is_scaled_last = any(constant(value) is not None for value in m.root.inputs)
+    if not is_scaled_last or m.x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        return made
+    number = op.const(np.array(factor, m.x.dtype.numpy()))
+    return op.Div(op.Mul(made, number), number)
 
 
 def _half_of_product(op: Any, x: Any, factor: Any) -> Any:
@@ -41,10 +46,10 @@ class GeluErf(Fusion):
         return _half_of_product(op, x, op.Add(op.Erf(scaled), 1.0))
 
     def check(self, m: Match) -> None:
-        _require_no_early_product(m, "2·x")
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        return op.Gelu(m.x, approximate="none")
+        return _as_large(op, m, op.Gelu(m.x, approximate="none"), 2.0)
 
 
 class GeluTanh(Fusion):
@@ -66,10 +71,10 @@ class GeluTanh(Fusion):
         return _half_of_product(op, x, op.Add(op.Tanh(inner), 1.0))
 
     def check(self, m: Match) -> None:
-        _require_no_early_product(m, "2·x")
+        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        return op.Gelu(m.x, approximate="tanh")
+        return _as_large(op, m, op.Gelu(m.x, approximate="tanh"), 2.0)
 
 
 def _relu6_of_shifted(op: Any, x: Any) -> Any:
@@ -108,10 +113,9 @@ class HardSwish(Fusion):
 
     def check(self, m: Match) -> None:
         _require_float(m)
-        _require_no_early_product(m, "6·x")
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        return op.HardSwish(m.x)
+        return _as_large(op, m, op.HardSwish(m.x), 6.0)
 
 
 class HardSigmoid(Fusion):

@@ -260,7 +260,10 @@ def _replace(rule: Fusion, m: Match, names: Names) -> None:
     for node in op.nodes:
         node.metadata_props[SOURCES] = sources
         node.metadata_props[RULE] = rule.name
-        node.name = f"{node_name(m.root)}/{rule.name}" if node is new.producer() else node.outputs[0].name
+        whole = f"{node_name(m.root)}/{rule.name}"
+        # a rule may be called like an op that it writes
+        inner = f"{node.outputs[0].name}/inner" if node.outputs[0].name == whole else node.outputs[0].name
+        node.name = whole if node is new.producer() else inner
     graph.insert_before(m.root, op.nodes)
     replace_value(old, new)
     for node in m.nodes:
