@@ -14,7 +14,7 @@ from ridgeline.errors import BuildError, OptionError, UnsupportedError, first_li
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
-from ridgeline.frontend.profiles import Resolved, profile_shapes, resolve_profile, with_values
+from ridgeline.frontend.profiles import Resolved, profile_shapes, resolve_profile, with_own_names, with_values
 from ridgeline.guards import Term
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
@@ -36,7 +36,7 @@ def choose_every_shapes(
     guards: Sequence[Term] = (),
 ) -> list[checks.Shapes]:
     """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
-    inputs = ports(loaded.model.graph.inputs, what="input")
+    inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
     if options.target != "cpu":
         refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
     program = read_program(loaded.model)

@@ -51,3 +51,11 @@ def test_outputs_that_are_declared_wrongly(declared: str, body: str, dims: tuple
     engine = ridgeline.build(onnx.parser.parse_model(text), level=0)
     assert engine.outputs[0].dims == dims
     assert ("declared" in " ".join(engine.report.warnings)) == (declared != "float[N,4]")
+
+
+def test_one_name_for_two_sizes_that_are_given() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[unk,unk,unk] x, float[unk,unk] w) => (float[a,b,c] y) { y = MatMul(x, w) }"""
+    engine = ridgeline.build(onnx.parser.parse_model(text), level=0, profiles={"x": "1x5x8", "w": "8x3"})
+    made = engine.run({"x": np.ones((1, 5, 8), np.float32), "w": np.ones((8, 3), np.float32)})
+    assert made["y"].shape == (1, 5, 3)

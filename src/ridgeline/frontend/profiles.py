@@ -42,6 +42,32 @@ def resolve_profile(inputs: Sequence[Port], profile: Profile) -> Resolved:
     return made
 
 
+def with_own_names(inputs: Sequence[Port], profiles: Sequence[Profile]) -> tuple[Port, ...]:
+    """Dims that share a name and are given several sizes, each under a name of its own.
+
+    Exporters write one name for all dims they do not know; only exact sizes tell, ranges may be a slip.
+    """
+    misused: set[str] = set()
+    for profile in profiles:
+        given: dict[str, set[DimRange]] = {}
+        for port in inputs:
+            ranges = profile.get(port.name, ())
+            if port.dims is not None and len(ranges) == len(port.dims) and not _are_values(ranges):
+                for dim, size in zip(port.dims, cast("Ranges", ranges), strict=True):
+                    given.setdefault(str(dim), set()).add(size)
+        misused |= {
+            dim for dim, found in given.items() if all(r.min == r.max for r in found) and len(found) > 1
+        }
+    return tuple(
+        port
+        if port.dims is None
+        else replace(
+            port, dims=tuple(f"{port.name}.{i}" if dim in misused else dim for i, dim in enumerate(port.dims))
+        )
+        for port in inputs
+    )
+
+
 def _are_values(ranges: Ranges | Values) -> bool:
     return bool(ranges) and isinstance(ranges[0], ValueRange)
 
