@@ -106,3 +106,21 @@ def test_a_target_shape_can_be_a_default() -> None:
 def test_old_files_list_every_weight_as_an_input() -> None:
     """They had to before version 4: these are constants, and no runtime takes others."""
     assert [v.name for v in load(onnx.parser.parse_model(SCALED.format(ir=3))).model.graph.inputs] == ["x"]
+
+
+def test_a_dim_of_minus_one_is_open() -> None:
+    """As a size it would be folded into the target of the Reshape, beside the -1 that stands there."""
+    text = """<ir_version: 9, opset_import: ["" : 12]> g (float[N,4,H] x) => (float[A,B] y) <int64[1] b = {0},
+    int64[1] e = {1}, int64[1] rest = {-1}> {
+      a = Relu(x)  s = Shape(a)  n = Slice(s, b, e)  t = Concat<axis = 0>(n, rest)  y = Reshape(a, t)
+    }"""
+    model = onnx.parser.parse_model(text)
+    info = model.graph.value_info.add()
+    info.CopyFrom(model.graph.input[0])
+    info.name = "a"
+    for port in (model.graph.input[0], info):
+        for axis in (0, 2):
+            port.type.tensor_type.shape.dim[axis].dim_value = -1
+    engine = ridgeline.build(model, level=0)
+    assert engine.inputs[0].dims == ("x.0", 4, "x.2")
+    assert engine.run({"x": np.ones((3, 4, 5), np.float32)})["y"].shape == (3, 20)

@@ -262,6 +262,12 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
                 value.const_value = _own_tensor(value.const_value)
     if path is not None:
         _read_own_weights(model.graph, path)
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+                # some exporters write -1 for an open dim; as a size it would be folded into shape arithmetic
+                dims = [None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape]
+                value.shape = ir.Shape(dims)
     return model
 
 
