@@ -20,7 +20,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
@@ -134,6 +134,8 @@ def write_engine(path: Path, stored: Stored) -> Path:
             got=str(error),
             help="ridge build MODEL -o OTHER.ridge",
         ) from error
+    except (ir.serde.SerdeError, EncodeError) as error:  # a loaded graph may hold what ONNX cannot write
+        raise PlanError("the engine's graph cannot be written", got=first_line(error)) from error
     return path
 
 
