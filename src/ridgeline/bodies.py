@@ -20,6 +20,7 @@ from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
 from ridgeline.runtime.weights import weights_of
 from ridgeline.spec import Body, Port, TensorSpec
+from ridgeline.tactics.ort import inside_bodies
 
 
 def with_bodies(shop: Workshop) -> Workshop:
@@ -37,14 +38,14 @@ def with_bodies(shop: Workshop) -> Workshop:
                 continue
             engines[key] = engine
             keys += [*inner.body_keys, *selection.keys]
-    return replace(shop, islands=Islands(shop.program.opset_imports, engines), body_keys=keys)
+    return replace(shop, islands=Islands(shop.program, engines), body_keys=keys)
 
 
 def _plan_body(
     shop: Workshop, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
 ) -> tuple[Workshop, Selection, Engine]:
-    model, given = fused_body(body, specs, shop.host_weights, shop.program.opset_imports, shop.target)
-    program, weights = read_program(model), weights_of(model)
+    model, given = fused_body(body, specs, shop.host_weights, shop.program, shop.target)
+    program, weights = read_program(model, shop.options.limits), weights_of(model)
     inner = with_bodies(
         replace(
             shop,
@@ -53,6 +54,7 @@ def _plan_body(
             weights=weights,
             host_weights=weights,
             elsewhere=(),
+            tactics=inside_bodies(shop.tactics),
         )
     )
     arrays = example_feeds(program, given, weights, seed=0)
@@ -72,5 +74,7 @@ def _plan_body(
         bodies=inner.islands.plans if inner.islands is not None else {},
         waits=True,
     )
-    engine = Engine(plan, Report(), model, weights, shop.tactics, islands=inner.islands)
+    engine = Engine(
+        plan, Report(), model, weights, inner.tactics, islands=inner.islands, limits=shop.options.limits
+    )
     return inner, selection, engine

@@ -35,7 +35,7 @@ from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.options import Options, Progress, logger, make_options
+from ridgeline.options import Limits, Options, Progress, logger, make_limits, make_options
 from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
@@ -46,6 +46,7 @@ from ridgeline.plan.report import Report
 from ridgeline.planning import make_plan
 from ridgeline.progress import shown
 from ridgeline.reference import Reference
+from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
@@ -85,6 +86,7 @@ def build(
     data: str | Path | None = None,
     new_shapes: str = "serve",
     pad: bool = False,
+    limits: Limits | Mapping[str, int] | None = None,
     **unknown: Any,
 ) -> Engine:
     """Build an engine from an ONNX file, bytes, `onnx.ModelProto`, `onnx_ir.Model` or a PyTorch module.
@@ -130,19 +132,20 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     runs_here = target.kind == "cpu" or is_here(target)
     check_choices(options, target)
     with clock.stage("load"):
-        loaded, facts = load(source), Facts.beside(options.timing_cache)
-        reference = Reference(loaded, threads=options.cores, facts=facts) if options.verify != "off" else None
+        loaded, facts = load(source, options.limits), Facts.beside(options.timing_cache)
+        counted = CountedRun.of(loaded.model, options.limits)
+        reference = None
+        if options.verify != "off":
+            reference = Reference(loaded, threads=options.cores, facts=facts, counted=counted)
     with clock.stage("passes"):
-        refusals = canonicalise(loaded.model, target=target)
+        refusals = canonicalise(loaded.model, target=target, limits=options.limits)
         guards = check_guards(reference, sample) if sample is not None else ()
         every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
-        refusals += fuse(loaded.model, every_shapes[0], target)
+        refusals += fuse(loaded.model, every_shapes[0], target, options.limits)
         keep_defaults(loaded.model, loaded.defaults)
         shops = open_workshops(loaded.model, every_shapes, options, target)
-    made: Mapping[str, Any] = {}
-    if reference is not None:
-        with clock.stage("reference"):
-            made = checks.run_reference(reference, shops[0].program, shops[0].host_weights, every_shapes)
+    with clock.stage("reference"):
+        made = checks.run_first(reference, counted, shops[0].program, shops[0].host_weights, every_shapes)
     corrections = correct_outputs(loaded.model.graph, shops[0].settled.specs, made)
     with clock.stage("select"):
         selections = select_every(shops, every_shapes, runs_here=runs_here)
@@ -177,10 +180,13 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     return engine
 
 
-def load_engine(path: str | Path, *, trust: bool = False) -> Engine:
+def load_engine(
+    path: str | Path, *, trust: bool = False, limits: Limits | Mapping[str, int] | None = None
+) -> Engine:
     """An engine from its file. Compiled kernels in it are used if it was made here or is trusted explicitly.
 
     Otherwise they are left alone, and kernels are made again from the bodies when the engine first runs.
+    Limits are this call's, never the file's.
     """
     if Path(path).is_file() and not zipfile.is_zipfile(path) and is_model(Path(path)):
         raise PlanError(
@@ -188,17 +194,18 @@ def load_engine(path: str | Path, *, trust: bool = False) -> Engine:
             want="an engine file (.ridge)",
             help=f"ridgeline.build({str(path)!r}), or ridge build {path}, makes an engine of it",
         )
+    allowed = make_limits(limits or {})
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model
     is_trusted = trust or stored.is_sealed
     store = KernelStore(stored.kernels, are_foreign=not stored.is_sealed) if is_trusted else COMPILED_HERE
     try:
-        tactics = tactics_for(plan.target, dict(model.opset_imports), store=store)
+        tactics = tactics_for(plan.target, dict(model.opset_imports), store=store, limits=allowed)
         check_sizes(plan, read_program(model))
         return Engine(
             plan, stored.report, model, stored.weights, tactics,
             brought=stored.kernels, store=store, expected=stored.expected, settle=settle,
-            left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
+            left_out=LEFT_OUT if stored.kernels and not is_trusted else "", limits=allowed,
         )  # fmt: skip
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
@@ -236,9 +243,9 @@ class Clock:
         logger.info("%s took %.1f s", name, self.seconds[name])
 
 
-def fuse(model: ir.Model, shapes: checks.Shapes, target: Target) -> list[Refusal]:
+def fuse(model: ir.Model, shapes: checks.Shapes, target: Target, limits: Limits) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
-    settled = settle_program(read_program(model), shapes.opt, weights_of(model))
+    settled = settle_program(read_program(model, limits), shapes.opt, weights_of(model))
     refusals = partition(model, settled, target=target)
     remove_unused(model)  # constants that now live inside functions
     return refusals
@@ -248,7 +255,7 @@ def open_workshops(
     model: ir.Model, every_shapes: Sequence[checks.Shapes], options: Options, target: Target
 ) -> list[Workshop]:
     """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
-    program, weights = read_program(model), weights_of(model)
+    program, weights = read_program(model, options.limits), weights_of(model)
     has_gpu = target.kind == "cuda" and is_here(target)
     if target.kind == "cpu" and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
@@ -257,6 +264,7 @@ def open_workshops(
         dict(model.opset_imports),
         fixed_shapes=len(every_shapes) == 1 and every_shapes[0].are_fixed,
         deterministic=options.deterministic,
+        limits=options.limits,
     )
     tactics = leave_out(tactics, options.without)
     lock = None
@@ -312,8 +320,9 @@ def make_engine(
     ]
     first = shops[0]
     engine = Engine(
-        plans[0], Report(), loaded.model, first.host_weights, first.tactics, islands=first.islands
-    )
+        plans[0], Report(), loaded.model, first.host_weights, first.tactics,
+        islands=first.islands, limits=first.options.limits,
+    )  # fmt: skip
     for plan, shop in zip(plans[1:], shops[1:], strict=True):
         engine.add_profile(plan, shop.islands)
     return engine

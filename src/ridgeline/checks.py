@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.call_times import call_overhead
 from ridgeline.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
-from ridgeline.errors import BuildError, ModelError, OptionError, first_line
+from ridgeline.errors import BuildError, LimitError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
 from ridgeline.frontend.profiles import Resolved
 from ridgeline.frontend.types import to_ir
@@ -28,6 +28,7 @@ from ridgeline.passes.body import Program, read_program
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
 from ridgeline.reference import Reference, Tolerance
+from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.loose import flattened
@@ -79,19 +80,30 @@ class Shapes:
         return {name: taken_in(array) for name, array in arrays.items()}
 
 
-def run_reference(
-    reference: Reference, program: Program, weights: Mapping[str, Tensor], every_shapes: Sequence[Shapes]
+def run_first(
+    reference: Reference | None,
+    counted: CountedRun | None,
+    program: Program,
+    weights: Mapping[str, Tensor],
+    every_shapes: Sequence[Shapes],
 ) -> dict[str, np.ndarray]:
     """Run the original model on the inputs that selection times plans with, before it does: its outputs.
 
+    Without a reference only a model with loops is run, to see that they end.
     What the original refuses never reaches a kernel of ours. Its outputs are kept for `verify`. Values drawn
     for strings and sequences may not suit a model: then `verify` says that nothing could be compared.
     """
     made: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
     for shapes in every_shapes:
         feeds = example_feeds(program, shapes.opt, weights, seed=0)
         try:
-            outputs = reference.run(feeds, keep=True)
+            if reference is not None:
+                outputs = reference.run(feeds, keep=True)
+            elif counted is not None:
+                counted.require_end(feeds)
+        except LimitError:
+            raise
         except Exception as error:
             if not program.loose_inputs:
                 raise _does_not_run(feeds, error) from error
@@ -115,6 +127,8 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         options.tell("verify", i, total, name)
         try:
             want = reference.run(feeds)
+        except LimitError:
+            raise
         except Exception as error:
             if i == 0 and engine.program.loose_inputs:
                 return Report(unverified=NO_EXAMPLE.format(first_line(error)))
@@ -224,6 +238,8 @@ def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], 
     for name, feeds in chain([("", first)], _other_values(engine)):
         try:
             want = reference.run(feeds)
+        except LimitError:
+            raise
         except Exception as error:
             if not name:
                 raise _does_not_run(feeds, error) from error
@@ -321,7 +337,9 @@ def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, A
     rows, plan, model = _read_back(engine, feeds)
     # binding a large engine once more takes longer than all else; the same plan and graph bind the same
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
-        again = Engine(plan, engine.report, model, engine.weights, engine.tactics)
+        again = Engine(
+            plan, engine.report, model, engine.weights, engine.tactics, limits=engine.program.limits
+        )
         rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
     return rows
 

@@ -10,7 +10,7 @@ from itertools import chain
 from torch import Tensor
 
 from ridgeline import checks
-from ridgeline.errors import BuildError, OptionError, UnsupportedError, first_line
+from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedError, first_line
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
@@ -39,7 +39,7 @@ def choose_every_shapes(
     inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
     if options.target != "cpu":
         refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
-    program = read_program(loaded.model)
+    program = read_program(loaded.model, options.limits)
     weights = weights_of(loaded.model) | default_weights(loaded.defaults)
     sized_by = shape_inputs(program, inputs)
     made = []
@@ -78,6 +78,7 @@ def choose_shapes(
     if sample is not None:
         return checks.Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
     problems: dict[str, str] = {}
+    over: list[LimitError] = []
     if reference is not None:
         reference.open()
     # where every guess leaves some value empty, that value may be empty at any size: the first will do
@@ -98,9 +99,14 @@ def choose_shapes(
             if reference is not None:
                 reference.run(example_feeds(program, guess, weights, seed=0), keep=True)
         except Exception as error:  # not a shape this model takes: the next guess may be
+            if isinstance(error, LimitError) and error.limit == "loop_trips":
+                raise  # another shape would take as long to fail
             problems[shapes_text(guess)] = first_line(error)
+            over += [error] if isinstance(error, LimitError) else []
             continue
         return checks.Shapes(inputs, guess, None, None, is_guess=True, profile=profile)
+    if over and len(over) == len(problems):
+        raise over[0]
     raise BuildError(
         "no shape could be guessed that this model takes",
         rows=[f"{text}: {problem}" for text, problem in problems.items()],

@@ -25,7 +25,7 @@ from ridgeline.compose import (
     single,
     whole_graph,
 )
-from ridgeline.errors import failure
+from ridgeline.errors import LimitError, failure
 from ridgeline.passes.body import Region
 from ridgeline.plan_times import none_runs, run_once
 from ridgeline.spec import Site, TensorSpec
@@ -80,6 +80,8 @@ def _why_not_run(
     """What the plan of this one step fails with, if it does."""
     try:
         run_once(instance_of(shop, [step], inputs, feeds))
+    except LimitError:
+        raise
     except Exception as error:
         return failure(error)
     return None
@@ -95,5 +97,7 @@ def _require_binding(
     """The last plan need not run here: drawn values may not suit the model, and verification will tell."""
     try:
         instance_of(shop, steps, inputs, feeds)
+    except LimitError:
+        raise
     except Exception as error:
         raise none_runs([*refused, Measured("regions", {}, refused=failure(error))]) from error

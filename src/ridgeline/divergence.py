@@ -91,7 +91,9 @@ def _wrong_stage(engine: Engine, expected: Expected) -> str:
             return "the passes together; none of them alone"
         partition(
             model,
-            settle_program(read_program(model), engine.plan.planned_shapes, weights_of(model)),
+            settle_program(
+                read_program(model, engine.program.limits), engine.plan.planned_shapes, weights_of(model)
+            ),
             target=engine.plan.target,
         )
     except _Found as found:
@@ -224,7 +226,7 @@ def _floor_values(engine: Engine, instance: Instance) -> dict[str, Tensor]:
     whole = Body(
         inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
     )
-    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports)
+    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports, limits=program.limits)
     given = [t.cpu().clone() for t in instance.inputs.values()]
     return dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
 

@@ -7,6 +7,7 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ VerifyError           the engine does not compute what the model computes (a BuildError)
 ├─ PlanError             damaged, stale, or made for another target
 ├─ InputError            tensors that do not fit the plan's signature
+├─ LimitError            more nodes, trips or memory than a budget allows; an option raises it
 ├─ OptionError           an option that does not exist or does not fit
 └─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: traceback, exit 70
@@ -73,6 +74,20 @@ class PlanError(RidgelineError):
 
 class InputError(RidgelineError):
     """Tensors that do not fit the plan's signature."""
+
+
+class LimitError(RidgelineError):
+    """More nodes, loop trips or memory than a budget allows. `limit` is its name in `options.Limits`."""
+
+    def __init__(self, what: str, *, limit: str, allowed: int, got: int | None = None) -> None:
+        self.limit = limit
+        noun, number = limit.replace("_", " "), "NUMBER" if got is None else str(got)
+        super().__init__(
+            what,
+            got=f"more than {allowed:,} {noun}" if got is None else f"{got:,} {noun}",
+            want=f"at most {allowed:,}",
+            help=f"if that is meant: --limit {limit}={number}, in Python limits={{{limit!r}: {number}}}",
+        )
 
 
 class OptionError(RidgelineError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -76,6 +76,38 @@ Values: TypeAlias = tuple[ValueRange, ...]
 Profile: TypeAlias = Mapping[str, Ranges | Values]
 
 
+def machine_bytes() -> int:
+    """Memory this process may use: the machine's, or what its container is given."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        given = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return total
+    return min(total, int(given)) if given.isdigit() else total
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a model may cost: what needs more is refused by name, before the cost is paid.
+
+    An engine file holds none of these, so that a stranger's cannot raise them: `load` takes its own.
+    """
+
+    inlined_nodes: int = 100_000  # nodes once all functions of the model are written out
+    loop_trips: int = 100_000  # of one loop, with those of the loops inside it
+    folded_bytes: int = 4 << 30  # made of constants beforehand; what is beyond it is made in every run
+    # one value, or all memory of an engine at one set of shapes; verification holds several copies of a value
+    planned_bytes: int = field(default_factory=lambda: machine_bytes() // 4)
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise OptionError(f"limit {name!r} is not a whole number above 0", got=repr(value))
+
+
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class Options:
     """Every keyword of `ridgeline.build`."""
@@ -97,6 +129,7 @@ class Options:
     new_shapes: NewShapes = "serve"  # from the floor while a plan is made in the background; or wait for it
     pad: bool = False  # to the next profile, where that cannot change results
     data: Path | None = None  # folder of .npz files to verify with, besides random inputs
+    limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str) or self.target not in TARGETS:
@@ -178,7 +211,22 @@ def make_options(given: Mapping[str, Any]) -> Options:
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
             raise OptionError("without is not a list of tactics", got=repr(without), want='("ort", "cpp")')
         values["without"] = tuple(names)
+    if "limits" in values:
+        values["limits"] = make_limits(values["limits"])
     return Options(**values)
+
+
+def make_limits(given: Any) -> Limits:
+    """``{"loop_trips": 10**6}``: what is not named stays as it is."""
+    if isinstance(given, Limits):
+        return given
+    if not isinstance(given, Mapping):
+        raise OptionError("limits is not a mapping", got=repr(given), want='{"loop_trips": 1_000_000}')
+    known = [f.name for f in fields(Limits)]
+    for name in given:
+        if name not in known:
+            raise OptionError(f"there is no limit {name!r}", help=did_you_mean(str(name), known))
+    return Limits(**given)
 
 
 def parse_profiles(given: Any) -> tuple[Profile, ...]:

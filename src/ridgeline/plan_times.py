@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.errors import BuildError, failure
+from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.cache import Entry, Measured
@@ -71,6 +71,8 @@ def compare_plans(
     for name, steps_us in known.items():
         try:
             rivals[name] = Rival(run_once(make(name)), list(steps_us))
+        except LimitError:
+            raise
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
             dropped.append(Measured(name, {}, refused=failure(error)))
     if not rivals:

@@ -15,6 +15,7 @@ from ridgeline.options import Options, Progress
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.reference import Reference
+from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.spec import Port
 from ridgeline.verify import check_padded
@@ -35,13 +36,14 @@ def verify_engine(
     options = Options(data=None if data is None else Path(data), progress=progress)
     if options.data is not None and not options.data.exists():
         raise OptionError(f"there is no folder {str(data)!r}", want="a folder of .npz files, or one")
-    loaded = load(model)
+    loaded = load(model, engine.program.limits)
     for what, own, theirs in (
         ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
         ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
     ):
         _require_same(what, own, theirs, engine.plan.model, loaded.name)
-    reference = Reference(loaded, threads=options.cores)
+    counted = CountedRun.of(loaded.model, engine.program.limits)
+    reference = Reference(loaded, threads=options.cores, counted=counted)
     reports = [
         checks.verify(variant, reference, _shapes_of(variant.plan), options) for variant in engine.variants
     ]

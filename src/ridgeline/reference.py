@@ -26,6 +26,7 @@ from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.rounding import jitter, jitter_feeds, longest_sum
+from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.loose import flattened
 from ridgeline.spec import EPSILON
 from ridgeline.tactics.cache import measuring_context
@@ -50,8 +51,16 @@ NARROWER = ("Attention", "RotaryEmbedding")
 class Reference:
     """The original model as ONNX Runtime runs it with every optimisation off, else the onnx reference."""
 
-    def __init__(self, loaded: Loaded, *, threads: int, facts: Facts | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        threads: int,
+        facts: Facts | None = None,
+        counted: CountedRun | None = None,
+    ) -> None:
         self.loaded, self.threads = loaded, threads
+        self._counted = counted  # of a model with loops
         self.facts = facts or Facts()
         self._digest = ModelDigest(loaded) if self.facts.path is not None else None
         # for outputs that half values reach (True), and for the others
@@ -95,7 +104,7 @@ class Reference:
         With `keep` the outputs stay in memory, so that the next run with these inputs costs nothing.
         """
         if not all(isinstance(array, np.ndarray) for array in feeds.values()):
-            return self._run(feeds)
+            return self._run_counted(feeds)
         digest = digest_arrays(feeds)
         made = self._kept[digest] if digest in self._kept else self._run_or_find(feeds)
         if keep:
@@ -108,7 +117,7 @@ class Reference:
         if known is not None and arrays is not None and known.get("digest") == digest_arrays(arrays):
             self.who = str(known.get("who"))
             return arrays
-        made = self._run(feeds)
+        made = self._run_counted(feeds)
         if self.facts.keep_arrays(key, made):
             self.facts.keep(key, {"who": self.who, "digest": digest_arrays(made)})
         return made
@@ -120,6 +129,11 @@ class Reference:
             return Wide(self.loaded.original, folder_of(self.loaded))
         except Exception:  # whatever it is, the model as it stands is the next best reference
             return None
+
+    def _run_counted(self, feeds: Feeds) -> Outputs:
+        if self._counted is not None:
+            self._counted.require_end(feeds)
+        return self._run(feeds)
 
     def _open_wide(self) -> Callable[[Feeds], Outputs] | None:
         """A half model as float32 computes it; None where ONNX Runtime does not take it so."""
@@ -164,11 +178,11 @@ class Reference:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         is_large_file = proto is self.loaded.original and self.loaded.path and proto.ByteSize() > COPIED_BYTES
         source: Any = str(self.loaded.path) if is_large_file else proto.SerializeToString()
-        session = ort.InferenceSession(source, options, PROVIDERS)
+        session_run = self._timed(ort.InferenceSession(source, options, PROVIDERS))
 
         def run(feeds: Feeds, _held: object = (kept, changed)) -> Outputs:
             try:
-                return self._named(session.run(self.names, dict(feeds)))
+                return self._named(session_run(self.names, dict(feeds)))
             except Exception as error:
                 if not _is_narrower(error):
                     raise
@@ -201,16 +215,20 @@ class Reference:
             list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         )
         try:
-            session = ort.InferenceSession(proto.SerializeToString(), options, PROVIDERS)
+            session_run = self._timed(ort.InferenceSession(proto.SerializeToString(), options, PROVIDERS))
         except Exception:  # the reference is not ONNX Runtime then either
             return None
         try:
             wanted = self.names if names is None else names
-            return flattened(dict(zip(wanted, session.run(wanted, dict(feeds)), strict=True)))
+            return flattened(dict(zip(wanted, session_run(wanted, dict(feeds)), strict=True)))
         except Exception as error:
             if _is_narrower(error):
                 return None
             raise
+
+    def _timed(self, session: ort.InferenceSession) -> Callable[..., Sequence[Any]]:
+        run: Callable[..., Sequence[Any]] = session.run
+        return run if self._counted is None else self._counted.timed(run)
 
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()

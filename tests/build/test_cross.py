@@ -19,7 +19,7 @@ from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.triton import compiler
 from ridgeline.kernels.triton.source import Kernel, triton_version
-from ridgeline.options import make_options
+from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError, why_no_gpu
 from ridgeline.runtime.engine import Engine
@@ -154,7 +154,7 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     target = Target("cuda", "sm_90", 1)
     canonicalise(loaded.model, target=target)
     (shapes,) = choose_every_shapes(loaded, None, options)
-    fuse(loaded.model, shapes, target)
+    fuse(loaded.model, shapes, target, DEFAULT_LIMITS)
     (shop,) = open_workshops(loaded.model, [shapes], options, target)
     shop = replace(shop, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
     selection = select_elsewhere(shop, shapes.opt, {})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
-from ridgeline.errors import ModelError, UnsupportedError
+from ridgeline.errors import LimitError, ModelError, UnsupportedError
 from ridgeline.frontend.from_onnx import load
+from ridgeline.options import Limits
 
 RELU = '<ir_version: 10, opset_import: ["": 20]> g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }'
 
@@ -164,13 +167,15 @@ def test_local_functions_are_inlined() -> None:
     assert [node.op_type for node in loaded.model.graph] == ["Add"]
 
 
-def test_initializers_that_are_inputs_too_are_constants() -> None:
+def test_initializers_that_are_inputs_too_are_defaults() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[4] x, float[4] w) => (float[4] y) '
         "{ y = Add(x, w) }"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
-    assert [v.name for v in load(model).model.graph.inputs] == ["x"]
+    loaded = load(model)
+    assert [v.name for v in loaded.model.graph.inputs] == ["x", "w"]
+    assert list(loaded.defaults) == ["w"]
 
 
 def test_external_data_inside_a_function_is_confined_too(tmp_path: Path) -> None:
@@ -196,3 +201,108 @@ def test_an_attribute_that_refers_to_no_function() -> None:
     attribute.ref_attr_name = "axis"
     with pytest.raises(ModelError, match="refers to an attribute of a function"):
         load(model)
+
+
+def test_external_data_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.bin")
+    with pytest.raises(ModelError, match="no regular file"):
+        load(external(tmp_path, "w.bin"))
+
+
+def test_a_model_that_is_a_pipe_or_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    for path in (tmp_path / "model.onnx", Path("/dev/zero")):
+        with pytest.raises(ModelError, match="a pipe or a device"):
+            load(path)
+
+
+@pytest.mark.parametrize("location", ["w" * 5000, "w\0.bin", "w/" * 3000])
+def test_external_data_under_a_name_no_file_can_have(tmp_path: Path, location: str) -> None:
+    with pytest.raises(ModelError, match=r"w: file .* cannot be read"):
+        load(external(tmp_path, location))
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("offset", "-4"), ("offset", "1" + "0" * 30), ("length", "-16"), ("length", "4"), ("offset", "four"),
+])  # fmt: skip
+def test_external_data_outside_its_file(tmp_path: Path, key: str, value: str) -> None:
+    (tmp_path / "w.bin").write_bytes(b"\0" * 16)
+    path = external(tmp_path, "w.bin")
+    model = onnx.load(path, load_external_data=False)
+    next(e for e in model.graph.initializer[0].external_data if e.key == key).value = value
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="external data of 1 tensors"):
+        load(path)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"dims": [-4]}, "negative size"),
+    ({"dims": [2**62, 2**62]}, "need"),
+    ({"dims": [5]}, "need 20 bytes, the file holds 16"),
+    ({"data_type": 99}, "type 99 is not known"),
+    ({"data_type": onnx.TensorProto.STRING}, "strings as raw data"),
+    ({"raw_data": b"", "int64_data": [1, 2, 3, 4]}, "need 16 bytes, the file holds 0"),
+])  # fmt: skip
+@pytest.mark.parametrize("place", ["initializer", "attribute"])
+def test_a_tensor_whose_data_contradicts_its_entry(change: dict[str, Any], said: str, place: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N,4] x) => (float[N,4] y) '
+        "{ w = Constant <value = float[4] {0, 0, 0, 0}> () y = Add(x, w) }"
+    )
+    tensor = model.graph.node[0].attribute[0].t
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w"))
+    if place == "initializer":
+        model.graph.initializer.append(tensor)
+        del model.graph.node[0]
+        tensor = model.graph.initializer[0]
+    for name, value in change.items():
+        if isinstance(value, list):
+            getattr(tensor, name)[:] = value
+        else:
+            setattr(tensor, name, value)
+    with pytest.raises(ModelError, match=said):
+        load(model.SerializeToString())
+
+
+@pytest.mark.parametrize("version", [0, -1, 2**31, 2**63 - 1])
+def test_an_opset_that_cannot_be(version: int) -> None:
+    model = onnx.parser.parse_model(RELU)
+    model.opset_import[0].version = version
+    with pytest.raises(ModelError, match="names opsets that cannot be"):
+        load(model)
+
+
+def calls(count: int, last: str) -> onnx.ModelProto:
+    """A chain of functions, each of which calls the next one twice."""
+    text = '<ir_version: 10, opset_import: ["": 20, "m": 1]> g (float[4] x) => (float[4] y) { y = m.f0(x) }'
+    for i in range(count):
+        op = f"m.f{i + 1}" if i < count - 1 else last
+        text += f'<domain: "m", opset_import: ["": 20, "m": 1]> f{i} (a) => (c) {{ b = {op}(a) c = {op}(b) }}'
+    return onnx.parser.parse_model(text)
+
+
+def test_functions_that_double_have_a_limit() -> None:
+    assert len(load(calls(5, "Relu")).model.graph) == 2**5
+    with pytest.raises(LimitError, match=r"at y \(f0\)") as caught:
+        load(calls(29, "Relu"))
+    assert "--limit inlined_nodes=" in str(caught.value)
+    with pytest.raises(LimitError, match="at most 60"):
+        load(calls(5, "Relu"), Limits(inlined_nodes=60))
+
+
+def test_functions_that_call_each_other() -> None:
+    with pytest.raises(ModelError, match=r"m::f0 calls m::f1 calls m::f2 calls m::f0"):
+        load(calls(3, "m.f0"))
+
+
+@pytest.mark.parametrize("depth", [33, 2000])
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_subgraphs_deeper_than_protobuf_goes(depth: int, as_bytes: bool) -> None:
+    model = onnx.parser.parse_model(RELU)
+    graph = model.graph
+    for i in range(depth):
+        node = graph.node.add(op_type="If", input=["x"], output=[f"y{i}"])
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+    graph.node.add(op_type="Relu", input=["x"], output=["z"])
+    with pytest.raises(ModelError):
+        load(model.SerializeToString() if as_bytes else model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import typer
 
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.options import VERIFY_MODES
+from ridgeline.options import VERIFY_MODES, Limits
 
 # between inputs; values of shape tensors, [1, 2], keep theirs
 _SPACES = re.compile(r"\s+(?![^\[]*\])")
@@ -112,6 +113,24 @@ Data = Annotated[
     ),
 ]
 
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=NUMBER",
+        help=f"raise or lower a budget: {', '.join(field.name for field in fields(Limits))}",
+    ),
+]
+
+
+def parse_limits(given: Sequence[str] | None) -> dict[str, int] | None:
+    """``["loop_trips=1000000"]`` as ``{"loop_trips": 1000000}``; `Options` knows the names."""
+    pairs = _pairs(given or (), option="--limit", example="--limit loop_trips=1000000")
+    try:
+        return {name: int(value) for name, value in pairs.items()} or None
+    except ValueError:
+        raise OptionError("--limit wants whole numbers", got=" ".join(given or ())) from None
+
 
 def parse_shapes(given: Sequence[str] | None) -> dict[str, str] | None:
     """``["x=1..8x3"]`` as ``{"x": "1..8x3"}``; the shapes themselves are read by `Options`."""
@@ -148,6 +167,7 @@ def build_options(
     verify: str | None,
     without: Sequence[str] | None,
     profile: Sequence[str] | None = None,
+    limit: Sequence[str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Keywords of `ridgeline.build`, without those the user left alone."""
@@ -158,6 +178,7 @@ def build_options(
         "timing_cache": cache,
         "verify": verify,
         "without": parse_without(without),
+        "limits": parse_limits(limit),
         **more,
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -14,6 +14,7 @@ from ridgeline.cli.arguments import (
     EngineOrModel,
     Inputs,
     Level,
+    LimitOption,
     Seed,
     Shapes,
     Threads,
@@ -53,6 +54,7 @@ def bench(
     cache: Cache = None,
     verify: VerifyMode = None,
     without: Without = None,
+    limit: LimitOption = None,
     json: AsJson = False,
 ) -> None:
     """Measure latency and throughput; with peers, in one interleaved run, outputs compared.
@@ -75,7 +77,7 @@ def bench(
         require_file(model)
     given = read_inputs(input)
     options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
     )
     built = load_or_build(engine, options, trust=trust)
     feeds = complete_feeds(built, given, seed=seed)

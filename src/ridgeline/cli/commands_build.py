@@ -16,6 +16,7 @@ from ridgeline.cli.arguments import (
     EngineOrModel,
     Inputs,
     Level,
+    LimitOption,
     Lock,
     Model,
     Profiles,
@@ -58,6 +59,7 @@ def build(
     data: Data = None,
     threads: Threads = None,
     without: Without = None,
+    limit: LimitOption = None,
     deterministic: Annotated[
         bool, typer.Option(help="only tactics that give the same bits every run")
     ] = False,
@@ -93,6 +95,7 @@ def build(
         cache=cache,
         verify=verify,
         without=without,
+        limit=limit,
         target=target,
         lock=lock,
         data=data,
@@ -124,6 +127,7 @@ def run(
     cache: Cache = None,
     verify: VerifyMode = None,
     without: Without = None,
+    limit: LimitOption = None,
     json: AsJson = False,
 ) -> None:
     """Run an engine once, on files or on random inputs.
@@ -142,7 +146,7 @@ def run(
     given = read_inputs(input)
     folder = make_folder(output) if output else None
     options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
     )
     built = load_or_build(engine, options, trust=trust)
     outputs = built.run(complete_feeds(built, given, seed=seed))

@@ -12,6 +12,7 @@ from ridgeline.cli.arguments import (
     EngineFile,
     EngineOrModel,
     Level,
+    LimitOption,
     Shapes,
     Threads,
     VerifyMode,
@@ -54,6 +55,7 @@ def explain(
     cache: Cache = None,
     verify: VerifyMode = None,
     without: Without = None,
+    limit: LimitOption = None,
     json: AsJson = False,
 ) -> None:
     """Say what was fused, what was not and why, which tactic won, by how much, and over whom.
@@ -69,7 +71,7 @@ def explain(
     from ridgeline.cli.engines import load_or_build
 
     options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without
+        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
     )
     built = load_or_build(engine, options)
     story = explain_engine(built.plan, built.report, node, profile=profile)

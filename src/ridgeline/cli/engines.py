@@ -42,7 +42,7 @@ def load_or_build(path: Path, options: Mapping[str, Any], *, trust: bool = False
     given = dict(options)
     if not is_engine_file(path):
         return build_engine(path, given)
-    engine = load_engine(path, trust=trust)
+    engine = load_engine(path, trust=trust, limits=given.pop("limits", None))
     threads = given.pop("threads", None)
     if given:
         flags = ", ".join(_FLAGS.get(name, f"--{name}") for name in given)

@@ -6,6 +6,7 @@ Checks everything a stranger's file can get wrong before any other stage sees it
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,24 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from ridgeline.errors import ModelError, UnsupportedError, last_lines
 from ridgeline.frontend.contrib import write_out_contrib
-from ridgeline.frontend.functions import all_nodes, define_functions, inline_functions, name_runtime_ops
+from ridgeline.frontend.functions import (
+    all_nodes,
+    define_functions,
+    inline_functions,
+    name_runtime_ops,
+    node_label,
+    require_inlinable,
+)
 from ridgeline.frontend.known_ops import known_to_runtimes
 from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
+from ridgeline.frontend.tensor_data import data_problem, external_problem
 from ridgeline.frontend.types import to_ir, to_proto
 from ridgeline.frontend.wire import read_light
+from ridgeline.options import DEFAULT_LIMITS, Limits
+
+MAX_VERSION = 2**31 - 1  # what ONNX counts versions in
 
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
 
@@ -46,10 +58,12 @@ class Loaded:
     defaults: Mapping[str, np.ndarray] = field(default_factory=dict)  # of inputs that a caller may leave out
 
 
-def load(source: Source) -> Loaded:
+def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     """Read, check and convert a model. Raises one error that lists every node nobody can run."""
     name, proto, path = _read(source)
-    check_external_data(proto, None if path is None else path.parent)
+    require_inlinable(proto, limits)
+    check_opsets(proto, name)
+    check_tensors(proto, None if path is None else path.parent)
     _refuse_unknown_ops(proto)
     defined = in_order(define_functions(name_runtime_ops(proto)))
     _check(defined, name)
@@ -94,15 +108,28 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
             want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
         )
     path = Path(source)
-    if not path.exists():
-        raise ModelError(f"there is no file {str(path)!r}", help="check the path: ridge build MODEL.onnx")
-    if path.is_dir():
-        raise ModelError(f"{str(path)!r} is a folder", want="an ONNX file")
+    require_regular_file(path)
     try:
         content = read_light(path) or path.read_bytes()
     except OSError as error:
         raise ModelError(f"{str(path)!r} cannot be read", got=str(error)) from error
     return path.stem, _parse(content, repr(str(path))), path
+
+
+def require_regular_file(path: Path) -> None:
+    """A pipe or a device may never end, and its bytes come only once."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ModelError(
+            f"there is no file {str(path)!r}", help="check the path: ridge build MODEL.onnx"
+        ) from None
+    except (OSError, ValueError) as error:  # not permitted, a name too long, a NUL in it
+        raise ModelError(f"{str(path)[:200]!r} cannot be read", got=str(error)[:200]) from error
+    if stat.S_ISDIR(mode):
+        raise ModelError(f"{str(path)!r} is a folder", want="an ONNX file")
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{str(path)!r} is a pipe or a device", want="a regular file")
 
 
 def _parse(content: bytes, where: str) -> onnx.ModelProto:
@@ -124,6 +151,17 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
     return proto
 
 
+def check_opsets(proto: onnx.ModelProto, name: str) -> None:
+    """Every version is a number that ONNX can look up."""
+    wrong = [entry for entry in proto.opset_import if not 1 <= entry.version <= MAX_VERSION]
+    if wrong:
+        raise ModelError(
+            f"{name!r} names opsets that cannot be",
+            rows=[f"{entry.domain or 'ai.onnx'}: version {entry.version}" for entry in wrong],
+            want=f"versions from 1 to {MAX_VERSION:,}",
+        )
+
+
 def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and tensor attributes, in subgraphs and functions too."""
     graphs: list[Any] = [proto.graph, *proto.functions]
@@ -141,52 +179,35 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                     graphs.append(attr.g)
 
 
-def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
-    """External data stays inside the model's folder: no absolute path, no ``..``, no link out of it."""
-    problems = []
+def check_tensors(proto: onnx.ModelProto, folder: Path | None) -> None:
+    """Types, dims and data fit together; external data stays inside the model's folder, in regular files."""
+    broken, outside = [], []
     for tensor in all_tensors(proto):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        problem = external_problem(entries, folder)
+        problem = data_problem(tensor)
         if problem:
-            problems.append(f"{tensor.name}: {problem}")
-    if problems:
+            broken.append(f"{tensor.name}: {problem}")
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            problem = external_problem(tensor, folder)
+            if problem:
+                outside.append(f"{tensor.name}: {problem}")
+    if broken:
         raise ModelError(
-            f"the external data of {len(problems)} tensors cannot be used",
-            rows=problems,
-            want="files beside the model, or in a folder below it",
+            f"the data of {len(broken)} tensors is not what the file says it is",
+            rows=broken,
+            help="was the file cut, or written by hand? export the model again",
+        )
+    if outside:
+        raise ModelError(
+            f"the external data of {len(outside)} tensors cannot be used",
+            rows=outside,
+            want="regular files beside the model, or in a folder below it",
         )
 
 
-def external_problem(entries: dict[str, str], folder: Path | None) -> str | None:
-    location = entries.get("location", "")
-    if folder is None:
-        return f"location {location!r}, but the model came without a folder"
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
-        return f"location {location!r} leaves the model's folder"
-    path = folder / location
-    if path.is_dir():
-        return f"location {location!r} is a folder"
-    if not path.exists():
-        return f"file {location!r} is missing"
-    if not path.resolve().is_relative_to(folder.resolve()):
-        return f"location {location!r} is a link that leaves the model's folder"
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except ValueError:
-        return f"offset {entries.get('offset')!r} or length {entries.get('length')!r} is no number"
-    end = offset + length
-    if end > path.stat().st_size or offset < 0 or length < 0:
-        return f"file {location!r} holds {path.stat().st_size} bytes, wanted up to byte {end}"
-    return None
-
-
 def _check(proto: onnx.ModelProto, name: str) -> None:
-    light = _without_large_tensors(proto)
     try:
-        onnx.checker.check_model(light)
-    except (onnx.checker.ValidationError, RuntimeError, EncodeError) as error:
+        onnx.checker.check_model(_without_large_tensors(proto))
+    except (onnx.checker.ValidationError, RuntimeError, ValueError, EncodeError, DecodeError) as error:
         raise ModelError(
             f"{name!r} is not a legal ONNX model",
             got=last_lines(error),
@@ -233,7 +254,7 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
         if onnx.defs.has(node.op_type, max_inclusive_version=versions.get(domain, 1), domain=domain):
             continue
         if not known_to_runtimes(domain, node.op_type):
-            unknown.setdefault((domain, node.op_type), []).append(node.name or node.output[0])
+            unknown.setdefault((domain, node.op_type), []).append(node_label(node))
     if unknown:
         count = sum(len(nodes) for nodes in unknown.values())
         raise UnsupportedError(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import TypeAlias
 
 import onnx
 from onnx import shape_inference
 from onnx.inliner import inline_local_functions
+
+from ridgeline.errors import LimitError, ModelError
+from ridgeline.options import Limits
+
+FunctionId: TypeAlias = tuple[str, str, str]  # domain, name, overload
 
 LOCAL = "ridgeline.defined"
 # no kernel of its own: what it computes follows from the nodes that ONNX defines it by
@@ -68,9 +75,49 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     return inline_local_functions(proto) if proto.functions else proto
 
 
+def require_inlinable(proto: onnx.ModelProto, limits: Limits) -> None:
+    """Functions may double the model as often as they call each other; none may call itself."""
+    functions = {_id(function.domain, function.name, function): function for function in proto.functions}
+    calls: dict[FunctionId, list[FunctionId]] = {}
+    sizes: dict[FunctionId, int] = {}
+    for key, function in functions.items():
+        made = [_id(node.domain, node.op_type, node) for node in _nodes_within([function])]
+        sizes[key], calls[key] = len(made), [callee for callee in made if callee in functions]
+    try:
+        order = tuple(TopologicalSorter(calls).static_order())  # what is called comes before its callers
+    except CycleError as error:
+        path = " calls ".join(f"{domain}::{name}" for domain, name, _ in reversed(error.args[1]))
+        raise ModelError("a function of the model calls itself", got=path) from error
+    for key in order:
+        sizes[key] += sum(sizes[callee] for callee in calls[key])
+    total = 0
+    for node in _nodes_within([proto.graph]):
+        total += 1 + sizes.get(_id(node.domain, node.op_type, node), 0)
+        if functions and total > limits.inlined_nodes:
+            raise LimitError(
+                f"functions of the model become too many nodes, at {node_label(node)} ({node.op_type})",
+                limit="inlined_nodes",
+                got=total,
+                allowed=limits.inlined_nodes,
+            )
+
+
+def _id(domain: str, name: str, holder: onnx.FunctionProto | onnx.NodeProto) -> FunctionId:
+    return "" if domain == "ai.onnx" else domain, name, holder.overload
+
+
+def node_label(node: onnx.NodeProto) -> str:
+    """A node's name, else its first output's."""
+    return node.name or next(iter(node.output), "a node without a name")
+
+
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node, in subgraphs and functions too."""
-    pending: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    return _nodes_within([proto.graph, *proto.functions])
+
+
+def _nodes_within(holders: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> Iterator[onnx.NodeProto]:
+    pending = list(holders)
     while pending:
         for node in pending.pop().node:
             yield node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
-from onnx import version_converter
+from onnx import shape_inference, version_converter
 
 from ridgeline.errors import UnsupportedError, last_lines
 from ridgeline.frontend.legacy import KEPT, after_conversion, before_conversion, release
@@ -14,6 +14,13 @@ CANONICAL_OPSET = 23
 # the first IR version that lets weights stand apart from inputs in every opset, and names local functions
 CONVERTIBLE_IR = 10
 LIFTED_BYTES = 1024
+# how ONNX says that it cannot convert a model
+REFUSALS = (
+    RuntimeError,
+    onnx.checker.ValidationError,
+    shape_inference.InferenceError,
+    version_converter.ConvertError,
+)
 
 
 def to_canonical(model: ir.Model, name: str) -> ir.Model:
@@ -31,7 +38,7 @@ def to_canonical(model: ir.Model, name: str) -> ir.Model:
             release(model)
         converted = version_converter.convert_version(to_proto(model), CANONICAL_OPSET)
         onnx.checker.check_model(converted)
-    except (RuntimeError, onnx.checker.ValidationError) as error:
+    except REFUSALS as error:
         raise UnsupportedError(
             f"{name!r} cannot be brought from opset {version} to {CANONICAL_OPSET}",
             got=last_lines(error),

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from ridgeline.frontend.types import is_loose, type_of, type_text
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.rule import SOURCES, node_name
 from ridgeline.spec import Body, Op
 
@@ -54,6 +55,7 @@ class Program:
     weights: frozenset[str]
     opset_imports: Mapping[str, int]
     loose_inputs: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # strings, and what is no tensor
+    limits: Limits = field(default=DEFAULT_LIMITS, compare=False)  # on what it may cost to run
 
     def flat_ops(self, regions: Iterable[Region]) -> tuple[tuple[Op, ...], dict[str, np.ndarray]]:
         """The ops of some regions in main-graph names, with the constants their bodies hold."""
@@ -72,7 +74,7 @@ class Program:
         return tuple(ops), constants
 
 
-def read_program(model: ir.Model) -> Program:
+def read_program(model: ir.Model, limits: Limits = DEFAULT_LIMITS) -> Program:
     """Read the fused model. Deterministic: the same file gives the same program."""
     graph = model.graph
     bodies = {f.identifier(): _function_body(f) for f in model.functions.values()}
@@ -84,6 +86,7 @@ def read_program(model: ir.Model) -> Program:
         weights=frozenset(graph.initializers),
         opset_imports=dict(model.opset_imports),
         loose_inputs={str(v.name): type_of(v) for v in graph.inputs if is_loose(type_text(type_of(v)))},
+        limits=limits,
     )
 
 

@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx import shape_inference
 
 from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.options import DEFAULT_LIMITS
+from ridgeline.passes.body import array_tensor
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
 from ridgeline.passes.host_ops import WRONG_IN_REFERENCE
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import Names, add_initializer, merged_sources, nbytes, replace_value
+from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
+from ridgeline.passes.settle import dtype_of, spec_of, type_proto
+from ridgeline.spec import TensorSpec
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 # a folded constant must not make the engine file much larger than the model
 MAX_GROWN_BYTES = 16 * 2**20
+# of a model's metadata: what all folded constants together may still take besides those they are made of
+FOLDED_BYTES = "ridgeline.folded_bytes"
+# no inference knows the size of their results, and none makes more than it reads
+BOUNDED_BY_INPUT = frozenset({"NonZero", "Compress", "Unique"})
+SIZES_READ = 64  # elements of a constant that may say how large a result is
 
 _NEVER = frozenset({
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
@@ -41,14 +52,29 @@ _SHAPE_OPS = frozenset({
 def fold_constants(model: ir.Model) -> None:
     """Evaluate every node whose result is the same in all runs."""
     names = Names(model)
+    room = Room(model.meta.get(FOLDED_BYTES, DEFAULT_LIMITS.folded_bytes))
     inlined = True
     while inlined:
         inlined = False
         for graph in list(model.graphs()):
-            inlined |= _fold_graph(graph, names)
+            inlined |= _fold_graph(graph, names, room)
+    model.meta[FOLDED_BYTES] = room.nbytes
 
 
-def _fold_graph(graph: ir.Graph, names: Names) -> bool:
+@dataclass
+class Room:
+    """What may still be folded. What finds none is computed in every run."""
+
+    nbytes: int
+
+    def take(self, grown: int) -> bool:
+        """Whether so much more fits."""
+        fits = grown <= self.nbytes
+        self.nbytes -= max(grown, 0) if fits else 0
+        return fits
+
+
+def _fold_graph(graph: ir.Graph, names: Names, room: Room) -> bool:
     """True when a branch was spliced in: its nodes have not been looked at yet."""
     inlined = False
     for node in list(graph):
@@ -64,7 +90,9 @@ def _fold_graph(graph: ir.Graph, names: Names) -> bool:
             _inline_branch(node, "then_branch" if condition.item() else "else_branch", names)
             inlined = True
         elif (
-            not _fold_known_elements(node, names) and not _evaluate(node, names) and node.op_type == "Reshape"
+            not _fold_known_elements(node, names)
+            and not _evaluate(node, names, room)
+            and node.op_type == "Reshape"
         ):
             _settle_reshape(node, names)
     return inlined
@@ -85,19 +113,21 @@ def _fold_known_elements(node: ir.Node, names: Names) -> bool:
     return _settle(node, [np.array(known, dtype=out.dtype.numpy()).reshape(shape)], names)
 
 
-def _evaluate(node: ir.Node, names: Names) -> bool:
+def _evaluate(node: ir.Node, names: Names, room: Room) -> bool:
     inputs = [None if value is None else constant(value) for value in node.inputs]
     if node.op_type in _NEVER or not inputs:
         return False
     if any(value is not None and array is None for value, array in zip(node.inputs, inputs, strict=True)):
         return False
-    limit = max(MAX_GROWN_BYTES, sum(array.nbytes for array in inputs if array is not None))
-    if (_output_bytes(node, inputs) or 0) > limit:
+    read_bytes = sum(array.nbytes for array in inputs if array is not None)
+    limit = max(MAX_GROWN_BYTES, read_bytes)
+    made_bytes = _output_bytes(node, inputs, read_bytes)
+    if made_bytes is None or made_bytes > limit or not room.take(made_bytes - read_bytes):
         return False
     try:
         outputs = _run(node, inputs)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError):
-        # the reference has no kernel for this op or type: the node stays as it is
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, MemoryError):
+        # the reference has no kernel for this op or type, or memory ended: the node stays as it is
         return False
     if any(not isinstance(array, np.ndarray | np.generic) for array in outputs):
         return False
@@ -105,12 +135,29 @@ def _evaluate(node: ir.Node, names: Names) -> bool:
     return sum(array.nbytes for array in arrays) <= limit and _settle(node, arrays, names)
 
 
-def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None]) -> int | None:
-    """Size of the result where it can be told without making it."""
-    if node.op_type in ("ConstantOfShape", "Expand"):
-        shape = inputs[-1]
-        return None if shape is None else int(np.prod(shape.astype(np.float64))) * 4
-    return nbytes(node.outputs[0])
+def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: int) -> int | None:
+    """Size of the results, told without making them, whatever the file says; None if unknown."""
+    if node.op_type in BOUNDED_BY_INPUT:
+        return 8 * read_bytes
+    pairs = zip(node.inputs, inputs, strict=True)
+    given = {str(value.name): array for value, array in pairs if value is not None and array is not None}
+    types = {name: type_proto(TensorSpec(dtype_of(array), array.shape)) for name, array in given.items()}
+    data = {
+        name: ir.serde.serialize_tensor(array_tensor(array))
+        for name, array in given.items()
+        if array.size <= SIZES_READ
+    }
+    opsets = dict(node.graph.opset_imports) or {"": 23}
+    imports = [onnx.OperatorSetIdProto(domain=domain, version=opsets[domain]) for domain in opsets]
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get("", 23), "")  # no other domain is folded
+        made = shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
+        )
+    except (onnx.defs.SchemaError, shape_inference.InferenceError, RuntimeError, ValueError):
+        return None
+    specs = [spec_of(kind) for kind in made.values()]
+    return None if None in specs else sum(spec.nbytes for spec in specs if spec is not None)
 
 
 def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:

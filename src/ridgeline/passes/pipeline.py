@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes import (
     canonical_activation,
     canonical_attention,
@@ -29,7 +30,7 @@ from ridgeline.passes.canonical_broadcast import spread_rows
 from ridgeline.passes.canonical_groups import group_heads
 from ridgeline.passes.clean import remove_duplicates, remove_noops, remove_unused
 from ridgeline.passes.divide_split import divide_splits
-from ridgeline.passes.fold import fold_constants
+from ridgeline.passes.fold import FOLDED_BYTES, fold_constants
 from ridgeline.passes.fold_spread import fold_spread
 from ridgeline.passes.merge_linear import merge_linear
 from ridgeline.passes.narrow import drop_unread_rows
@@ -135,8 +136,15 @@ LAST_PASSES: tuple[Stage, ...] = (Stage("spread rows", _edit(spread_rows)),)
 Watch: TypeAlias = Callable[[Stage, ir.Model], AbstractContextManager[None]]
 
 
-def canonicalise(model: ir.Model, *, target: Target = HOST, watch: Watch | None = None) -> list[Refusal]:
+def canonicalise(
+    model: ir.Model,
+    *,
+    target: Target = HOST,
+    watch: Watch | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[Refusal]:
     """Run all passes until nothing changes. What the last round refused is what stays unfused."""
+    model.meta[FOLDED_BYTES] = limits.folded_bytes
 
     def run(stages: Sequence[Stage]) -> list[Refusal]:
         made = []

@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 from onnx import shape_inference
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, LimitError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_text
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.passes.host_ops import HOST_OPS, WRONG_IN_REFERENCE
 from ridgeline.passes.shape_rules import has_rule, own_spec
@@ -42,6 +43,8 @@ class Settled:
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    folded_bytes: int = 0  # in the values that were computed here
+    limits: Limits = DEFAULT_LIMITS
 
     def loose_kind(self, name: str) -> str | None:
         """What a value is that is no tensor, or one of strings; None for all others."""
@@ -68,7 +71,9 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
     `into` is filled as far as the walk gets before it raises.
     """
     state = Settled() if into is None else into
+    state.limits = program.limits
     for name, spec in (*weights.items(), *inputs.items()):
+        require_plannable(spec, f"input {name!r}" if name in inputs else f"weight {name!r}", program.limits)
         _note(state, name, spec if spec.value is None else replace(spec, value=None))
     state.types.update(program.loose_inputs)
     state.values.update(known)
@@ -79,6 +84,20 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
             _know(state, name, array)
         for op in ops:
             settle_op(op, state, program.opset_imports)
+    return state
+
+
+def settle_body(
+    body: Body, given: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits
+) -> Settled:
+    """What is known of a subgraph that is given these inputs and captured values."""
+    state = Settled(limits=limits)
+    for name, spec in given.items():
+        _note(state, name, spec)
+    for name, array in body.constants.items():
+        _know(state, name, array)
+    for op in body.ops:
+        settle_op(op, state, opset_imports)
     return state
 
 
@@ -107,6 +126,9 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
             spec = spec_of(kind)
             if spec is not None:
                 state.specs[name] = spec
+    for name in op.outputs:
+        if name in state.specs:
+            require_plannable(state.specs[name], f"{op.name or name} ({op.op_type})", state.limits)
     values = _evaluate(op, state, opset_imports)
     for name, array in zip(op.outputs, values, strict=False):
         if name:
@@ -120,15 +142,15 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
     if condition is not None:
         branches = [branches[0] if bool(condition.reshape(-1)[0]) else branches[1]]
     made: list[list[TensorSpec | None]] = []
-    misfit: InputError | None = None
+    misfit: InputError | LimitError | None = None
     for branch in branches:
-        inner = Settled(dict(state.specs), dict(state.values), dict(state.types))
+        inner = Settled(dict(state.specs), dict(state.values), dict(state.types), limits=state.limits)
         for name, array in branch.constants.items():
             _know(inner, name, array)
         try:
             for inner_op in branch.ops:
                 settle_op(inner_op, inner, opset_imports)
-        except InputError as error:  # a branch these shapes do not fit is one that will not be taken
+        except (InputError, LimitError) as error:  # a branch that does not fit is one not to be taken
             misfit = error
             continue
         made.append([inner.specs.get(name) for name in branch.outputs])
@@ -186,8 +208,12 @@ def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Seque
     named = [n for n in op.inputs if n]
     if op.op_type in RANDOM | WRONG_IN_REFERENCE or any(n not in state.values for n in named):
         return []
+    made_bytes = sum(state.specs[n].nbytes for n in op.outputs if n in state.specs)
     if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):
         return []
+    if state.folded_bytes + made_bytes > state.limits.folded_bytes:
+        return []  # it then runs as a step instead
+    state.folded_bytes += made_bytes
     arrays = [state.values[n] if n else None for n in op.inputs]
     quick = HOST_OPS.get(op.key)
     if quick is not None:
@@ -224,6 +250,17 @@ def _know(state: Settled, name: str, array: np.ndarray) -> None:
         return
     state.values[name] = array
     _note(state, name, spec)
+
+
+def require_plannable(spec: TensorSpec, what: str, limits: Limits) -> None:
+    """Sizes that memory can have, before anybody asks for it."""
+    if any(size < 0 for size in spec.shape):
+        raise InputError(f"{what} would have a negative size", got=str(spec), help=SHAPES[1])
+    if spec.nbytes > limits.planned_bytes:
+        raise LimitError(
+            f"{what} is larger than its limit: {spec}",
+            limit="planned_bytes", got=spec.nbytes, allowed=limits.planned_bytes,
+        )  # fmt: skip
 
 
 def _note(state: Settled, name: str, spec: TensorSpec) -> None:

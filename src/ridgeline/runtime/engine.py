@@ -18,6 +18,7 @@ from torch import Tensor
 from ridgeline.errors import OptionError, PlanError, UnsupportedError
 from ridgeline.gpu_timing import times_in_turn
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.body import Program, Region, read_program
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.sites import make_site, merge
@@ -42,6 +43,7 @@ from ridgeline.runtime.standby import Newcomer, Standby
 from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
 from ridgeline.spec import Body, Port, Site, TensorSpec
 from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.ort import inside_bodies
 from ridgeline.timing import wall_times_in_turn
 
 # makes the choices that were only predicted; handed in by the build, which knows how to measure
@@ -66,6 +68,7 @@ class Engine:
         settle: Settle | None = None,
         islands: Islands | None = None,
         shared: Engine | None = None,  # the same model planned for another profile
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.plan = plan
         self.report = report
@@ -82,7 +85,7 @@ class Engine:
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
         if shared is not None:
             self._placed = shared._placed
-        self.program: Program = read_program(model) if shared is None else shared.program
+        self.program: Program = read_program(model, limits) if shared is None else shared.program
         # what did not go as planned on this machine
         self.notes: list[str] = shared.notes if shared is not None else [left_out] if left_out else []
         by_name = {region.name: region for region in self.program.regions}
@@ -334,16 +337,17 @@ class Engine:
                 engine = self._body_engine(body, plan) if plan is not None else None
                 if engine is not None:
                     engines[key] = engine
-            self._islands = Islands(self.program.opset_imports, engines)
+            self._islands = Islands(self.program, engines)
         return self._islands
 
     def _body_engine(self, body: Body, plan: Plan) -> Engine | None:
         """A body fused as its plan says; None, and a note, where this version fuses it in another way."""
-        model, _ = fused_body(
-            body, plan.planned_shapes, self.weights, self.program.opset_imports, plan.target
-        )
+        model, _ = fused_body(body, plan.planned_shapes, self.weights, self.program, plan.target)
         try:
-            return Engine(plan, Report(), model, weights_of(model), self.tactics)
+            return Engine(
+                plan, Report(), model, weights_of(model), inside_bodies(self.tactics),
+                limits=self.program.limits,
+            )  # fmt: skip
         except (KeyError, PlanError):
             self.notes.append(f"{plan.model}: fused otherwise by this version, so it runs op by op")
             return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.errors import InputError, PlanError
+from ridgeline.errors import InputError, LimitError, PlanError
 from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
 from ridgeline.passes.body import Program, Region
 from ridgeline.passes.layout import assign_layouts
@@ -101,6 +101,13 @@ class Instance:
         )
 
     def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
+        total = self.layout.arena_bytes + sum(spec.nbytes for spec in inputs.values())
+        if self.device == "cpu" and total > self.program.limits.planned_bytes:
+            raise LimitError(
+                f"an engine at {', '.join(f'{n}: {spec}' for n, spec in inputs.items())} needs more memory "
+                "than its limit",
+                limit="planned_bytes", got=total, allowed=self.program.limits.planned_bytes,
+            )  # fmt: skip
         with torch.inference_mode(False):  # memory that may be written to in any mode
             self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8, device=self.device)
             self._own_inputs = {name: empty(spec, self.device) for name, spec in inputs.items()}

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, cloned, fill
-from ridgeline.passes.body import Region, ir_version_for, read_program
+from ridgeline.kernels.elements import as_numpy, cloned, fill
+from ridgeline.passes.body import Program, Region, ir_version_for, read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
@@ -26,7 +26,7 @@ from ridgeline.runtime.weights import weights_of
 from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.control import CONTROL_OPS, RunBody
+from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
 
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
 KEPT_BODIES = 64
@@ -61,36 +61,14 @@ def entry_specs(region: Region, body: Body, settled: Settled) -> dict[str, Tenso
     """What a body is given on its first run, by name; None where that depends on data."""
     op = control_op(region)
     assert op is not None, "only control flow has bodies"
-    given: list[TensorSpec | None] = []
-    if op.op_type == "Loop":
-        condition = settled.specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
-        given = [TensorSpec("int64", ()), condition, *(settled.specs.get(n) for n in op.inputs[2:])]
-    elif op.op_type == "Scan":
-        scanned = int(op.attrs["num_scan_inputs"])
-        axes = op.attrs.get("scan_input_axes") or (0,) * scanned
-        given = [settled.specs.get(n) for n in op.inputs[: len(op.inputs) - scanned]]
-        for name, axis in zip(op.inputs[len(op.inputs) - scanned :], axes, strict=True):
-            whole = settled.specs.get(name)
-            sizes = list(whole.shape) if whole is not None else []
-            if whole is not None:
-                del sizes[int(axis)]
-            given.append(None if whole is None else TensorSpec(whole.dtype, tuple(sizes)))
-    elif op.op_type == "SequenceMap":
-        return None  # items may have any shape
-    free = body.free_names()
-    given += [settled.specs.get(name) for name in free]
-    specs = dict(zip((*body.inputs, *free), given, strict=True))
-    if any(spec is None or spec.dtype not in TORCH_DTYPES for spec in specs.values()):
-        return None
-    # inside a body values come as they are handed over, in plain order
-    return {n: TensorSpec(s.dtype, s.shape) for n, s in specs.items() if s is not None}
+    return first_trip(op, body, settled.specs)
 
 
 def fused_body(
     body: Body,
     specs: Mapping[str, TensorSpec],
     weights: Mapping[str, Tensor],
-    opset_imports: Mapping[str, int],
+    program: Program,
     target: Target,
 ) -> tuple[ir.Model, dict[str, TensorSpec]]:
     """A body as a fused model of its own, and the specs of its inputs. The same call gives the same model."""
@@ -103,7 +81,7 @@ def fused_body(
             value.type.CopyFrom(type_proto(spec))
             for dim in value.type.tensor_type.shape.dim:
                 dim.ClearField("dim_value")  # a state may grow; only its rank is sure
-    imports = {domain: version for domain, version in opset_imports.items() if domain != "ridgeline"}
+    imports = {domain: version for domain, version in program.opset_imports.items() if domain != "ridgeline"}
     proto = onnx.ModelProto(ir_version=ir_version_for(imports), graph=graph)
     proto.opset_import.extend(onnx.OperatorSetIdProto(domain=d, version=v) for d, v in imports.items())
     model = ir.from_proto(proto)
@@ -112,9 +90,10 @@ def fused_body(
         value.shape = ir.Shape(weights[str(value.name)].shape)
         model.graph.inputs.remove(value)
         model.graph.register_initializer(value)
-    canonicalise(model, target=target)
+    canonicalise(model, target=target, limits=program.limits)
     inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
-    partition(model, settle_program(read_program(model), inner, weights_of(model)), target=target)
+    body_program = read_program(model, program.limits)
+    partition(model, settle_program(body_program, inner, weights_of(model)), target=target)
     remove_unused(model)
     return model, inner
 
@@ -177,8 +156,8 @@ class PlannedBody:
 class Islands:
     """The planned bodies of one engine, and the launches of the steps that run them."""
 
-    def __init__(self, opset_imports: Mapping[str, int], engines: Mapping[str, BodyEngine]) -> None:
-        self._opset_imports = opset_imports
+    def __init__(self, program: Program, engines: Mapping[str, BodyEngine]) -> None:
+        self._opset_imports, self._limits = program.opset_imports, program.limits
         self.engines = dict(engines)
 
     @property
@@ -197,13 +176,15 @@ class Islands:
         def compile_planned(
             body: Body, specs: Mapping[str, TensorSpec], imports: Mapping[str, int]
         ) -> tuple[RunBody, list[str]]:
-            floor, notes = compile_body(body, specs, imports)
+            floor, notes = compile_body(body, specs, imports, limits=self._limits)
             n_own = len(body.graph.inputs)
             engine = planned.get(id(body.graph))
             return (floor if engine is None else PlannedBody(engine, body.inputs, n_own, floor)), notes
 
         reads = reads_of(op)
-        run, notes = CONTROL_OPS[op.key](op, reads, site.specs, self._opset_imports, compile_planned)
+        run, notes = CONTROL_OPS[op.key](
+            op, reads, site.specs, self._opset_imports, compile_planned, self._limits
+        )
         places = [site.body.inputs.index(name) if name else -1 for name in reads]
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:

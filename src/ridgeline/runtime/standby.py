@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.errors import LimitError
 from ridgeline.kernels.elements import as_numpy, cloned, to_torch
 from ridgeline.passes.body import Program
 from ridgeline.runtime.instance import Instance
@@ -37,7 +38,7 @@ class Standby:
         ops, constants = program.flat_ops(program.regions)
         body = Body((*program.inputs, *self._weights), program.outputs, ops, constants)
         # sizes in these specs are the planned ones; types, which is what the floor asks for, are the same
-        return compile_body(body, self._specs(), program.opset_imports)[0]
+        return compile_body(body, self._specs(), program.opset_imports, limits=program.limits)[0]
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Outputs by name, in memory that nothing else uses."""
@@ -85,6 +86,8 @@ class Newcomer:
         inputs = [to_torch(np.asarray(array)) for array in feeds.values()]
         try:
             made = self._standby(inputs)
+        except LimitError:
+            raise
         except Exception:  # the floor cannot: the plan may, or says better what is wrong
             return self.successor().run(feeds, execute)
         self.begin()
@@ -94,6 +97,8 @@ class Newcomer:
         inputs = [a if isinstance(a, Tensor) else to_torch(np.asarray(a)) for a in arrays]
         try:
             made = self._standby(inputs)
+        except LimitError:
+            raise
         except Exception:
             return self.successor().run_tensors(arrays, execute)
         self.begin()

@@ -19,7 +19,7 @@ from onnx import shape_inference
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from ridgeline.errors import ModelError, did_you_mean
-from ridgeline.frontend.from_onnx import all_tensors, check_external_data
+from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
 
 # more than this cannot stand in one protobuf with room to spare
 EMBEDDED_BYTES = 3 << 29
@@ -97,12 +97,9 @@ def read_graph(source: Path | onnx.ModelProto) -> ModelGraph:
     """The model of a file, its external data left outside."""
     if isinstance(source, onnx.ModelProto):
         return ModelGraph(source, None)
+    require_regular_file(source)
     try:
         proto = onnx.load(str(source), load_external_data=False)
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {str(source)!r}") from None
-    except IsADirectoryError:
-        raise ModelError(f"{str(source)!r} is a folder", want="an ONNX file") from None
     except (DecodeError, ValueError, OSError) as error:
         raise ModelError(
             f"{str(source)!r} is not an ONNX model: it does not parse",
@@ -116,7 +113,7 @@ def read_graph(source: Path | onnx.ModelProto) -> ModelGraph:
 
 def write_model(proto: onnx.ModelProto, folder: Path | None, path: Path) -> None:
     """A file that stands alone: external data is taken in, or written beside it where it is too large."""
-    check_external_data(proto, folder)
+    check_tensors(proto, folder)
     outside = [t for t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in outside:
         load_external_data_for_tensor(tensor, str(folder))

@@ -10,7 +10,8 @@ import onnx
 from onnx.numpy_helper import to_array
 
 from ridgeline.errors import first_line
-from ridgeline.frontend.from_onnx import all_tensors, external_problem
+from ridgeline.frontend.from_onnx import all_tensors
+from ridgeline.frontend.tensor_data import data_problem, external_problem
 from ridgeline.surgery.extract import port_text
 from ridgeline.surgery.graph import SMALL_NUMEL, label, tensor_type
 from ridgeline.surgery.problem import Problem, Rule, Subject, domain_of
@@ -100,8 +101,7 @@ def weights(subject: Subject) -> Iterator[Problem]:
     for tensor in all_tensors(subject.proto):
         name = tensor.name or "a constant without a name"
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            problem = external_problem(entries, folder)
+            problem = data_problem(tensor) or external_problem(tensor, folder)
             if problem:
                 yield Problem(
                     "error", "external data", name, problem,

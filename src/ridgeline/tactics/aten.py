@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
@@ -47,8 +48,8 @@ class Aten:
 
     name = "aten"
 
-    def __init__(self, opset_imports: Mapping[str, int]) -> None:
-        self.opset_imports = opset_imports
+    def __init__(self, opset_imports: Mapping[str, int], limits: Limits = DEFAULT_LIMITS) -> None:
+        self.opset_imports, self.limits = opset_imports, limits
 
     def why_not(self, site: Site) -> str | None:
         return None
@@ -67,8 +68,9 @@ class Aten:
             return out
         device = site.target.kind
         run, notes = compile_body(
-            site.body, site.specs, self.opset_imports, device, site.values, loose=site.loose
-        )
+            site.body, site.specs, self.opset_imports, device, site.values,
+            loose=site.loose, limits=self.limits,
+        )  # fmt: skip
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
         may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
 
@@ -167,6 +169,7 @@ def compile_body(
     device: str = "cpu",
     values: Mapping[str, np.ndarray] | None = None,
     loose: Mapping[str, str] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
     """A body as a function from its inputs to its outputs, with notes on what runs slowly.
 
@@ -180,7 +183,7 @@ def compile_body(
         constants[key] = len(fixed)
         fixed.append(tensor)
     slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(compile_body, device=device, loose=loose)
+    compile_here = partial(compile_body, device=device, loose=loose, limits=limits)
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
@@ -190,7 +193,7 @@ def compile_body(
         ]
         run: Callable[[list[Any]], Sequence[Any]]
         if op.key in CONTROL_OPS:
-            run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here)
+            run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here, limits)
         else:
             run, note = runner(op, specs, opset_imports, device, loose)
             more = [note] if note else []

@@ -5,6 +5,7 @@ Who compiles a body is for the caller to say: the floor runs it op by op, the ru
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -12,8 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.errors import LimitError
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.values import Items
+from ridgeline.options import Limits
 from ridgeline.spec import Body, Op, TensorSpec
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -22,6 +25,55 @@ CompileBody: TypeAlias = Callable[
     [Body, Mapping[str, TensorSpec], Mapping[str, int]],
     tuple[RunBody, list[str]],
 ]
+
+
+class _Running(threading.local):
+    """What the outermost loop of this thread has cost so far."""
+
+    depth = 0
+    trips = 0
+
+
+_running = _Running()
+
+
+class Trips:
+    """The budget of a loop that runs. The trips of a loop inside another count with the outer one's."""
+
+    def __init__(self, op: Op, limits: Limits) -> None:
+        self._op, self._limits = op, limits
+        self._stacked = 0
+
+    def __enter__(self) -> Trips:
+        if not _running.depth:
+            _running.trips = 0
+        _running.depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _running.depth -= 1
+
+    def count(self) -> None:
+        """One more trip begins."""
+        _running.trips += 1
+        if _running.trips > self._limits.loop_trips:
+            raise self._over("goes round", "loop_trips", self._limits.loop_trips)
+
+    def hold(self, states: Sequence[Any], stacked: Sequence[Any]) -> None:
+        """A trip ended with these states, and these results to keep until the loop ends."""
+        self._stacked += _nbytes(stacked)
+        if self._stacked + _nbytes(states) > self._limits.planned_bytes:
+            raise self._over("grows", "planned_bytes", self._limits.planned_bytes)
+
+    def _over(self, does: str, limit: str, allowed: int) -> LimitError:
+        where = self._op.name or self._op.outputs[0]
+        return LimitError(
+            f"the {self._op.op_type} at {where} {does} beyond its limit", limit=limit, allowed=allowed
+        )
+
+
+def _nbytes(values: Sequence[Any]) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def begin(run: RunBody) -> None:
@@ -42,6 +94,7 @@ def _if(
     specs: Mapping[str, TensorSpec],
     opset_imports: Mapping[str, int],
     compile_body: CompileBody,
+    limits: Limits,
 ) -> tuple[Run, list[str]]:
     """One branch or the other; what a branch captures comes after the condition."""
     branches, notes = {}, []
@@ -78,6 +131,7 @@ def _loop(
     specs: Mapping[str, TensorSpec],
     opset_imports: Mapping[str, int],
     compile_body: CompileBody,
+    limits: Limits,
 ) -> tuple[Run, list[str]]:
     """ONNX Loop: trip count and condition, carried values, and scan outputs stacked at the end."""
     body: Body = op.attrs["body"]
@@ -92,12 +146,15 @@ def _loop(
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - n_carried)]
         begin(run)
         trip = 0
-        while bool(going) and (limit is None or trip < limit):
-            going, *made = run([torch.tensor(trip), going, *carried, *outside])
-            carried = made[:n_carried]
-            for scan, value in zip(scans, made[n_carried:], strict=True):
-                scan.append(kept(run, value))
-            trip += 1
+        with Trips(op, limits) as trips:
+            while bool(going) and (limit is None or trip < limit):
+                trips.count()
+                going, *made = run([torch.tensor(trip), going, *carried, *outside])
+                carried = made[:n_carried]
+                trips.hold(carried, made[n_carried:])
+                for scan, value in zip(scans, made[n_carried:], strict=True):
+                    scan.append(kept(run, value))
+                trip += 1
         if trip:
             carried = [kept(run, value) for value in carried]
         names = body.outputs[1 + n_carried :]
@@ -113,6 +170,7 @@ def _scan(
     specs: Mapping[str, TensorSpec],
     opset_imports: Mapping[str, int],
     compile_body: CompileBody,
+    limits: Limits,
 ) -> tuple[Run, list[str]]:
     """ONNX Scan: states carried along, one slice of every scanned input at a time, slices stacked."""
     body: Body = op.attrs["body"]
@@ -129,13 +187,16 @@ def _scan(
         length = scanned[0].shape[axes[0]]
         stacks: list[list[Any]] = [[] for _ in range(n_stacked)]
         begin(run)
-        for i in range(length):
-            places = [length - 1 - i if back else i for back in is_backward]
-            slices = [x.select(axis, at) for x, axis, at in zip(scanned, axes, places, strict=True)]
-            made = run([*states, *slices, *outside])
-            states = made[:n_states]
-            for rows, value in zip(stacks, made[n_states:], strict=True):
-                rows.append(kept(run, value))
+        with Trips(op, limits) as trips:
+            for i in range(length):
+                trips.count()
+                places = [length - 1 - i if back else i for back in is_backward]
+                slices = [x.select(axis, at) for x, axis, at in zip(scanned, axes, places, strict=True)]
+                made = run([*states, *slices, *outside])
+                states = made[:n_states]
+                trips.hold(states, made[n_states:])
+                for rows, value in zip(stacks, made[n_states:], strict=True):
+                    rows.append(kept(run, value))
         if length:
             states = [kept(run, value) for value in states]
         results = [*states]
@@ -153,6 +214,7 @@ def _sequence_map(
     specs: Mapping[str, TensorSpec],
     opset_imports: Mapping[str, int],
     compile_body: CompileBody,
+    limits: Limits,
 ) -> tuple[Run, list[str]]:
     """ONNX SequenceMap: the body for every item; what is no sequence is the same for all."""
     body: Body = op.attrs["body"]
@@ -162,10 +224,13 @@ def _sequence_map(
         given, outside = values[: len(body.inputs)], [values[p] for p in captured]
         results = [Items() for _ in body.outputs]
         begin(run)
-        for i in range(len(given[0])):
-            made = run([*(value[i] if isinstance(value, Items) else value for value in given), *outside])
-            for result, value in zip(results, made, strict=True):
-                result.append(cloned(value) if isinstance(value, Tensor) else value)
+        with Trips(op, limits) as trips:
+            for i in range(len(given[0])):
+                trips.count()
+                made = run([*(value[i] if isinstance(value, Items) else value for value in given), *outside])
+                trips.hold((), made)
+                for result, value in zip(results, made, strict=True):
+                    result.append(cloned(value) if isinstance(value, Tensor) else value)
         return results[: len(op.outputs)]
 
     return call, notes
@@ -188,6 +253,33 @@ def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
     dtype = TORCH_DTYPES[str(kind.numpy())] if kind is not None else torch.float32
     sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, 0)
     return torch.empty(sizes, dtype=dtype)
+
+
+def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
+    """What a body of the op is given on its first run, by name; None where that depends on data."""
+    given: list[TensorSpec | None] = []
+    if op.op_type == "Loop":
+        condition = specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
+        given = [TensorSpec("int64", ()), condition, *(specs.get(n) for n in op.inputs[2:])]
+    elif op.op_type == "Scan":
+        scanned = int(op.attrs["num_scan_inputs"])
+        axes = op.attrs.get("scan_input_axes") or (0,) * scanned
+        given = [specs.get(n) for n in op.inputs[: len(op.inputs) - scanned]]
+        for name, axis in zip(op.inputs[len(op.inputs) - scanned :], axes, strict=True):
+            whole = specs.get(name)
+            sizes = list(whole.shape) if whole is not None else []
+            if whole is not None:
+                del sizes[int(axis)]
+            given.append(None if whole is None else TensorSpec(whole.dtype, tuple(sizes)))
+    elif op.op_type == "SequenceMap":
+        return None  # items may have any shape
+    free = body.free_names()
+    given += [specs.get(name) for name in free]
+    made = dict(zip((*body.inputs, *free), given, strict=True))
+    if any(spec is None or spec.dtype not in TORCH_DTYPES for spec in made.values()):
+        return None
+    # inside a body values come as they are handed over, in plain order
+    return {n: TensorSpec(s.dtype, s.shape) for n, s in made.items() if s is not None}
 
 
 def closed(body: Body) -> Body:

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.body import model_proto
 from ridgeline.passes.settle import type_proto
 from ridgeline.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
-from ridgeline.tactics.base import Launch, Move
+from ridgeline.tactics.base import Launch, Move, Tactic
+from ridgeline.tactics.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
 
 PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model
@@ -37,8 +39,15 @@ class Ort:
     name = "ort"
 
     def __init__(
-        self, opset_imports: Mapping[str, int], *, fixed_shapes: bool = False, deterministic: bool = False
+        self,
+        opset_imports: Mapping[str, int],
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        fixed_shapes: bool = False,
+        deterministic: bool = False,
+        may_loop: bool = True,  # not in the body of a loop, whose trips are counted together with its own
     ) -> None:
+        self.limits, self.may_loop = limits, may_loop
         self.opset_imports = {d: v for d, v in opset_imports.items() if d != "ridgeline"}
         self.fixed_shapes = fixed_shapes
         self.deterministic = deterministic
@@ -59,7 +68,10 @@ class Ort:
             return f"{empty[0]!r} has no elements: some ops of ONNX Runtime refuse that, or give other shapes"
         if any(_may_trap(op, site) for op in site.body.ops):
             return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
-        return None
+        if not self.may_loop and any(op.op_type in REPEATS for op in site.body.ops):
+            return "its trips are not counted with those of the loop around it"
+        reasons = (why_unbounded(op, site.specs, self.opset_imports, self.limits) for op in site.body.ops)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def configs(self, site: Site) -> Iterable[Config]:
         # with fixed shapes ONNX Runtime refuses a branch that they do not fit, though it is never taken
@@ -84,7 +96,10 @@ class Ort:
         ]
         session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
         outputs = [site.specs.get(name) for name in site.body.outputs]
-        return _launch(session, live, site, outputs, packed_bytes=lent_bytes, shape_free=not fixed)
+        return _launch(
+            session, live, site, outputs,
+            packed_bytes=lent_bytes, shape_free=not fixed, loop_trips=self.limits.loop_trips,
+        )  # fmt: skip
 
     def _open(
         self, site: Site, config: Config, live: Sequence[str], weights: Mapping[str, Tensor]
@@ -105,6 +120,7 @@ class Ort:
             constants={n: a for n, a in constants.items() if n in used},
             opset_imports=self.opset_imports,
         )
+        limit_trips(model.graph, self.limits.loop_trips)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = site.target.threads
@@ -121,6 +137,19 @@ class Ort:
             options.add_external_initializers(list(lent), values)
         session = ort.InferenceSession(model.SerializeToString(), options, PROVIDERS)
         return session, sum(t.nbytes for t in lent.values())
+
+
+def inside_bodies(tactics: Sequence[Tactic]) -> tuple[Tactic, ...]:
+    """The same tactics for the subgraphs of control flow."""
+    return tuple(
+        Ort(
+            tactic.opset_imports, tactic.limits,
+            fixed_shapes=tactic.fixed_shapes, deterministic=tactic.deterministic, may_loop=False,
+        )
+        if isinstance(tactic, Ort)
+        else tactic
+        for tactic in tactics
+    )  # fmt: skip
 
 
 def _may_trap(op: Op, site: Site) -> bool:
@@ -161,18 +190,20 @@ def _launch(
     *,
     packed_bytes: int,
     shape_free: bool,
+    loop_trips: int,
 ) -> Launch:
     names = list(site.body.outputs)
+    run_session = with_trip_errors(session.run, loop_trips)
 
     def run(inputs: Sequence[Any], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        made = session.run(names, {name: to_numpy(inputs[place]) for place, name in live})
+        made = run_session(names, {name: to_numpy(inputs[place]) for place, name in live})
         return [to_torch(np.asarray(array)) for array in made]
 
     if any(spec is None for spec in outputs):
         return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
 
     def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
-        bound = _Bound(session)
+        bound = _Bound(session, loop_trips)
         for argument, name in live:
             bound.read(argument, name, inputs[argument])
         for argument, (name, out) in enumerate(zip(names, outs, strict=True), len(inputs)):
@@ -196,9 +227,9 @@ def _launch(
 class _Bound:
     """The session bound to tensors that stay where they are; those in another layout go through a copy."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, loop_trips: int) -> None:
         self._binding = session.io_binding()
-        self._run = partial(session.run_with_iobinding, self._binding)
+        self._run = with_trip_errors(partial(session.run_with_iobinding, self._binding), loop_trips)
         self._before: list[tuple[Tensor, Tensor]] = []  # to, from
         self._after: list[tuple[Tensor, Tensor]] = []
         self._moves: dict[int, Move] = {}

@@ -9,6 +9,7 @@ from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import triton_version
+from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.spec import Target
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
@@ -34,7 +35,11 @@ from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
 
 
 def cpu_tactics(
-    opset_imports: Mapping[str, int], *, fixed_shapes: bool = False, deterministic: bool = False
+    opset_imports: Mapping[str, int],
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    fixed_shapes: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Tactic, ...]:
     return (
         CppGemv(),
@@ -51,13 +56,16 @@ def cpu_tactics(
         CppPointwise(),
         CppReduce(),
         *(CppRecurrent(), CppMoves()),
-        Aten(opset_imports),
-        Ort(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic),
+        Aten(opset_imports, limits),
+        Ort(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic),
     )
 
 
 def cuda_tactics(
-    opset_imports: Mapping[str, int], *, store: KernelStore = COMPILED_HERE
+    opset_imports: Mapping[str, int],
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    store: KernelStore = COMPILED_HERE,
 ) -> tuple[Tactic, ...]:
     return (
         TritonGemv(store=store),
@@ -70,7 +78,7 @@ def cuda_tactics(
         CudaSdpa(),
         TritonPointwise(store=store),
         TritonRows(store=store),
-        Aten(opset_imports),
+        Aten(opset_imports, limits),
     )
 
 
@@ -96,11 +104,12 @@ def tactics_for(
     fixed_shapes: bool = False,
     deterministic: bool = False,
     store: KernelStore = COMPILED_HERE,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Tactic, ...]:
     """Everything that may run a region on this target."""
     if target.kind == "cuda":
-        return cuda_tactics(opset_imports, store=store)
-    return cpu_tactics(opset_imports, fixed_shapes=fixed_shapes, deterministic=deterministic)
+        return cuda_tactics(opset_imports, limits, store=store)
+    return cpu_tactics(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic)
 
 
 def leave_out(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:

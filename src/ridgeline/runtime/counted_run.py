@@ -1,0 +1,83 @@
+"""A model with loops, run where trips and bytes are counted, before ONNX Runtime runs it without counting."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime as ort
+from torch import Tensor
+
+from ridgeline.errors import BuildError, LimitError
+from ridgeline.kernels.elements import dtype_name
+from ridgeline.kernels.values import taken_in
+from ridgeline.options import Limits
+from ridgeline.passes.body import read_program
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.standby import Standby
+from ridgeline.runtime.weights import weights_of
+from ridgeline.spec import TensorSpec
+
+REPEATS = frozenset({"Loop", "Scan", "SequenceMap"})
+# for those who do not count: so many times what the counted run took, and at least so many seconds
+TIMES_AS_LONG, LEAST_SECONDS = 50, 60
+
+
+class CountedRun:
+    """The model on the floor, which stops at the limits. Its graph may be rewritten afterwards."""
+
+    def __init__(self, model: ir.Model, limits: Limits) -> None:
+        self._program, self._weights = read_program(model, limits), weights_of(model)
+        self._seconds = 0.0
+
+    @staticmethod
+    def of(model: ir.Model, limits: Limits) -> CountedRun | None:
+        """None for a model without loops, which ends by itself."""
+        has_loops = any(node.op_type in REPEATS for graph in model.graphs() for node in graph)
+        return CountedRun(model, limits) if has_loops else None
+
+    def require_end(self, feeds: Mapping[str, Any]) -> None:
+        """Raise LimitError if the model goes beyond a limit on these inputs."""
+        start = time.perf_counter()
+        try:
+            given = [taken_in(feeds[name]) for name in self._program.inputs]
+            specs = {
+                name: TensorSpec(dtype_name(value), tuple(value.shape))
+                for name, value in zip(self._program.inputs, given, strict=True)
+                if isinstance(value, Tensor)
+            }
+            settled = settle_program(self._program, specs, self._weights)
+            Standby(self._program, self._weights, lambda: settled.specs)(given)
+        except LimitError:
+            raise
+        except Exception:  # not the floor: the reference says what is wrong
+            return
+        finally:
+            self._seconds = max(self._seconds, time.perf_counter() - start)
+
+    def timed(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """A session's `run` that is ended when it takes far longer than the counted one did."""
+
+        def run_timed(names: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
+            seconds = max(LEAST_SECONDS, TIMES_AS_LONG * self._seconds)
+            options = ort.RunOptions()
+            timer = threading.Timer(seconds, setattr, (options, "terminate", True))
+            timer.daemon = True
+            timer.start()
+            try:
+                return run(names, feeds, options)
+            except Exception as error:
+                if options.terminate:
+                    raise BuildError(
+                        f"a loop of the model did not end within {math.ceil(seconds)} s",
+                        help="ridge build MODEL --verify off builds it without running the reference",
+                    ) from error
+                raise
+            finally:
+                timer.cancel()
+
+        return run_timed
