@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import ridgeline
+from ridgeline.runtime.examples import OTHER_FLOATS
 from ridgeline.spec import TensorSpec
 
 CONSTANTS = "<int64[1] zeros = {0}, int64[1] ones = {1}, int64 zero = {0}, int64 one = {1}, int64 four = {4}>"
@@ -65,3 +66,9 @@ def test_a_length_by_name_is_that_of_its_neighbours() -> None:
     engine = ridgeline.build(onnx.parser.parse_model(text), level=0)
     specs = {"x": TensorSpec("float32", (3, 40, 80)), "x_lens": TensorSpec("int64", (3,))}
     assert engine.example_inputs(1, specs)["x_lens"][0] == 40
+
+
+@pytest.mark.parametrize("kind", OTHER_FLOATS)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_other_floats_have_every_shape(kind: str, shape: tuple[int, ...]) -> None:
+    assert np.shape(OTHER_FLOATS[kind](np.random.default_rng(0), shape)) == shape

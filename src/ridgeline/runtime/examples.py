@@ -43,7 +43,7 @@ def _tones(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """A few sines with some noise along the last axis, as sound is."""
     places = np.arange(shape[-1] if shape else 1)
     tones = np.sin(2 * np.pi * places / np.array([[160], [73], [17]])).sum(0) / 6
-    return np.broadcast_to(tones, shape) + 0.01 * rng.standard_normal(shape)
+    return np.broadcast_to(tones if shape else tones[0], shape) + 0.01 * rng.standard_normal(shape)
 
 
 # floats for models that make nothing but NaN of normal ones: a root, a logarithm, a search for a pitch
@@ -139,7 +139,7 @@ def _draw(
     if numbers is not None:
         return numbers
     if spec.dtype.startswith(("float", "bfloat")):
-        return floats(rng, shape).astype(numpy_dtype(spec.dtype))
+        return np.asarray(floats(rng, shape)).astype(numpy_dtype(spec.dtype))
     if spec.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.startswith("complex"):
