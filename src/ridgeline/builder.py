@@ -50,6 +50,7 @@ from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
+from ridgeline.runtime.forking import require_process
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.on_board import LEFT_OUT
 from ridgeline.runtime.padded import require_paddable
@@ -129,6 +130,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     """The table of contents. A sample is a call of the PyTorch module that the source came from."""
     clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
     target = resolve_target(options)
+    require_process(target)
     runs_here = target.kind == "cpu" or is_here(target)
     check_choices(options, target)
     with clock.stage("load"):

@@ -8,6 +8,7 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ PlanError             damaged, stale, or made for another target
 ├─ InputError            tensors that do not fit the plan's signature
 ├─ LimitError            more nodes, trips or memory than a budget allows; an option raises it
+├─ ProcessError          a forked process that would wait for threads only its parent has
 ├─ OptionError           an option that does not exist or does not fit
 └─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: traceback, exit 70
@@ -88,6 +89,10 @@ class LimitError(RidgelineError):
             want=f"at most {allowed:,}",
             help=f"if that is meant: --limit {limit}={number}, in Python limits={{{limit!r}: {number}}}",
         )
+
+
+class ProcessError(RidgelineError):
+    """A forked process that would wait for threads, or a GPU, that only its parent has."""
 
 
 class OptionError(RidgelineError):

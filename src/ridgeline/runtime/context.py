@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.errors import InputError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
+from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBorder
 from ridgeline.runtime.observe import Watch
@@ -45,6 +46,7 @@ class Context:
         self._borders: OrderedDict[tuple[Any, ...], AnyBorder] = OrderedDict()
         self._names = tuple(self._ports)
         self._latest: AnyBorder | None = None
+        self._forks = process.forks
         self._valued = [self._names.index(name) for name in signature.valued]
         self._values_met = 0
         self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in self._ports.values()]
@@ -55,6 +57,8 @@ class Context:
 
         Arrays are read where they lie, so nobody may write to them until `run` returns.
         """
+        if self._forks != process.forks:
+            self._after_fork()
         border = self._latest if self._watch.observation is None else None
         try:
             made = border.run(feeds, _steps) if border is not None else None
@@ -67,6 +71,11 @@ class Context:
                 got=f"{type(error).__name__}: {first_line(error, 300)}",
                 help="look for indices outside their table, or sizes the model does not take",
             ) from error
+
+    def _after_fork(self) -> None:
+        """Start anew: a plan that a thread of the parent is making will never be there."""
+        self._forks, self._latest = process.forks, None
+        self._borders.clear()
 
     def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
         """All that `run` does besides the steps, so that it can be timed."""

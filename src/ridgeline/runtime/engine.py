@@ -31,6 +31,7 @@ from ridgeline.runtime.cuda_instance import CudaBorder, CudaInstance, gpu_memory
 from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
+from ridgeline.runtime.forking import register, require_process
 from ridgeline.runtime.instance import Instance, settle_program
 from ridgeline.runtime.io import AnyBorder, Border
 from ridgeline.runtime.islands import Islands, fused_body, subgraphs
@@ -70,6 +71,7 @@ class Engine:
         shared: Engine | None = None,  # the same model planned for another profile
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        register(self, plan.target)
         self.plan = plan
         self.report = report
         self.model = model  # the fused graph; its weights are `weights`
@@ -165,6 +167,7 @@ class Engine:
 
         With `wait` new shapes are planned before they run; without it they run on the floor meanwhile.
         """
+        require_process(self.plan.target)
         if self._is_cuda:
             require_device(self.plan.target)
             for variant in self.variants:
@@ -182,6 +185,7 @@ class Engine:
 
     def _border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
         """At once where the plan was made for these shapes; others run on standby until theirs is."""
+        require_process(self.plan.target)
         is_padded = self.plan.pads and self.signature.find(specs) is None
         if is_padded or specs == self.at(specs).plan.planned_shapes:
             return self._border_now(specs, dtypes)
@@ -192,6 +196,12 @@ class Engine:
             if self._planner is None:
                 self._planner = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-plan")
         return self._planner.submit(self._border_now, specs, dtypes)
+
+    def after_fork(self) -> None:
+        """Leave to the parent what its threads hold: locks, plans being made, contexts."""
+        self._lock, self._settling = threading.Lock(), threading.RLock()
+        self._local, self._planner = threading.local(), None
+        self._launches.after_fork()
 
     def wait(self) -> None:
         """Return when every plan that is being made in the background is there."""
@@ -248,6 +258,7 @@ class Engine:
 
     def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance:
         """The engine at these shapes, in new memory. Without compiling, steps that would run on the floor."""
+        require_process(self.plan.target)
         if self._is_cuda:
             return self.cuda_instance(inputs)
         with torch.inference_mode():
@@ -267,6 +278,7 @@ class Engine:
         self, inputs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
     ) -> CudaInstance:
         """The engine at these shapes on the GPU, over the caller's own inputs if they are given."""
+        require_process(self.plan.target)
         require_device(self.plan.target)
         variant = self.at(inputs)
         if variant is not self:

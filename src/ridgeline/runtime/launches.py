@@ -43,6 +43,9 @@ class Launches:
         self._made: dict[tuple[int, str], Launch] = {}
         self._lock = threading.Lock()
 
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
     def __len__(self) -> int:
         return len(self._made)
 
