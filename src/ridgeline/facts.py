@@ -25,7 +25,7 @@ from google.protobuf.message import EncodeError
 from ridgeline.errors import first_line
 from ridgeline.files import open_regular, whole_file
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
-from ridgeline.tactics.cache import write_text
+from ridgeline.tactics.cache import locked, write_text
 from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
@@ -56,7 +56,10 @@ class Facts:
         """Those of the timing cache's folder; without a timing cache none are kept."""
         if timing_cache is None:
             return Facts()
-        path = timing_cache.with_name(f"{timing_cache.name}.facts.json")
+        return Facts._at(timing_cache.with_name(f"{timing_cache.name}.facts.json"))
+
+    @staticmethod
+    def _at(path: Path) -> Facts:
         try:
             return Facts(path, _read_facts(path) if path.exists() else {})
         except UNREADABLE as error:
@@ -117,9 +120,11 @@ class Facts:
     def write(self) -> None:
         if self.path is None or not self.has_news:
             return
-        newest = dict(list(self.entries.items())[-KEPT:])
-        made = {"format": FORMAT, "digest": _digest_facts(newest), "facts": newest}
-        write_text(self.path, json.dumps(made, indent=1) + "\n")
+        with locked(self.path):
+            merged = {**Facts._at(self.path).entries, **self.entries}
+            newest = dict(list(merged.items())[-KEPT:])
+            made = {"format": FORMAT, "digest": _digest_facts(newest), "facts": newest}
+            write_text(self.path, json.dumps(made, indent=1) + "\n")
 
 
 def _read_facts(path: Path) -> dict[str, dict[str, Any]]:

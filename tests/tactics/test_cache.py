@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,23 @@ def test_a_lock_holds_sites_alone_and_no_context(tmp_path: Path) -> None:
     assert list(lock.entries) == ["abc"]
     assert lock.entries["abc"].context == ""
     assert (tmp_path / "m.lock").read_text().startswith("# Ridgeline lock")
+
+
+def test_two_builds_that_share_a_cache_keep_what_both_measured(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    TimingCache({"old": ENTRY}).write(path)
+    first, second = TimingCache.read(path), TimingCache.read(path)
+    first.entries |= {"a": ENTRY, "old": replace(ENTRY, title="measured again")}
+    second.entries["b"] = ENTRY
+    first.write(path)
+    second.write(path)
+    merged = TimingCache.read(path).entries
+    assert set(merged) == {"old", "a", "b"}
+    assert merged["old"].title == "measured again"
+
+
+def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: TimingCache({f"k{i}": ENTRY}).write(path), range(40)))
+    assert len(TimingCache.read(path).entries) == 40

@@ -6,12 +6,14 @@ pins choices wherever it is read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -71,6 +73,7 @@ class TimingCache:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    read_before: Mapping[str, Entry] = field(default_factory=dict)  # as the file had them
 
     @staticmethod
     def read(path: Path) -> TimingCache:
@@ -84,6 +87,7 @@ class TimingCache:
                 cache.problems.append(f"{path.name}: format {raw.get('format')!r}, want {FORMAT}: ignored")
                 return cache
             cache.entries = {key: _entry(value) for key, value in raw.get("site", {}).items()}
+            cache.read_before = dict(cache.entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             cache.problems.append(f"{path.name} is damaged and was ignored: {first_line(error)}")
         return cache
@@ -100,7 +104,11 @@ class TimingCache:
         return found
 
     def write(self, path: Path) -> None:
-        write_text(path, "".join(_lines(self.entries, CACHE_TITLE)))
+        """Add what is new here to the file: another build may have written to it since it was read."""
+        news = {key: entry for key, entry in self.entries.items() if self.read_before.get(key) is not entry}
+        with locked(path):
+            merged = self.entries | TimingCache.read(path).entries | news
+            write_text(path, "".join(_lines(merged, CACHE_TITLE)))
 
     def write_lock(self, path: Path, keys: Iterable[str]) -> None:
         """Only these entries, by site alone: a lock pins choices whatever level or rivals are asked for."""
@@ -198,6 +206,20 @@ def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
 
 def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time reads and writes the file. The lock is a file beside it, and goes with its holder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("ab")
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
+    with lock:
+        with suppress(OSError):  # a file system without locks: the last writer wins there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_text(path: Path, text: str) -> None:
