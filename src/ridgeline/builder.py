@@ -129,8 +129,7 @@ def build_exported(exported: Exported, options: Options) -> Engine:
 def build_with(source: Source, options: Options, sample: Sample | None = None) -> Engine:
     """The table of contents. A sample is a call of the PyTorch module that the source came from."""
     clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
-    target = resolve_target(options)
-    require_process(target)
+    target = require_process(resolve_target(options))
     runs_here = target.kind == "cpu" or is_here(target)
     check_choices(options, target)
     with clock.stage("load"):

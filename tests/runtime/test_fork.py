@@ -1,4 +1,4 @@
-"""A process that forks: the child runs what it can, and says what it cannot; nobody waits for lost threads."""
+"""A process that forks: the child runs what it can, and says what it cannot. Nobody hangs."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +30,7 @@ from ridgeline.runtime.cuda_instance import CudaBorder, CudaInstance, gpu_memory
 from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
-from ridgeline.runtime.forking import register, require_process
+from ridgeline.runtime.forking import PerProcess, require_process
 from ridgeline.runtime.instance import Instance, settle_program
 from ridgeline.runtime.io import AnyBorder, Border
 from ridgeline.runtime.islands import Islands, fused_body, subgraphs
@@ -71,7 +70,7 @@ class Engine:
         shared: Engine | None = None,  # the same model planned for another profile
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        register(self, plan.target)
+        self._own = PerProcess(plan.target)
         self.plan = plan
         self.report = report
         self.model = model  # the fused graph; its weights are `weights`
@@ -81,7 +80,6 @@ class Engine:
         self.left_out = left_out  # why those are not used
         self.expected = dict(expected or {})  # inputs and outputs to check the first run on its GPU with
         self._settle = settle
-        self._settling = threading.RLock()
         self._is_cuda = plan.target.kind == "cuda"
         self.waits = plan.waits  # for a plan of new shapes, instead of running on the floor meanwhile
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
@@ -95,16 +93,14 @@ class Engine:
         self._tactics = {tactic.name: tactic for tactic in tactics}
         check_steps(plan, self.program, self._regions, self._tactics)
         self._instances: WeakSet[CudaInstance] = WeakSet()
-        self._lock = threading.Lock()
-        self._local = threading.local()
         self._watch = Watch()
         self._islands = islands
         self._launches = Launches(
             self._regions, self._tactics, self._placed, self.notes,
-            steps=lambda: self.plan.steps, islands=lambda: self.islands, planned=self.planned_sites,
+            own=self._own, planned=self.planned_sites,
+            steps=lambda: self.plan.steps, islands=lambda: self.islands,
         )  # fmt: skip
         self._standby = Standby(self.program, self.weights, self._value_specs)
-        self._planner: ThreadPoolExecutor | None = None
         self._specs: Mapping[str, TensorSpec] = {}
         self.variants: tuple[Engine, ...] = (self,)  # one for every profile, this one's first
         for other in plan.others:
@@ -157,9 +153,9 @@ class Engine:
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name: numpy in, numpy out; torch in, torch out."""
         try:
-            context: Context = self._local.context
+            context: Context = self._own.local.context
         except AttributeError:
-            context = self._local.context = self.context()
+            context = self._own.local.context = self.context()
         return context.run(feeds)
 
     def context(self, *, wait: bool | None = None) -> Context:
@@ -192,21 +188,11 @@ class Engine:
         return Newcomer(self._standby, lambda: self._plan_later(specs, dtypes))
 
     def _plan_later(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> Future[AnyBorder]:
-        with self._lock:
-            if self._planner is None:
-                self._planner = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-plan")
-        return self._planner.submit(self._border_now, specs, dtypes)
-
-    def after_fork(self) -> None:
-        """Leave to the parent what its threads hold: locks, plans being made, contexts."""
-        self._lock, self._settling = threading.Lock(), threading.RLock()
-        self._local, self._planner = threading.local(), None
-        self._launches.after_fork()
+        return self._own.submit(self._border_now, specs, dtypes)
 
     def wait(self) -> None:
         """Return when every plan that is being made in the background is there."""
-        if self._planner is not None:
-            self._planner.submit(int).result()
+        self._own.wait()
 
     def observe(self, path: str | Path) -> Observation:
         """Count the shapes of all runs from now on: until the block ends, or `stop()` writes the file."""
@@ -223,7 +209,7 @@ class Engine:
 
     def settle(self) -> None:
         """Make the choices that a build without this GPU could only predict: once, before the first run."""
-        with self._settling:
+        with self._own.settling:
             settle, self._settle = self._settle, None
             if settle is None or not self.plan.is_predicted:
                 return

@@ -7,8 +7,11 @@ locks and a planner of its own; engines of several threads, and those on a GPU, 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -16,11 +19,7 @@ import torch
 from ridgeline.errors import ProcessError
 from ridgeline.spec import Target
 
-
-class Forkable(Protocol):
-    """What holds locks or threads, and can replace them."""
-
-    def after_fork(self) -> None: ...
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,19 +34,40 @@ class Process:
 
 
 process = Process()
-_alive: WeakSet[Forkable] = WeakSet()
+_alive: WeakSet[PerProcess] = WeakSet()
 
 
-def register(engine: Forkable, target: Target) -> None:
-    """Note an engine, so that a child of this process knows what it lost."""
-    require_process(target)
-    _alive.add(engine)
-    process.uses_gpu |= target.kind == "cuda"
-    process.uses_threads |= target.kind == "cpu" and target.threads > 1
+class PerProcess:
+    """Locks, contexts and the planning thread of one engine. A child of this process gets its own."""
+
+    def __init__(self, target: Target) -> None:
+        require_process(target)
+        process.uses_gpu |= target.kind == "cuda"
+        process.uses_threads |= target.kind == "cpu" and target.threads > 1
+        self.after_fork()
+        _alive.add(self)
+
+    def after_fork(self) -> None:
+        """Leave to the parent what its threads hold."""
+        self.lock, self.binding, self.settling = threading.Lock(), threading.Lock(), threading.RLock()
+        self.local = threading.local()  # a context for every thread that runs the engine
+        self.planner: ThreadPoolExecutor | None = None
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Work for the planning thread, one after the other."""
+        with self.lock:
+            if self.planner is None:
+                self.planner = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-plan")
+        return self.planner.submit(work, *arguments)
+
+    def wait(self) -> None:
+        """Return when all of it is done."""
+        if self.planner is not None:
+            self.planner.submit(int).result()
 
 
-def require_process(target: Target) -> None:
-    """Raise in a child that would wait for threads, or for a GPU, that only its parent has."""
+def require_process(target: Target) -> Target:
+    """The target again; raise in a child that would wait for threads or a GPU of its parent."""
     is_lost = (
         process.has_lost_gpu if target.kind == "cuda" else process.has_lost_threads and target.threads > 1
     )
@@ -60,6 +80,7 @@ def require_process(target: Target) -> None:
             help="start workers with multiprocessing's 'spawn' or 'forkserver', fork before the first engine "
             "is made, or build with threads=1",
         )
+    return target
 
 
 def _after_fork_in_child() -> None:

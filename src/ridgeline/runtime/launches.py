@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence, ValuesView
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.passes.body import Region
 from ridgeline.plan.plan import Step
+from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.islands import Islands
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.aten import is_settled
@@ -31,6 +31,7 @@ class Launches:
         weights: Mapping[str, Tensor],
         notes: list[str],
         *,
+        own: PerProcess,
         steps: Callable[[], Sequence[Step]],
         islands: Callable[[], Islands],
         planned: Callable[[], Sequence[tuple[Step, Site]]],
@@ -40,11 +41,8 @@ class Launches:
         self._unplanned: dict[str, dict[str, str]] = {}  # by reason: steps and the tactic that was planned
         self._steps, self._islands, self._planned = steps, islands, planned
         self._planned_sites: dict[str, Site] | None = None  # by step; made when first asked for
+        self._own = own
         self._made: dict[tuple[int, str], Launch] = {}
-        self._lock = threading.Lock()
-
-    def after_fork(self) -> None:
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._made)
@@ -71,7 +69,7 @@ class Launches:
                 )
 
     def launch(self, index: int, site: Site) -> Launch:
-        with self._lock:
+        with self._own.binding:
             launch = self._known(index, site)
             if launch is None:
                 launch = self._bind(index, site)

@@ -210,7 +210,7 @@ def _quote(text: str) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time reads and writes the file. The lock is a file beside it, and goes with its holder."""
+    """One process at a time reads and writes the file. The lock is a file beside it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("ab")
