@@ -32,6 +32,7 @@ from ridgeline.facts import Facts
 from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, is_model, load
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
+from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
@@ -163,6 +164,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     engine.plan = engine.whole_plan
     engine.report = replace(
         report,
+        nodes=count_nodes(loaded.original.graph.node),
         stage_seconds=clock.seconds,
         sites_timed=sum(selection.timed for selection in selections),
         sites_cached=sum(selection.cached for selection in selections),

@@ -111,6 +111,7 @@ def plan() -> Plan:
 @pytest.fixture
 def report() -> Report:
     return Report(
+        nodes=9,
         reference="onnxruntime 1.31",
         checks=(
             Check("opt shapes", "y", "x 4x3x32x32", 1e-7, 1e-5, passed=True),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx.parser
 import pytest
 
 Ridge = Callable[..., tuple[int, str, str]]
@@ -62,6 +63,21 @@ def test_numbers_are_numbers_and_dims_are_lists(ridge: Ridge, tiny_engine: Path)
     assert all(isinstance(config, dict) for config in configs)
     measured = json.loads(ridge("bench", tiny_engine, "--duration", "0.01", "--warmup", "1", "--json")[1])
     assert measured["shapes"] == {"x": [2, 3, 32, 32]}
+
+
+def test_every_command_counts_the_same_nodes(ridge: Ridge, here: Path) -> None:
+    """Those of the file, without Constant nodes; folded ones too."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[2,4] x) => (float[2,4] y) {
+      two = Constant <value_float = 2.0> () i = Identity (x) a = Mul (i, two) y = Relu (a) }"""
+    (here / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    built = json.loads(ridge("build", "m.onnx", "--level", "0", "--verify", "off", "--json")[1])
+    shown = json.loads(ridge("show", "m.ridge", "--json")[1])
+    told = json.loads(ridge("explain", "m.ridge", "--json")[1])
+    linted = json.loads(ridge("lint", "m.onnx", "--json")[1])
+    cut = json.loads(ridge("extract", "m.onnx", "--to", "a", "--json")[1])
+    counts = [built["nodes"], shown["nodes"], told["total_nodes"], linted["nodes"], cut["of_nodes"]]
+    assert counts == [3] * 5
+    assert cut["nodes"] == 2
 
 
 def test_errors_are_json_too(ridge: Ridge) -> None:

@@ -138,7 +138,7 @@ class Explanation:
     target: str
     threads: int
     node: str
-    total_nodes: int
+    total_nodes: int  # of the model; Constant nodes are not counted
     total_regions: int
     total_steps: int
     steps_us: float | None
@@ -159,7 +159,7 @@ def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int =
     plans = [plan, *plan.others]
     if not 1 <= profile <= len(plans):
         raise OptionError(f"there is no profile {profile}", want=f"1 to {len(plans)}")
-    story = explain_plan(plans[profile - 1], node)
+    story = explain_plan(plans[profile - 1], node, total_nodes=report.nodes)
     islands = [i for i in report.islands if not node or node in (i.step, *i.ops)]
     shapes = profile_text(plans[profile - 1])
     names = {island.step for island in report.islands}
@@ -177,7 +177,7 @@ def _without_guess(step: StepStory) -> StepStory:
     return replace(step, contest=replace(contest, median_us=None)) if contest.is_predicted else step
 
 
-def explain_plan(plan: Plan, node: str = "") -> Explanation:
+def explain_plan(plan: Plan, node: str = "", *, total_nodes: int = 0) -> Explanation:
     """The whole plan, or only what concerns one node of the original model (or one region, or one step)."""
     steps = [_step_story(index, step) for index, step in enumerate(plan.steps, start=1)]
     notes: Sequence[RegionNote] = plan.regions
@@ -195,7 +195,7 @@ def explain_plan(plan: Plan, node: str = "") -> Explanation:
         target=str(plan.target),
         threads=plan.target.threads,
         node=node,
-        total_nodes=len({source for step in plan.steps for source in step.sources}),
+        total_nodes=total_nodes,
         total_regions=len({region for step in plan.steps for region in step.regions}),
         total_steps=len(plan.steps),
         steps_us=total_us(plan.steps),

@@ -14,7 +14,7 @@ class Headline:
 
     model: str
     shapes: dict[str, tuple[int, ...]]  # of the inputs
-    ops: int
+    nodes: int  # of the model; Constant nodes are not counted
     steps: int
     peer: str
     peer_us: float
@@ -32,7 +32,7 @@ class Headline:
 
 
 def headline(
-    name: str, *, ops: int, summary: Summary, measured: BenchReport, build_s: float, engine_file: str = ""
+    name: str, *, summary: Summary, measured: BenchReport, build_s: float, engine_file: str = ""
 ) -> Headline:
     """From a summary and a bench run with one peer."""
     ours, theirs = measured.rows[:2]
@@ -41,7 +41,7 @@ def headline(
     return Headline(
         model=name,
         shapes={row.name: row.planned or () for row in summary.inputs},
-        ops=ops,
+        nodes=summary.nodes,
         steps=len(summary.steps),
         peer=theirs.name,
         peer_us=theirs.median_us,

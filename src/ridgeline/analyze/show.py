@@ -90,7 +90,7 @@ class Summary:
     precision: str
     inputs: tuple[PortRow, ...]
     outputs: tuple[PortRow, ...]
-    nodes: int
+    nodes: int  # of the model; Constant nodes are not counted
     steps: tuple[StepRow, ...]
     steps_us: float | None
     tactics: tuple[TacticRow, ...]
@@ -119,7 +119,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         precision=plan.precision,
         inputs=tuple(_input_row(plan, port) for port in plan.inputs),
         outputs=tuple(PortRow(port.name, port.dtype, _dims(port)) for port in plan.outputs),
-        nodes=len({source for step in plan.steps for source in step.sources}),
+        nodes=report.nodes,
         steps=tuple(_step_row(index, step, total, islands) for index, step in enumerate(plan.steps, start=1)),
         steps_us=total,
         tactics=_tactic_rows(plan.steps),

@@ -78,7 +78,6 @@ def demo(
         rows.append(
             headline(
                 model.title,
-                ops=sum(node.op_type != "Constant" for node in graph.node),
                 summary=summary,
                 measured=measured,
                 build_s=build_s,

@@ -89,7 +89,7 @@ def _surroundings(report: BenchReport, console: Console) -> None:
 
 def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
     """A table one wants to show a colleague."""
-    numbers = ("ops → steps", "peer, ms", "ridgeline, ms", "speed", "memory", "build, s")
+    numbers = ("nodes → steps", "peer, ms", "ridgeline, ms", "speed", "memory", "build, s")
     columns = ("model", *numbers[:4], "error of allowed", *numbers[4:])
     grid = table(*columns, numeric=numbers, keep=("error of allowed",))
     for row in rows:
@@ -97,7 +97,7 @@ def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
         mark = ("✓ ", "green") if row.verified and row.agrees else ("✗ ", "red")
         grid.add_row(
             Text(row.model, "bold"),
-            f"{row.ops} → {row.steps}",
+            f"{row.nodes} → {row.steps}",
             ms(row.peer_us),
             ms(row.ours_us),
             ratio(row.ratio),

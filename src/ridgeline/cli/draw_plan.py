@@ -100,7 +100,7 @@ def _ports(summary: Summary, console: Console) -> None:
 
 def _steps(summary: Summary, console: Console) -> None:
     timed = summary.steps_us is not None
-    title = f"{plural(len(summary.steps), 'step')} for {plural(summary.nodes, 'node')}"
+    title = f"{plural(len(summary.steps), 'step')} for {plural(summary.nodes, 'node')} of the model"
     title += f", {duration(summary.steps_us)}" if timed else ""
     is_predicted = any(row.predicted_us is not None for row in summary.steps)
     figures = ["median", "share", ""] if timed else ["predicted"] if is_predicted else []

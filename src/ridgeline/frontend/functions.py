@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
@@ -123,6 +123,11 @@ def _nodes_within(holders: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> It
             yield node
             pending += [attr.g for attr in node.attribute if attr.HasField("g")]
             pending += [graph for attr in node.attribute for graph in attr.graphs]
+
+
+def count_nodes(nodes: Iterable[onnx.NodeProto]) -> int:
+    """How many of them compute something: Constant nodes hold weights, and are never counted."""
+    return sum(node.op_type != "Constant" for node in nodes)
 
 
 def _key(node: onnx.NodeProto) -> tuple[str, str]:

@@ -37,6 +37,7 @@ class Island:
 class Report:
     """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
 
+    nodes: int = 0  # of the model as it was given; Constant nodes are not counted
     reference: str = ""  # who computed the expected outputs
     checks: tuple[Check, ...] = ()
     stage_seconds: dict[str, float] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from ridgeline.errors import ModelError, OptionError
+from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.types import type_text
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model
 
@@ -203,8 +204,8 @@ def describe(graph: ModelGraph, part: Part, proto: onnx.ModelProto, starts: Sequ
     return Extracted(
         inputs=tuple(_row(p, p.name not in graph.inputs) for p in proto.graph.input),
         outputs=tuple(_row(p, p.name not in old_outputs) for p in proto.graph.output),
-        nodes=len(part.nodes),
-        of_nodes=len(graph.nodes),
+        nodes=count_nodes(graph.nodes[i] for i in part.nodes),
+        of_nodes=count_nodes(graph.nodes),
         weights=len(proto.graph.initializer) + len(proto.graph.sparse_initializer),
         functions=len(proto.functions),
         notes=tuple(notes),

@@ -10,6 +10,7 @@ import onnx
 
 from ridgeline.errors import ModelError, RidgelineError, failure
 from ridgeline.frontend.from_onnx import load
+from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
 from ridgeline.surgery.graph import read_graph
 from ridgeline.surgery.lint_structure import STRUCTURE
@@ -46,7 +47,7 @@ def lint(source: Path | onnx.ModelProto) -> LintReport:
         found += _frontend(source)
     found.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     opset = subject.opsets.get("", 0)
-    return LintReport(name, len(subject.all_nodes), opset, tuple(dict.fromkeys(found)))
+    return LintReport(name, count_nodes(graph.nodes), opset, tuple(dict.fromkeys(found)))
 
 
 def _apply(rule: object, subject: Subject) -> Iterator[Problem]:

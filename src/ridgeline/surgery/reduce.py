@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from ridgeline.errors import ModelError, OptionError, first_line
+from ridgeline.frontend.functions import count_nodes
 from ridgeline.options import Progress
 from ridgeline.surgery.check import Command, Outcome
 from ridgeline.surgery.extract import Part, known_type, part_model, port_text, walk_back
@@ -85,10 +86,10 @@ def reduce_file(
         folder = output.with_name(f"{output.stem}_inputs")
         kept = [p.name for p in proto.graph.input]
         written = recording.write_samples(kept, folder) if recording is not None else []
-        search.confirm(output, folder, len(proto.graph.node))
+        search.confirm(output, folder, count_nodes(proto.graph.node))
     return Reduced(
-        nodes=len(proto.graph.node),
-        of_nodes=len(graph.nodes),
+        nodes=count_nodes(proto.graph.node),
+        of_nodes=count_nodes(graph.nodes),
         ops=tuple(node.op_type for node in proto.graph.node),
         inputs=tuple(f"{n} {port_text(search.type_of(n))}" for n in kept),
         outputs=cut.ends,
@@ -322,7 +323,7 @@ class Search:
         outcome = self.command.run(model, inputs)
         if self._first is None:
             self._first = outcome
-        self._note(action, len(proto.graph.node), outcome)
+        self._note(action, count_nodes(proto.graph.node), outcome)
         if self.progress is not None:
             self.progress(stage, len(self.steps), 0, f"{action}: {outcome.text}")
         self._known[cut] = self.steps[-1].still_fails
