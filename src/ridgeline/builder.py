@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,7 +29,7 @@ from ridgeline.eager import check_guards, check_sample
 from ridgeline.errors import InputError, OptionError, PlanError
 from ridgeline.facts import Facts
 from ridgeline.frontend.declared import correct_outputs
-from ridgeline.frontend.from_onnx import Loaded, Source, is_model, load
+from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.torch_export import as_source
@@ -191,12 +190,7 @@ def load_engine(
     Otherwise they are left alone, and kernels are made again from the bodies when the engine first runs.
     Limits are this call's, never the file's.
     """
-    if Path(path).is_file() and not zipfile.is_zipfile(path) and is_model(Path(path)):
-        raise PlanError(
-            f"{str(path)!r} is an ONNX model, not an engine",
-            want="an engine file (.ridge)",
-            help=f"ridgeline.build({str(path)!r}), or ridge build {path}, makes an engine of it",
-        )
+    refuse_model(Path(path))
     allowed = make_limits(limits or {})
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model

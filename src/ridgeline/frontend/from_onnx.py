@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import stat
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from google.protobuf.message import DecodeError, EncodeError
 
-from ridgeline.errors import ModelError, UnsupportedError, last_lines
+from ridgeline.errors import ModelError, PlanError, UnsupportedError, last_lines
 from ridgeline.frontend.contrib import write_out_contrib
 from ridgeline.frontend.functions import (
     all_nodes,
@@ -80,13 +81,19 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     return Loaded(name=name, original=proto, path=path, model=model, defaults=defaults)
 
 
-def is_model(path: Path) -> bool:
-    """Whether this file reads as an ONNX model."""
+def refuse_model(path: Path) -> None:
+    """Raise where an engine file is wanted and this is an ONNX model; engine files are zips."""
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return
     try:
         _read(path)
     except ModelError:
-        return False
-    return True
+        return
+    raise PlanError(
+        f"{str(path)!r} is an ONNX model, not an engine",
+        want="an engine file (.ridge)",
+        help=f"ridgeline.build({str(path)!r}), or ridge build {path}, makes an engine of it",
+    )
 
 
 def folder_of(loaded: Loaded) -> str:
