@@ -275,7 +275,10 @@ def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
     for port in plan.outputs:
         if port.is_loose and port.name not in made:
             continue
-        array = made[port.name]
+        array = made.get(port.name)
+        if array is None:
+            wrong.append(f"{port.name}: declared {port}, made something that is no tensor")
+            continue
         is_same_rank = port.dims is None or len(port.dims) == array.ndim
         dtype = "string" if array.dtype.kind in "OUS" else str(array.dtype)
         if dtype != port.dtype or not is_same_rank:

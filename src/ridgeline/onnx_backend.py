@@ -25,6 +25,8 @@ class RidgelineRep(BackendRep):  # type: ignore[misc]
             feeds = inputs
         else:
             given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(given) < len(names):  # inputs with a default may be left out, all together
+                names = [name for name in names if name not in self.engine.signature.defaults]
             feeds = {name: _as_given(value) for name, value in zip(names, given, strict=True)}
         made = self.engine.run(feeds)
         return tuple(made[port.name] for port in self.engine.plan.outputs)

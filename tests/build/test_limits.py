@@ -144,3 +144,8 @@ def test_limits_are_checked_and_have_names() -> None:
     for wrong in ({"loop_tripz": 4}, {"loop_trips": 0}, {"loop_trips": "many"}, 4):
         with pytest.raises(OptionError):
             ridgeline.build(loop("n"), limits=wrong)
+
+
+def test_strings_beyond_memory() -> None:
+    with pytest.raises(LimitError, match="input 'x'"):
+        ridgeline.build(parse("g (string[4000000,4000000] x) => (string[N,M] y) { y = Identity(x) }"))

@@ -306,3 +306,18 @@ def test_subgraphs_deeper_than_protobuf_goes(depth: int, as_bytes: bool) -> None
     graph.node.add(op_type="Relu", input=["x"], output=["z"])
     with pytest.raises(ModelError):
         load(model.SerializeToString() if as_bytes else model)
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ("y = If(c) <then_branch = t () => () { u = Neg(x) }, else_branch = e () => (float[4] v) { v = Neg(x) }>",
+     "then_branch gives 0 values, the node 1"),
+    ("y = Loop(n, c, x) <body = b (int64 i, bool d) => (bool e, float[4] f) { e = Not(d) f = Neg(x) }>",
+     "takes 2 values, and is given 3"),
+    ("y = Loop(n, c, x) <body = b (int64 i, bool d, float[4] a) => (bool e) { e = Not(d) }>",
+     "gives 1 values"),
+    ("k = Constant() y = Add(x, k)", "0 values, want one"),
+])  # fmt: skip
+def test_a_node_that_contradicts_its_subgraph(body: str, said: str) -> None:
+    ports = "(float[4] x, bool c, int64 n) => (float[4] y)"
+    with pytest.raises(ModelError, match=said):
+        load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {ports} {{ {body} }}'))

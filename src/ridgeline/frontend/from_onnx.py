@@ -30,6 +30,7 @@ from ridgeline.frontend.functions import (
     require_inlinable,
 )
 from ridgeline.frontend.known_ops import known_to_runtimes
+from ridgeline.frontend.node_checks import check_depth, check_nodes
 from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
@@ -62,12 +63,14 @@ class Loaded:
 def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     """Read, check and convert a model. Raises one error that lists every node nobody can run."""
     name, proto, path = _read(source)
+    check_depth(proto)
     require_inlinable(proto, limits)
     check_opsets(proto, name)
     check_tensors(proto, None if path is None else path.parent)
     _refuse_unknown_ops(proto)
     defined = in_order(define_functions(name_runtime_ops(proto)))
     _check(defined, name)
+    check_nodes(defined)
     try:
         model = _to_ir(defined, path)
         defaults = _take_defaults(model)

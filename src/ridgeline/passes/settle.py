@@ -75,7 +75,10 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
     for name, spec in (*weights.items(), *inputs.items()):
         require_plannable(spec, f"input {name!r}" if name in inputs else f"weight {name!r}", program.limits)
         _note(state, name, spec if spec.value is None else replace(spec, value=None))
-    state.types.update(program.loose_inputs)
+    for name, kind in program.loose_inputs.items():
+        sizes = [dim.dim_value for dim in kind.tensor_type.shape.dim]
+        require_plannable(TensorSpec("string", tuple(sizes)), f"input {name!r}", program.limits)
+        state.types[name] = kind
     state.values.update(known)
     state.values.update((n, settled_value(spec)) for n, spec in inputs.items() if spec.value is not None)
     for region in program.regions:

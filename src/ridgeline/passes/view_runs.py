@@ -195,7 +195,9 @@ def _sliced(view: View, node: ir.Node, made: ir.Value) -> View | None:
 
 def _split(view: View, node: ir.Node, made: ir.Value) -> View | None:
     axis = attribute(node, "axis") % len(view.axes)
-    lengths = [(sizes(out) or (None,) * (axis + 1))[axis] for out in node.outputs]
+    shapes = [sizes(out) for out in node.outputs]
+    # an output may be declared with another rank than it has
+    lengths = [shape[axis] if shape is not None and len(shape) > axis else None for shape in shapes]
     place = node.outputs.index(made)
     numbers = [length for length in lengths if isinstance(length, int)]
     if len(numbers) != len(lengths):

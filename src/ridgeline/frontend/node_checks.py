@@ -1,0 +1,58 @@
+"""What ONNX's checker lets pass and later stages rely on: how many values subgraphs take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from ridgeline.errors import ModelError
+from ridgeline.frontend.functions import all_nodes, node_label
+
+MAX_DEPTH = 33  # protobuf reads 100 messages inside each other, and a subgraph takes three
+VALUES = frozenset({"value", "value_int", "value_ints", "value_float", "value_floats", "value_string",
+                    "value_strings", "sparse_value"})  # fmt: skip
+
+
+def check_depth(proto: onnx.ModelProto) -> None:
+    """Subgraphs nest no deeper than a file can hold; a model that was made in memory might."""
+    pending: list[tuple[onnx.GraphProto | onnx.FunctionProto, int]] = [(proto.graph, 0)]
+    pending += [(function, 0) for function in proto.functions]
+    while pending:
+        holder, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise ModelError("subgraphs nest too deep", got=f"{depth} levels", want=f"at most {MAX_DEPTH}")
+        for attr in (attr for node in holder.node for attr in node.attribute):
+            pending += [(graph, depth + 1) for graph in attr.graphs]
+            if attr.HasField("g"):
+                pending.append((attr.g, depth + 1))
+
+
+def check_nodes(proto: onnx.ModelProto) -> None:
+    """Raise one error that lists every node whose subgraphs or value contradict it."""
+    rows = [
+        f"{node_label(node)} ({node.op_type}): {problem}"
+        for node in all_nodes(proto)
+        if node.domain in ("", "ai.onnx")
+        for problem in _problems(node)
+    ]
+    if rows:
+        raise ModelError("nodes of the model contradict their subgraphs or attributes", rows=rows)
+
+
+def _problems(node: onnx.NodeProto) -> Iterator[str]:
+    graphs = {attr.name: attr.g for attr in node.attribute if attr.HasField("g")}
+    if node.op_type == "Constant":
+        given = [attr.name for attr in node.attribute if attr.name in VALUES]
+        if len(given) != 1:
+            yield f"{len(given)} values, want one"
+    elif node.op_type == "If":
+        for name, graph in graphs.items():
+            if len(graph.output) != len(node.output):
+                yield f"{name} gives {len(graph.output)} values, the node {len(node.output)}"
+    elif node.op_type in ("Loop", "SequenceMap") and "body" in graphs:
+        body, gives = graphs["body"], len(node.output) + (node.op_type == "Loop")
+        if len(body.input) != len(node.input):
+            yield f"its body takes {len(body.input)} values, and is given {len(node.input)}"
+        if len(body.output) < gives:
+            yield f"its body gives {len(body.output)} values, want {gives} or more"
