@@ -22,6 +22,13 @@ SIZED = (
     HEAD
     + "g (float[N,12] x, int64[2] s) => (float[A,B] y) { a = Relu (x) r = Reshape (a, s) y = Mul (r, r) }"
 )
+# no batch of twelves makes seven elevens
+UNFIT = (
+    HEAD
+    + """g (float[N,12] x, int64[2] s) => (float[A,B] y) {
+  a = Relu (x) c = Constant <value_ints = [7, 11]> () b = Reshape (a, c)
+  r = Reshape (b, s) y = Mul (r, r) }"""
+)
 LOOP = (
     HEAD
     + """g (int64 n, float[2,4] x) => (float[2,4] y) {
@@ -48,7 +55,7 @@ def test_random_inputs_keep_planned_values(ridge: Ridge, here: Path) -> None:
 
 
 def test_shapes_that_cannot_be_guessed_are_asked_for_by_name(ridge: Ridge, here: Path) -> None:
-    code, _, stderr = ridge("build", write(SIZED, here / "m.onnx"), "--level", "0")
+    code, _, stderr = ridge("build", write(UNFIT, here / "m.onnx"), "--level", "0")
     assert code == 1
     assert "--shapes x=…x12 --shapes 's=[…, …]'" in stderr
     assert "cannot be reshaped" in stderr, "the reason, not only where in its sources ONNX Runtime stopped"

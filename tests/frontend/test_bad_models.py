@@ -316,6 +316,7 @@ def test_subgraphs_deeper_than_protobuf_goes(depth: int, as_bytes: bool) -> None
     ("y = Loop(n, c, x) <body = b (int64 i, bool d, float[4] a) => (bool e) { e = Not(d) }>",
      "gives 1 values"),
     ("k = Constant() y = Add(x, k)", "0 values, want one"),
+    ("y, z = Split <axis = 0, num_outputs = 1> (x)", "num_outputs is 1, and it has 2"),
 ])  # fmt: skip
 def test_a_node_that_contradicts_its_subgraph(body: str, said: str) -> None:
     ports = "(float[4] x, bool c, int64 n) => (float[4] y)"

@@ -75,17 +75,18 @@ def run_worker(
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         assert worker.stdout is not None
-        for line in worker.stdout:
-            row = json.loads(line)
-            begun = time.monotonic()
-            if "begin" in row:
-                seed = row["begin"]
-                if time.monotonic() > deadline:
-                    worker.kill()
-                    worker.wait()
-                    return rows, seed
-                continue
-            rows.append(row)
+        with worker.stdout:
+            for line in worker.stdout:
+                row = json.loads(line)
+                begun = time.monotonic()
+                if "begin" in row:
+                    seed = row["begin"]
+                    if time.monotonic() > deadline:
+                        worker.kill()
+                        worker.wait()
+                        return rows, seed
+                    continue
+                rows.append(row)
         code = worker.wait()
     if code and seed >= first and (not rows or rows[-1]["seed"] != seed):
         took = time.monotonic() - begun

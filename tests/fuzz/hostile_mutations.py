@@ -166,7 +166,9 @@ def mutate_model(model: onnx.ModelProto, rng: random.Random) -> list[str]:
 
 
 def change_plan(plan: Any, rng: random.Random) -> str:
-    steps = plan.get("steps") or [{}]
+    steps = plan.get("steps")
+    if not isinstance(steps, list) or not steps or not all(isinstance(s, dict) for s in steps):
+        return change_json(plan, rng)  # changed already
     step = rng.choice(steps)
     way = rng.randrange(7)
     if way == 0:

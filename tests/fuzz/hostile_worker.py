@@ -38,7 +38,7 @@ from ridgeline.spec import TensorSpec
 
 SANITIZERS = (
     "-std=c++17", "-O1", "-g1", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp",
-    "-shared", "-fPIC", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
+    "-fwrapv", "-shared", "-fPIC", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
 )  # fmt: skip
 MOST_ITEMS = 1 << 20

@@ -1,4 +1,4 @@
-"""What ONNX's checker lets pass and later stages rely on: how many values subgraphs take and give."""
+"""What ONNX's checker lets pass and later stages rely on: how many values a node takes and gives."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def _problems(node: onnx.NodeProto) -> Iterator[str]:
         given = [attr.name for attr in node.attribute if attr.name in VALUES]
         if len(given) != 1:
             yield f"{len(given)} values, want one"
+    elif node.op_type == "Split":
+        # onnx's own shape inference reads past its end where these differ
+        parts = [attr.i for attr in node.attribute if attr.name == "num_outputs"]
+        if parts and parts[0] != len(node.output):
+            yield f"num_outputs is {parts[0]}, and it has {len(node.output)}"
     elif node.op_type == "If":
         for name, graph in graphs.items():
             if len(graph.output) != len(node.output):
@@ -54,5 +59,7 @@ def _problems(node: onnx.NodeProto) -> Iterator[str]:
         body, gives = graphs["body"], len(node.output) + (node.op_type == "Loop")
         if len(body.input) != len(node.input):
             yield f"its body takes {len(body.input)} values, and is given {len(node.input)}"
+        if "" in node.input[2 if node.op_type == "Loop" else 0 :]:
+            yield "a value that its body takes is left out"
         if len(body.output) < gives:
             yield f"its body gives {len(body.output)} values, want {gives} or more"

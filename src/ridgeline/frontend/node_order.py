@@ -28,11 +28,15 @@ def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _read_by(node: onnx.NodeProto) -> list[str]:
     """Names that a node reads, in its subgraphs too. Names made inside those hide none outside."""
-    names = list(node.input)
-    for attribute in node.attribute:
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            names += [name for inner in graph.node for name in _read_by(inner)]
-            names += [port.name for port in graph.output]
+    names: list[str] = []
+    waiting = [node]
+    while waiting:
+        inner = waiting.pop()
+        names += inner.input
+        for attribute in inner.attribute:
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                waiting += graph.node
+                names += [port.name for port in graph.output]
     return names
 
 

@@ -37,7 +37,8 @@ def remove_noops(model: ir.Model) -> None:
             if merge is not None:
                 merge(node, names)
             is_noop = _NOOPS.get(node.op_type)
-            if is_noop is not None and is_noop(node):
+            has_input = bool(node.inputs) and node.inputs[0] is not None
+            if is_noop is not None and has_input and is_noop(node):
                 _bypass(node, _data_input(node))
 
 

@@ -139,6 +139,8 @@ def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: in
     """Size of the results, told without making them, whatever the file says; None if unknown."""
     if node.op_type in BOUNDED_BY_INPUT:
         return 8 * read_bytes
+    if node.op_type == "Range":  # ONNX's inference wants scalars, models also give [1]
+        return _range_bytes(inputs)
     pairs = zip(node.inputs, inputs, strict=True)
     given = {str(value.name): array for value, array in pairs if value is not None and array is not None}
     types = {name: type_proto(TensorSpec(dtype_of(array), array.shape)) for name, array in given.items()}
@@ -154,10 +156,19 @@ def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: in
         made = shape_inference.infer_node_outputs(
             schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
         )
-    except (onnx.defs.SchemaError, shape_inference.InferenceError, RuntimeError, ValueError):
+    except (onnx.defs.SchemaError, onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError,
+            ValueError):  # fmt: skip
         return None
     specs = [spec_of(kind) for kind in made.values()]
     return None if None in specs else sum(spec.nbytes for spec in specs if spec is not None)
+
+
+def _range_bytes(inputs: list[np.ndarray | None]) -> int | None:
+    if len(inputs) != 3 or any(array is None or array.size != 1 for array in inputs):
+        return None
+    start, limit, step = (float(array.item()) for array in inputs if array is not None)
+    count = (limit - start) / step if step else math.nan
+    return max(0, math.ceil(count)) * 8 if math.isfinite(count) else None
 
 
 def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:

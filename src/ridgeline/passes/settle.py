@@ -220,7 +220,10 @@ def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Seque
     arrays = [state.values[n] if n else None for n in op.inputs]
     quick = HOST_OPS.get(op.key)
     if quick is not None:
-        made = quick(*arrays, **op.attrs)
+        try:
+            made = quick(*arrays, **op.attrs)
+        except (IndexError, TypeError, ValueError) as error:
+            raise _misfit(op, state, _first_line(error)) from error
         return made if isinstance(made, (list, tuple)) else [np.asarray(made)]
     evaluator = _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
     feeds = {n: a for n, a in zip(op.inputs, arrays, strict=True) if n}

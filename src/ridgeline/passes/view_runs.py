@@ -60,8 +60,11 @@ def is_movement(node: ir.Node) -> bool:
 
 def _follow(run: Sequence[tuple[ir.Node, ir.Value]]) -> View | None:
     view: View | None = whole(run[0][0].inputs[0])
-    for node, made in run:
-        view = _STEPS[node.op_type](view, node, made) if view is not None else None
+    try:
+        for node, made in run:
+            view = _STEPS[node.op_type](view, node, made) if view is not None else None
+    except (IndexError, ZeroDivisionError, StopIteration, RuntimeError):
+        return None  # the ranks that were inferred contradict the op: whoever settles its shapes says so
     return replace(view, run=tuple(node for node, _ in run)) if view is not None else None
 
 

@@ -155,7 +155,7 @@ def _table_size(op: Op, data: TensorSpec, indices: TensorSpec | None) -> int:
     """How many places an index of this op may name, along the shortest axis that it indexes."""
     if op.op_type in _BY_AXIS:
         axis: int = op.attrs.get("axis", 0)
-        return data.shape[axis]
+        return data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else 1
     batch: int = op.attrs.get("batch_dims", 0)
     width = indices.shape[-1] if indices is not None else len(data.shape) - batch
     return min(data.shape[batch : batch + width], default=1)

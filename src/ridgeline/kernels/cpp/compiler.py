@@ -29,9 +29,10 @@ from ridgeline.files import private_folder, prune, why_not_private
 TIMEOUT_S = 120.0
 # one for each kernel at each shape: dozens of nets, about 60 MB; those used longest ago go first
 KEPT_LIBRARIES = 4000
+# -fwrapv: integers wrap in ONNX, and signed overflow would otherwise be undefined
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-fopenmp", "-shared", "-fPIC", "-Wall", "-Werror",
+    "-fopenmp", "-fwrapv", "-shared", "-fPIC", "-Wall", "-Werror",
 )  # fmt: skip
 # compilers default to 256 bits on AVX-512 machines; erf and exp loops run nearly twice as fast at 512
 _X86_FLAGS = ("-mprefer-vector-width=512",)
