@@ -37,7 +37,7 @@ FROM_CACHE = "from the cache"
 # what json, zipfile and numpy raise on a damaged file
 UNREADABLE = (
     OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, SyntaxError, MemoryError,
-    NotImplementedError, RecursionError, zipfile.BadZipFile, zlib.error, struct.error,
+    RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
 T = TypeVar("T")
 

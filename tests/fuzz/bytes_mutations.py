@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
@@ -56,7 +57,7 @@ def change_json(data: bytes, rng: random.Random) -> bytes:
         holder, key = rng.choice(places)
         match rng.randrange(5):
             case 0 | 1:
-                holder[key] = rng.choice(VALUES)
+                holder[key] = copy.deepcopy(rng.choice(VALUES))  # lists among them are changed further
             case 2 if isinstance(holder, dict):
                 holder[str(rng.choice(VALUES))[:40]] = holder.pop(key)
             case 3 if isinstance(holder, list):

@@ -264,7 +264,7 @@ def change_input(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (lambda p: p["steps"][0].pop("site"), "fields of Step"),
         (lambda p: p["steps"][0]["work"].update(flops=2**70), "64-bit"),
         (change_input(shape=[2**40, 16]), "planned shape of 'x'"),
-        (change_input(shape=[2**30, 16]), "planned inputs take"),
+        (change_input(shape=[2**31 - 1, 16]), "planned inputs take"),
         (change_input(shape=[-4, 16]), "planned shape of 'x'"),
         (change_input(shape=[4, 17]), "planned shape of 'x'"),
         (change_input(shape=[4]), "planned shape of 'x'"),

@@ -258,6 +258,9 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
     local = {(f.domain, f.name) for f in proto.functions}
     unknown: dict[tuple[str, str], list[str]] = {}
     for node in all_nodes(proto):
+        # protobuf hands over what is not UTF-8 as bytes
+        if not isinstance(node.op_type, str) or not isinstance(node.domain, str):
+            raise ModelError("the name of an op is not text", got=repr((node.domain, node.op_type)))
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (node.domain, node.op_type) in local:
             continue

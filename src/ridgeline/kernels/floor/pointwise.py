@@ -230,14 +230,23 @@ def _bound(limit: Tensor | None) -> Any:
 def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
         return x
-    return torch.clamp(x, _bound(low), _bound(high))
+    return _keep_nan(torch.clamp(x, _bound(low), _bound(high)), low, high)
+
+
+def _keep_nan(y: Tensor, *limits: Tensor | None) -> Tensor:
+    """A bound that is NaN makes NaN of everything; not every release of torch sees to that."""
+    if y.dtype.is_floating_point:
+        for limit in limits:
+            if limit is not None and limit.device.type == "cpu" and bool(torch.isnan(limit).any()):
+                y.fill_(torch.nan)
+    return y
 
 
 def _clip_out(x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, out: Outs) -> None:
     if (low is None and high is None) or not x.dtype.is_floating_point:
         out[0].copy_(clip(x, low, high))
     else:
-        torch.clamp(x, _bound(low), _bound(high), out=out[0])
+        _keep_nan(torch.clamp(x, _bound(low), _bound(high), out=out[0]), low, high)
 
 
 floor("Clip", out=_clip_out)(clip)
