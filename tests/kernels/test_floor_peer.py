@@ -125,6 +125,35 @@ def test_resize_to_the_nearest_by_fractions(coordinates: str, rounding: str) -> 
         _check("Resize", [_random(1, 2, 5, 7), None, None, _int64(1, 2, *size)], attrs)
 
 
+def test_norms_of_a_constant_far_from_zero_are_zero() -> None:
+    """The mean is taken away first: a product before that would cancel."""
+    for value in (1e3 + 0.1, 1e6 + 0.1, 1e10):
+        x = np.full((2, 4, 5), value, np.float32)
+        scale, bias = np.array([1, 2, 0, -1], np.float32), np.array([0, 1, 2, 3], np.float32)
+        for key, attrs in (("InstanceNormalization", {}), ("GroupNormalization", {"num_groups": 4})):
+            op = Op(key, ("x", "s", "b"), ("y",), attrs)
+            made = call_floor(op, [torch.from_numpy(a) for a in (x, scale, bias)])[0]
+            assert torch.equal(made, torch.from_numpy(np.broadcast_to(bias[:, None], x.shape).copy()))
+
+
+def test_zeros_are_quantised_by_a_scale_of_one() -> None:
+    _check(
+        "DynamicQuantizeLinear",
+        [np.zeros((2, 8), np.float32)],
+        {},
+        dtypes=[ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8],
+    )
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+def test_conv_transpose_with_a_kernel_smaller_than_its_stride(auto_pad: str) -> None:
+    _check(
+        "ConvTranspose",
+        [_random(1, 4, 5, 5), _random(4, 2, 2, 3, seed=1)],
+        {"auto_pad": auto_pad, "strides": [3, 2]},
+    )
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resize_antialias(mode: str) -> None:
     attrs = {"mode": mode, "antialias": 1}

@@ -96,7 +96,8 @@ def _conv_transpose(given: Given) -> Sequence[Shape]:
         if any(asked):
             made.append(asked[axis])
         elif windows.mode in ("SAME_UPPER", "SAME_LOWER"):
-            made.append(size * step)
+            # nothing is padded where the kernel is smaller than the stride
+            made.append(min(size * step, (size - 1) * step + extra[axis] + span))
         else:
             pads = windows.pads[axis] + windows.pads[axis + rank] if windows.mode == "NOTSET" else 0
             made.append((size - 1) * step + extra[axis] + span - pads)

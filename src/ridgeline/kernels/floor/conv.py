@@ -100,6 +100,8 @@ def conv_transpose(
         for d in range(rank):
             reach = (x.shape[2 + d] - 1) * strides[d] + (weight.shape[2 + d] - 1) * dilations[d] + 1
             total = reach + extra[d] - wanted[d]
+            if output_shape is None:  # SAME takes nothing away where the kernel is smaller than the stride
+                total = max(total, 0)
             # an odd element too many is cut at the start, unless SAME_UPPER asks for the end
             before[d] = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
             after[d] = total - before[d]

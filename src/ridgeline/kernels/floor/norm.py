@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -147,14 +146,11 @@ def _group_norm(x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: fl
     n, channels, *sizes = x.shape
     if not x.numel():
         return x.clone()
-    y: Tensor
-    y, _, inv_std = torch.native_group_norm(x, scale, bias, n, channels, math.prod(sizes), groups, epsilon)
-    if not _overflows(inv_std):
-        return y
+    # torch's own group norm multiplies before it subtracts the mean, which cancels where that is large
     wide = widened(x).reshape(n, groups, -1)
-    normed = _normalized(wide, (2,), epsilon)[0].reshape(x.shape).to(x.dtype)
-    per_channel = (1, channels, *(1,) * len(sizes))
-    return normed * scale.reshape(per_channel) + bias.reshape(per_channel)
+    normed = _normalized(wide, (2,), epsilon)[0].reshape(x.shape)
+    gain, shift = (v.to(wide.dtype).reshape(1, channels, *(1,) * len(sizes)) for v in (scale, bias))
+    return (normed * gain + shift).to(x.dtype)
 
 
 @floor("LRN")

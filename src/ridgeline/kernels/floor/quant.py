@@ -78,7 +78,7 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
         return x.to(torch.uint8), x.new_ones(()), torch.zeros((), dtype=torch.uint8, device=x.device)
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
-    scale = torch.where(high == low, 1.0, high - low) / 255
+    scale = torch.where(high == low, 1.0, (high - low) / 255)
     zero = (-low / scale).clamp(0, 255).round()
     levels = ((x / scale).round() + zero).clamp(0, 255)
     return levels.to(torch.uint8), scale, zero.to(torch.uint8)
