@@ -157,3 +157,12 @@ def test_a_newer_pytorch_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
         export_module(module, (torch.randn(2, 4),), {})
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     export_module(module, (torch.randn(2, 4),), {})
+
+
+def test_complex_tensors_are_refused_by_name() -> None:
+    class Imaginary(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.imag
+
+    with pytest.raises(UnsupportedError, match="complex64"):
+        ridgeline.compile(Imaginary().eval(), **QUICK)(torch.randn(3, dtype=torch.complex64))

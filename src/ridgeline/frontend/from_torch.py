@@ -278,6 +278,7 @@ def export_module(
     leaves, tree = flatten(arguments)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     names = leaf_names(arguments, "")
+    refuse_complex([leaves[i] for i in places])
     fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def call(tensors: Sequence[Tensor]) -> Any:
@@ -294,6 +295,18 @@ def export_module(
     return exported
 
 
+def refuse_complex(tensors: Sequence[Tensor]) -> None:
+    """torch's exporter writes complex tensors as pairs of numbers: the model then takes other inputs."""
+    found = next((t for t in tensors if t.is_complex()), None)
+    if found is not None:
+        raise UnsupportedError(
+            "a module that takes complex tensors cannot be exported",
+            got=f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}",
+            want="real tensors",
+            help="hand over torch.view_as_real(x), and make x of it inside the module",
+        )
+
+
 def export_program(program: ExportedProgram) -> Exported:
     """A program somebody exported, at its own example inputs."""
     start = perf_counter()
@@ -303,6 +316,7 @@ def export_program(program: ExportedProgram) -> Exported:
     name_dims(model, [{} for _ in model.graph.inputs])
     leaves, tree = flatten(program.example_inputs)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    refuse_complex(given)
     inputs = [str(value.name) for value in model.graph.inputs]
     names = [str(value.name) for value in model.graph.outputs]
     assumed = read_assumed(program, inputs, given, is_oblivious=False)
