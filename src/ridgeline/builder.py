@@ -58,7 +58,7 @@ from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_m
 from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
 from ridgeline.settling import settle
 from ridgeline.spec import Target
-from ridgeline.tactics.cache import TimingCache
+from ridgeline.tactics.cache import TimingCache, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
 from ridgeline.verify import check_padded
 
@@ -219,6 +219,7 @@ def resolve_target(options: Options) -> Target:
 def check_choices(options: Options, target: Target) -> None:
     """What can be refused at once is refused before any work."""
     leave_out(tactics_for(target, {}), options.without)
+    require_own(options.timing_cache)
     if options.data is not None and not options.data.exists():
         raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
 

@@ -135,3 +135,17 @@ def test_strings_may_come_as_a_list() -> None:
 def test_a_half_engine_says_so() -> None:
     text = HEAD + "g (float16[4,4] x) => (float16[4,4] y) { y = Relu (x) }"
     assert ridgeline.build(onnx.parser.parse_model(text), level=0, threads=1).plan.precision == "fp16"
+
+
+def test_a_command_never_replaces_what_it_reads(ridge: Ridge, here: Path) -> None:
+    model = write(SIZED, here / "m.onnx")
+    before = model.read_bytes()
+    for words in (
+        ("build", "m.onnx", "-o", "m.onnx"),
+        ("build", "m.onnx", "--cache", "m.onnx", "-o", "m.ridge"),
+        ("extract", "m.onnx", "--to", "a", "-o", "m.onnx"),
+    ):
+        code, _, stderr = ridge(*words)
+        assert code == 1
+        assert "would replace" in stderr or "not a timing cache" in stderr
+        assert model.read_bytes() == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import OptionError
-from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context
+from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, require_own
 
 ENTRY = Entry(
     'layer0/"attn"',
@@ -96,3 +96,17 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: TimingCache({f"k{i}": ENTRY}).write(path), range(40)))
     assert len(TimingCache.read(path).entries) == 40
+
+
+@pytest.mark.parametrize("content", ["notes of mine\n", '[project]\nname = "x"\n'])
+def test_a_file_that_is_no_cache_is_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(OptionError, match="not a timing cache"):
+        require_own(path)
+    assert path.read_text() == content
+    path.write_text("# Ridgeline timing cache, and then damage [[[")
+    require_own(path)
+    path.write_text("")
+    require_own(path)
+    require_own(tmp_path / "new.toml")

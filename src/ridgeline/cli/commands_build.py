@@ -87,7 +87,7 @@ def build(
     if is_engine_file(model):
         raise ModelError(f"{model} is built already", want="an ONNX file", help=f"ridge show {model}")
     path = output or Path(f"{model.stem}.ridge")
-    require_writable(path, option="-o")
+    require_writable(path, option="-o", source=model)
     options = build_options(
         shapes=shapes,
         threads=threads,

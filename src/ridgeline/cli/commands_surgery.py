@@ -45,7 +45,7 @@ def extract(
 
     require_file(model)
     path = output or Path(f"{model.stem}_part.onnx")
-    require_writable(path, option="-o")
+    require_writable(path, option="-o", source=model)
     made = extract_file(model, path, starts=starts or (), ends=ends or ())
     emit(made, draw_extracted, as_json=json, schema="part", source=str(model), file=str(path))
     talk.print(f"wrote {path}", style="dim")
@@ -110,7 +110,7 @@ def reduce(
     for file in (model, *(inputs or ())):
         require_file(file)
     path = output or Path(f"{model.stem}_reduced.onnx")
-    require_writable(path, option="-o")
+    require_writable(path, option="-o", source=model)
     command = read_command(check, timeout_s=timeout, match=match, any_failure=any_failure)
     with StageProgress(talk) as progress:
         made = reduce_file(

@@ -32,9 +32,11 @@ def is_engine_file(path: Path) -> bool:
     return path.suffix == ".ridge" or zipfile.is_zipfile(path)
 
 
-def require_writable(path: Path, *, option: str) -> None:
-    """Refuse now what would fail after a minute of building."""
+def require_writable(path: Path, *, option: str, source: Path | None = None) -> None:
+    """Refuse now what would fail after a minute of building, or replace the file it is made from."""
     folder = path.parent
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise OptionError(f"{path} would replace what it is made from", want=f"another file after {option}")
     if path.is_dir():
         raise OptionError(f"{path} is a folder", want=f"a file, such as {option} {path / 'model.ridge'}")
     if not folder.is_dir():

@@ -32,6 +32,7 @@ from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"
+OWN = b"# Ridgeline"
 LOCK_TITLE = "# Ridgeline lock. `chosen` counts from 0; edit it to pin another candidate.\n"
 
 
@@ -114,6 +115,20 @@ class TimingCache:
         """Only these entries, by site alone: a lock pins choices whatever level or rivals are asked for."""
         pinned = {site_of(key): replace(self.entries[key], context="") for key in keys}
         write_text(path, "".join(_lines(pinned, LOCK_TITLE)))
+
+
+def require_own(path: Path | None) -> None:
+    """Refuse a file that is no timing cache: the next write would replace it."""
+    if path is None or not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        is_titled = file.read(len(OWN)) == OWN
+    if not is_titled and TimingCache.read(path).problems:
+        raise OptionError(
+            f"{str(path)!r} is not a timing cache",
+            want="a cache of an earlier build, or a new file",
+            help="name another file: --cache timings.toml",
+        )
 
 
 def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> Entry:
