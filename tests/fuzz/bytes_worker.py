@@ -13,9 +13,6 @@ import hashlib
 import json
 import random
 import sys
-import time
-import traceback
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 from bytes_mutations import change_bytes, change_json, change_message
+from fuzz_seeds import foreign, walk_seeds
 from hostile_models import make_model
 
 import ridgeline
@@ -185,28 +183,15 @@ def run_seed(seed: int, bases: Bases) -> dict[str, Any]:
     except RidgelineError as error:
         row |= {"verdict": "refused", "error": type(error).__name__}
     except Exception as error:
-        places = traceback.extract_tb(error.__traceback__)
-        row |= {
-            "verdict": "foreign", "error": type(error).__name__, "detail": str(error)[:300],
-            "ours": [f"{Path(f.filename).name}:{f.lineno}" for f in places if "ridgeline" in f.filename][-4:],
-        }  # fmt: skip
+        row |= foreign(error)
     finally:
         path.unlink(missing_ok=True)
     return row
 
 
 def main() -> None:
-    folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    warnings.simplefilter("ignore")
-    bases = Bases(folder)
-    for seed in range(first, first + count):
-        sys.stdout.write(json.dumps({"begin": seed}) + "\n")
-        sys.stdout.flush()
-        start = time.perf_counter()
-        row = run_seed(seed, bases)
-        row["seconds"] = round(time.perf_counter() - start, 2)
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+    bases = Bases(Path(sys.argv[1]))
+    walk_seeds(lambda seed: run_seed(seed, bases))
 
 
 if __name__ == "__main__":

@@ -230,7 +230,7 @@ def mutate_engine(source: Path, target: Path, rng: random.Random) -> list[str]:
 
 def _change_fused(members: dict[str, bytes], rng: random.Random) -> str:
     model = onnx.ModelProto.FromString(members["fused.onnx"])
-    header, weights = read_weights(members[WEIGHTS])
+    weights = read_weights(members[WEIGHTS])
     for tensor in model.graph.initializer:  # all of them inside, so that a change is one of the whole weight
         if tensor.external_data:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
@@ -240,26 +240,25 @@ def _change_fused(members: dict[str, bytes], rng: random.Random) -> str:
     what = change(graph, rng)
     arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     members["fused.onnx"] = model.SerializeToString(deterministic=True)
-    members[WEIGHTS] = pack_weights(arrays, header)
+    members[WEIGHTS] = pack_weights(arrays)
     return what
 
 
-def read_weights(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_weights(content: bytes) -> dict[str, np.ndarray]:
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     kinds = {"F32": np.float32, "I64": np.int64, "I32": np.int32, "F64": np.float64, "BOOL": np.bool_}
     data = memoryview(content)[8 + size :]
-    arrays = {
+    return {
         name: np.frombuffer(data[slice(*entry["data_offsets"])], kinds[entry["dtype"]]).reshape(
             entry["shape"]
         )
         for name, entry in header.items()
         if name != "__metadata__"
     }
-    return header, arrays
 
 
-def pack_weights(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> bytes:
+def pack_weights(arrays: Mapping[str, np.ndarray]) -> bytes:
     kinds = {"float32": "F32", "int64": "I64", "int32": "I32", "float64": "F64", "bool": "BOOL"}
     entries, blob = {}, bytearray()
     for name, array in arrays.items():

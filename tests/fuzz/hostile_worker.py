@@ -11,12 +11,8 @@ seen from outside: the line of the seed that began is there, the line that says 
 from __future__ import annotations
 
 import copy
-import json
 import random
 import sys
-import time
-import traceback
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ import numpy as np
 import onnx
 import torch
 from fuzz_graphs import make_case
+from fuzz_seeds import foreign, walk_seeds
 from hostile_models import GRAPHS, make_model
 from hostile_mutations import mutate_engine, mutate_model
 
@@ -126,29 +123,15 @@ def run_seed(seed: int, folder: Path) -> dict[str, Any]:
     except RidgelineError as error:
         row |= {"verdict": "refused", "error": type(error).__name__, "detail": str(error)[:300]}
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        row |= {
-            "verdict": "foreign", "error": type(error).__name__, "detail": str(error)[:300],
-            "at": f"{Path(place.filename).name}:{place.lineno}",
-            "ours": [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)
-                     if "ridgeline" in f.filename][-4:],
-        }  # fmt: skip
+        row |= foreign(error)
     return row
 
 
 def main() -> None:
-    folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder = Path(sys.argv[1])
     if "--sanitize" in sys.argv:
         sanitize()
-    warnings.simplefilter("ignore")
-    for seed in range(first, first + count):
-        sys.stdout.write(json.dumps({"begin": seed}) + "\n")
-        sys.stdout.flush()
-        start = time.perf_counter()
-        row = run_seed(seed, folder)
-        row["seconds"] = round(time.perf_counter() - start, 2)
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+    walk_seeds(lambda seed: run_seed(seed, folder))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -50,7 +48,7 @@ FAMILIES = {
 }
 
 
-def bound(name: str, tmp_path: Path) -> tuple[Launch, Site, list[torch.Tensor]]:
+def bound(name: str) -> tuple[Launch, Site, list[torch.Tensor]]:
     text, weights = FAMILIES[name]
     made = parser.parse_model(HEAD + text)
     for key, shape in weights.items():
@@ -71,8 +69,8 @@ def bound(name: str, tmp_path: Path) -> tuple[Launch, Site, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_memory_that_ends_too_early_is_refused(name: str, tmp_path: Path) -> None:
-    launch, site, inputs = bound(name, tmp_path)
+def test_memory_that_ends_too_early_is_refused(name: str) -> None:
+    launch, site, inputs = bound(name)
     outputs = [torch.zeros(spec.shape) for spec in site.outputs]
     launch.run(inputs, outputs)
     assert launch.extents, "a kernel of ours says what it touches"
