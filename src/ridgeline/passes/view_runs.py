@@ -60,11 +60,11 @@ def is_movement(node: ir.Node) -> bool:
 
 def _follow(run: Sequence[tuple[ir.Node, ir.Value]]) -> View | None:
     view: View | None = whole(run[0][0].inputs[0])
-    try:
-        for node, made in run:
-            view = _STEPS[node.op_type](view, node, made) if view is not None else None
-    except (IndexError, ZeroDivisionError, StopIteration, RuntimeError):
-        return None  # the ranks that were inferred contradict the op: whoever settles its shapes says so
+    for node, made in run:
+        # an inferred rank may contradict the op: whoever settles its shapes says so
+        if view is None or (node.op_type in _NEED_AXES and not view.axes):
+            return None
+        view = _STEPS[node.op_type](view, node, made)
     return replace(view, run=tuple(node for node, _ in run)) if view is not None else None
 
 
@@ -86,6 +86,8 @@ def count(axis: Sequence[Piece]) -> int | None:
 
 def _transposed(view: View, node: ir.Node, made: ir.Value) -> View | None:
     perm = attribute(node, "perm") or range(len(view.axes))[::-1]
+    if sorted(perm) != list(range(len(view.axes))):
+        return None
     return replace(view, axes=tuple(view.axes[axis] for axis in perm))
 
 
@@ -105,6 +107,8 @@ def _unsqueezed(view: View, node: ir.Node, made: ir.Value) -> View | None:
         return None
     rank = len(view.axes) + axes.size
     new, old = {int(axis) % rank for axis in axes.reshape(-1)}, iter(view.axes)
+    if len(new) != axes.size:
+        return None
     return replace(view, axes=tuple(() if i in new else next(old) for i in range(rank)))
 
 
@@ -240,6 +244,7 @@ def _expanded(view: View, node: ir.Node, made: ir.Value) -> View | None:
     return replace(view, axes=tuple(axes))
 
 
+_NEED_AXES = frozenset({"Squeeze", "Gather", "Slice", "Split"})
 _STEPS: Mapping[str, Callable[[View, ir.Node, ir.Value], View | None]] = {
     "Transpose": _transposed,
     "Squeeze": _squeezed,
