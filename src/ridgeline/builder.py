@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from ridgeline import checks
 from ridgeline.bodies import with_bodies
-from ridgeline.choosing import choose_every_shapes, shapes_flags
+from ridgeline.choosing import choose_every_shapes
 from ridgeline.compose import Selection, Workshop
 from ridgeline.compose_cross import select_elsewhere
 from ridgeline.compose_cuda import select_cuda
@@ -32,12 +32,14 @@ from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
+from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.options import Limits, Options, Progress, logger, make_limits, make_options
 from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
+from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
@@ -138,15 +140,16 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         reference = None
         if options.verify != "off":
             reference = Reference(loaded, threads=options.cores, facts=facts, counted=counted)
-    with clock.stage("passes"):
-        refusals = canonicalise(loaded.model, target=target, limits=options.limits)
-        guards = check_guards(reference, sample) if sample is not None else ()
-        every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
-        refusals += fuse(loaded.model, every_shapes[0], target, options.limits)
-        keep_defaults(loaded.model, loaded.defaults)
-        shops = open_workshops(loaded.model, every_shapes, options, target)
-    with clock.stage("reference"):
-        made = checks.run_first(reference, counted, shops[0].program, shops[0].host_weights, every_shapes)
+    with explaining_contradictions(loaded.original, loaded.name):
+        with clock.stage("passes"):
+            refusals = canonicalise(loaded.model, target=target, limits=options.limits)
+            guards = check_guards(reference, sample) if sample is not None else ()
+            every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
+            refusals += fuse(loaded.model, every_shapes[0], target, options.limits)
+            keep_defaults(loaded.model, loaded.defaults)
+            shops = open_workshops(loaded.model, every_shapes, options, target)
+        with clock.stage("reference"):
+            made = checks.run_first(reference, counted, shops[0].program, shops[0].host_weights, every_shapes)
     corrections = correct_outputs(loaded.model.graph, shops[0].settled.specs, made)
     with clock.stage("select"):
         selections = select_every(shops, every_shapes, runs_here=runs_here)

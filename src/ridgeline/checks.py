@@ -18,7 +18,7 @@ from ridgeline.call_times import call_overhead
 from ridgeline.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
 from ridgeline.errors import BuildError, LimitError, ModelError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
-from ridgeline.frontend.profiles import Resolved
+from ridgeline.frontend.profiles import Resolved, shapes_flags
 from ridgeline.frontend.types import to_ir
 from ridgeline.guards import Term
 from ridgeline.kernels.elements import as_numpy, to_torch
@@ -106,7 +106,7 @@ def run_first(
             raise
         except Exception as error:
             if not program.loose_inputs:
-                raise _does_not_run(feeds, error) from error
+                raise _does_not_run(shapes.opt, error) from error
         else:
             made = made or outputs
     return made
@@ -133,7 +133,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             if i == 0 and engine.program.loose_inputs:
                 return Report(unverified=NO_EXAMPLE.format(first_line(error)))
             if i == 0:
-                raise _does_not_run(feeds, error) from error
+                raise _does_not_run(shapes.opt, error) from error
             if name.endswith(".npz"):
                 raise OptionError(
                     f"the original model does not take {name}",
@@ -242,18 +242,18 @@ def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], 
             raise
         except Exception as error:
             if not name:
-                raise _does_not_run(feeds, error) from error
+                raise _does_not_run(engine.plan.planned_shapes, error) from error
             continue
         if any(nan_share(array) < 1 for array in want.values()):
             return feeds, want
     raise only_nan(engine.plan.model)
 
 
-def _does_not_run(feeds: Mapping[str, Any], error: Exception) -> BuildError:
+def _does_not_run(specs: Mapping[str, TensorSpec], error: Exception) -> BuildError:
     return BuildError(
         "the original model does not run at the planned shapes",
         got=first_line(error),
-        help=f"give others: --shapes {_text(feeds)}",
+        help=f"these were {shapes_flags(specs) or 'none'}: give others if it takes others",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +13,14 @@ from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedErr
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
-from ridgeline.frontend.profiles import Resolved, profile_shapes, resolve_profile, with_own_names, with_values
+from ridgeline.frontend.profiles import (
+    Resolved,
+    profile_shapes,
+    resolve_profile,
+    shapes_text,
+    with_own_names,
+    with_values,
+)
 from ridgeline.guards import Term
 from ridgeline.options import Options
 from ridgeline.passes.body import Program, read_program
@@ -136,26 +142,6 @@ def refuse_loose(every: Sequence[Port]) -> None:
 def empty_values(settled: Settled, weights: Mapping[str, Tensor]) -> list[str]:
     """What a guess leaves nothing of: most likely no shape the model was made for."""
     return [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
-
-
-def shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
-    """In a line."""
-    return " ".join(_pairs(shapes))
-
-
-def shapes_flags(shapes: Mapping[str, TensorSpec]) -> str:
-    """As the command line takes them."""
-    return " ".join(f"--shapes {shlex.quote(pair)}" for pair in _pairs(shapes))
-
-
-def _pairs(shapes: Mapping[str, TensorSpec]) -> list[str]:
-    return [
-        f"{name}=[{', '.join(map(str, spec.value))}]"
-        if spec.value
-        else f"{name}={'x'.join(map(str, spec.shape))}"
-        for name, spec in shapes.items()
-        if spec.value or spec.shape
-    ]
 
 
 def _open_flags(inputs: Sequence[Port], profile: Resolved, sized_by: Collection[str]) -> str:

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import ridgeline
+from ridgeline.surgery.lint import lint
 
 
 def test_a_larger_guess_is_better_than_an_empty_value() -> None:
@@ -48,9 +49,11 @@ def test_one_name_for_two_sizes() -> None:
 def test_outputs_that_are_declared_wrongly(declared: str, body: str, dims: tuple[str, ...] | None) -> None:
     text = f"""<ir_version: 9, opset_import: ["" : 20]> g (float[N,4] x) => ({declared} y)
     <int64[2] s = {{-1, 2}}> {{ {body} }}"""
-    engine = ridgeline.build(onnx.parser.parse_model(text), level=0)
+    model = onnx.parser.parse_model(text)
+    engine = ridgeline.build(model, level=0)
     assert engine.outputs[0].dims == dims
     assert ("declared" in " ".join(engine.report.warnings)) == (declared != "float[N,4]")
+    assert not lint(model).errors, "what is built with a warning is no error to lint"
 
 
 def test_one_name_for_two_sizes_that_are_given() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -153,3 +154,23 @@ def with_values(specs: Mapping[str, TensorSpec], profile: Resolved, which: str) 
     for name, values in profile.values.items():
         made[name] = replace(made[name], value=tuple(int(getattr(v, which)) for v in values))
     return made
+
+
+def shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
+    """``x=1x4 sizes=[2, 3]``: inputs without axes and without values are left out."""
+    return " ".join(_pairs(shapes))
+
+
+def shapes_flags(shapes: Mapping[str, TensorSpec]) -> str:
+    """As the command line takes them."""
+    return " ".join(f"--shapes {shlex.quote(pair)}" for pair in _pairs(shapes))
+
+
+def _pairs(shapes: Mapping[str, TensorSpec]) -> list[str]:
+    return [
+        f"{name}=[{', '.join(map(str, spec.value))}]"
+        if spec.value
+        else f"{name}={'x'.join(map(str, spec.shape))}"
+        for name, spec in shapes.items()
+        if spec.value or spec.shape
+    ]

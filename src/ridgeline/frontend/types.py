@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 import onnx_ir as ir
 
@@ -32,6 +34,30 @@ def type_text(kind: onnx.TypeProto) -> str:
         key = ELEMENT_NAMES.get(kind.map_type.key_type, "undefined")
         return f"map({key},{type_text(kind.map_type.value_type)})"
     return "undefined" if which is None else which.removesuffix("_type")
+
+
+def port_text(kind: onnx.TypeProto) -> str:
+    """``float32[N,3,224]``"""
+    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return type_text(kind)
+    dims = [
+        d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
+        for d in kind.tensor_type.shape.dim
+    ]
+    return f"{type_text(kind)}[{','.join(dims)}]"
+
+
+def tensor_type(element: int, dims: Sequence[int | str]) -> onnx.TypeProto:
+    made = onnx.TypeProto()
+    made.tensor_type.elem_type = element
+    made.tensor_type.shape.SetInParent()
+    for dim in dims:
+        added = made.tensor_type.shape.dim.add()
+        if isinstance(dim, str):
+            added.dim_param = dim
+        else:
+            added.dim_value = dim
+    return made
 
 
 def is_loose(dtype: str) -> bool:

@@ -101,7 +101,7 @@ def op_of(node: ir.Node) -> Op:
         op_type=node.op_type,
         inputs=tuple(_name(v) for v in node.inputs),
         outputs=tuple(_name(v) for v in node.outputs),
-        attrs={name: _attr_value(attr) for name, attr in node.attributes.items()},
+        attrs={name: attr_value(attr) for name, attr in node.attributes.items()},
         domain="" if node.domain == "ai.onnx" else node.domain,
         name=node.name or "",
     )
@@ -127,7 +127,7 @@ def _name(value: ir.Value | None) -> str:
     return "" if value is None or value.name is None else value.name
 
 
-def _attr_value(attr: ir.Attr) -> Any:
+def attr_value(attr: ir.Attr) -> Any:
     match attr.type:
         case ir.AttributeType.GRAPH:
             return body_of_graph(attr.as_graph())

@@ -16,6 +16,7 @@ from onnx import shape_inference
 
 from ridgeline.errors import InputError, LimitError
 from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.profiles import shapes_text
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_text
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.body import Program, Region, array_tensor, model_proto, node_proto
@@ -31,7 +32,7 @@ RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "Random
 NEVER_EMPTY = frozenset({"LSTM", "GRU"})
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # what may be wrong with a node's inputs, what to do, and how ONNX's inference speaks of types
-SHAPES = ("shapes", "give shapes that the model takes, for example --shapes x=1x3x224x224")
+SHAPES = ("shapes", "give shapes that the model takes")
 TYPES = ("element types", "ONNX does not have this op for these types: put a cast before it")
 OF_TYPES = ("inconsistent type", "unsupported type")
 
@@ -45,6 +46,7 @@ class Settled:
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     folded_bytes: int = 0  # in the values that were computed here
     limits: Limits = DEFAULT_LIMITS
+    given: str = ""  # the shapes of the inputs, in words
 
     def loose_kind(self, name: str) -> str | None:
         """What a value is that is no tensor, or one of strings; None for all others."""
@@ -71,7 +73,7 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
     `into` is filled as far as the walk gets before it raises.
     """
     state = Settled() if into is None else into
-    state.limits = program.limits
+    state.limits, state.given = program.limits, shapes_text(inputs)
     for name, spec in (*weights.items(), *inputs.items()):
         require_plannable(spec, f"input {name!r}" if name in inputs else f"weight {name!r}", program.limits)
         _note(state, name, spec if spec.value is None else replace(spec, value=None))
@@ -147,7 +149,9 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
     made: list[list[TensorSpec | None]] = []
     misfit: InputError | LimitError | None = None
     for branch in branches:
-        inner = Settled(dict(state.specs), dict(state.values), dict(state.types), limits=state.limits)
+        inner = Settled(
+            dict(state.specs), dict(state.values), dict(state.types), limits=state.limits, given=state.given
+        )
         for name, array in branch.constants.items():
             _know(inner, name, array)
         try:
@@ -193,6 +197,8 @@ def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str
 
 def _misfit(op: Op, state: Settled, problem: str) -> InputError:
     what, advice = TYPES if any(words in problem for words in OF_TYPES) else SHAPES
+    if advice == SHAPES[1] and state.given:
+        advice += f"; these were --shapes {state.given}"
     return InputError(
         f"the {what} do not fit at {op.name or op.outputs[0]} ({op.op_type})",
         rows=[f"{n}: {state.specs[n]}" for n in op.inputs if n in state.specs],

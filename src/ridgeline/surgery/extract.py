@@ -10,7 +10,7 @@ import onnx
 
 from ridgeline.errors import ModelError, OptionError
 from ridgeline.frontend.functions import count_nodes
-from ridgeline.frontend.types import type_text
+from ridgeline.frontend.types import port_text, type_text
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model
 
 
@@ -214,14 +214,3 @@ def describe(graph: ModelGraph, part: Part, proto: onnx.ModelProto, starts: Sequ
 
 def _row(port: onnx.ValueInfoProto, is_new: bool) -> PortRow:
     return PortRow(port.name, port_text(port.type), is_new)
-
-
-def port_text(kind: onnx.TypeProto) -> str:
-    """``float32[N,3,224]``"""
-    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
-        return type_text(kind)
-    dims = [
-        d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
-        for d in kind.tensor_type.shape.dim
-    ]
-    return f"{type_text(kind)}[{','.join(dims)}]"

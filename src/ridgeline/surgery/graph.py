@@ -20,11 +20,11 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from ridgeline.errors import ModelError, did_you_mean
 from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
+from ridgeline.frontend.types import tensor_type
+from ridgeline.passes.contradictions import SMALL_NUMEL
 
 # more than this cannot stand in one protobuf with room to spare
 EMBEDDED_BYTES = 3 << 29
-# values that shape arithmetic may read; weights are only looked at for their type
-SMALL_NUMEL = 128
 
 
 @dataclass(frozen=True)
@@ -154,19 +154,6 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 def label(node: onnx.NodeProto) -> str:
     """A node in words: its name, else what it makes."""
     return f"{node.op_type} {node.name or (node.output[0] if node.output else '?')!r}"
-
-
-def tensor_type(element: int, dims: Sequence[int | str]) -> onnx.TypeProto:
-    made = onnx.TypeProto()
-    made.tensor_type.elem_type = element
-    made.tensor_type.shape.SetInParent()
-    for dim in dims:
-        added = made.tensor_type.shape.dim.add()
-        if isinstance(dim, str):
-            added.dim_param = dim
-        else:
-            added.dim_value = dim
-    return made
 
 
 def without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:

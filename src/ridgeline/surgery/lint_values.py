@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,9 +11,10 @@ from onnx.numpy_helper import to_array
 from ridgeline.errors import first_line
 from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.frontend.tensor_data import data_problem, external_problem
-from ridgeline.surgery.extract import port_text
-from ridgeline.surgery.graph import SMALL_NUMEL, label, tensor_type
-from ridgeline.surgery.problem import Problem, Rule, Subject, domain_of
+from ridgeline.frontend.types import port_text
+from ridgeline.passes.contradictions import contradictions
+from ridgeline.surgery.graph import label
+from ridgeline.surgery.problem import Problem, Rule, Subject
 
 LARGE_CONSTANT = 1 << 20
 LARGE_INTEGERS = 1 << 16
@@ -31,64 +31,20 @@ TINY = {
 
 
 def inference(subject: Subject) -> Iterator[Problem]:
-    """ONNX's type and shape inference, node by node, so that one wrong node does not hide the next."""
-    types = {p.name: p.type for p in subject.proto.graph.input}
-    values = {}
-    for tensor in subject.proto.graph.initializer:
-        types[tensor.name] = tensor_type(tensor.data_type, tensor.dims)
-        if math.prod(tensor.dims) <= SMALL_NUMEL and tensor.data_location != onnx.TensorProto.EXTERNAL:
-            values[tensor.name] = tensor
-    declared = {p.name: p.type for p in (*subject.proto.graph.output, *subject.proto.graph.value_info)}
-    for node in subject.graph.nodes:
-        domain = domain_of(node)
-        version = subject.opsets.get(domain, 0)
-        if not version or not onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
-            continue
-        if any(name not in types for name in node.input if name):
-            continue
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
-        imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in subject.opsets.items()]
-        try:
-            made = onnx.shape_inference.infer_node_outputs(
-                schema, node, {n: types[n] for n in node.input if n},
-                {n: values[n] for n in node.input if n in values}, opset_imports=imports,
-                ir_version=subject.proto.ir_version or 8,
-            )  # fmt: skip
-        except Exception as error:
-            yield Problem(
-                "error", "types", label(node), "its inputs do not fit together",
-                got=", ".join(port_text(types[n]) for n in node.input if n), want=first_line(error),
-            )  # fmt: skip
-            made = {}
-        for name in node.output:
-            if name in declared and name in made and _disagree(declared[name], made[name]):
-                yield Problem(
-                    "error", "types", label(node), f"{name!r} is declared as something else than it is",
-                    got=port_text(declared[name]), want=port_text(made[name]),
-                )  # fmt: skip
-            known = made.get(name) or declared.get(name)
-            if known is not None:
-                types[name] = known
-        if node.op_type == "Constant" and not domain:
-            values.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    """Nodes whose inputs cannot fit, and values that are declared otherwise than they are made.
 
-
-def _disagree(one: onnx.TypeProto, other: onnx.TypeProto) -> bool:
-    """Both know, and what they know differs."""
-    a, b = one.tensor_type, other.tensor_type
-    kinds = (one.WhichOneof("value"), other.WhichOneof("value"))
-    if kinds != ("tensor_type", "tensor_type"):
-        return bool(kinds[0] != kinds[1])
-    if a.elem_type and b.elem_type and a.elem_type != b.elem_type:
-        return True
-    if not (a.HasField("shape") and b.HasField("shape")):
-        return False
-    if len(a.shape.dim) != len(b.shape.dim):
-        return True
-    return any(
-        x.HasField("dim_value") and y.HasField("dim_value") and x.dim_value != y.dim_value
-        for x, y in zip(a.shape.dim, b.shape.dim, strict=True)
-    )
+    Of what is declared, a build believes the types of outputs only.
+    """
+    outputs = {p.name for p in subject.proto.graph.output}
+    for found in contradictions(subject.proto):
+        is_ignored = found.declared and not (found.is_type and found.declared in outputs)
+        help = (
+            "the build goes by what the node makes; other runtimes may refuse the file" if is_ignored else ""
+        )
+        yield Problem(
+            "warning" if is_ignored else "error", "types", found.where, found.what,
+            got=found.got, want=found.want, help=help,
+        )  # fmt: skip
 
 
 def weights(subject: Subject) -> Iterator[Problem]:

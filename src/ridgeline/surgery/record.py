@@ -13,7 +13,8 @@ import onnxruntime as ort
 
 from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
 from ridgeline.frontend.evaluator import Evaluator
-from ridgeline.surgery.graph import ModelGraph, tensor_type
+from ridgeline.frontend.types import tensor_type
+from ridgeline.surgery.graph import ModelGraph
 
 Sample = Mapping[str, np.ndarray]
 

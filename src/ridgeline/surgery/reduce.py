@@ -17,9 +17,10 @@ import onnx
 
 from ridgeline.errors import ModelError, OptionError, first_line
 from ridgeline.frontend.functions import count_nodes
+from ridgeline.frontend.types import port_text
 from ridgeline.options import Progress
 from ridgeline.surgery.check import Command, Outcome
-from ridgeline.surgery.extract import Part, known_type, part_model, port_text, walk_back
+from ridgeline.surgery.extract import Part, known_type, part_model, walk_back
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model
 from ridgeline.surgery.record import Recording, random_sample, read_samples, record
 
