@@ -126,7 +126,7 @@ class Options:
     )
     threads: int = 0  # 0: as many as the machine has cores
     without: tuple[str, ...] = ()  # tactics (by name or family) that must not be used
-    new_shapes: NewShapes = "serve"  # from the floor while a plan is made in the background; or wait for it
+    new_shapes: NewShapes = "serve"  # at once, while kernels are compiled behind it; or wait for them
     pad: bool = False  # to the next profile, where that cannot change results
     data: Path | None = None  # folder of .npz files to verify with, besides random inputs
     limits: Limits = DEFAULT_LIMITS

@@ -17,7 +17,8 @@ HEAD = """\
 # Cases on which ONNX Runtime (optimisations off) and the onnx reference disagree, and whom engines follow.
 # ort, reference: one of the two; either: one here and the other there, element by element; wide: a half that
 # wider sums keep from overflowing. The same without ONNX Runtime, on the floor alone, and at new shapes from
-# the first call on. A step that a build gives to ONNX Runtime follows ort. Written by walk.py.
+# the first call on. A step that a build gives to ONNX Runtime follows ort, from the first call on too.
+# Written by walk.py.
 """
 DISAGREE = ("ort", "reference", "either", "wide")
 
@@ -34,6 +35,15 @@ def choices(results: Iterable[Result]) -> dict[str, set[str]]:
         if result.verdict in DISAGREE:
             made.setdefault(result.name, set()).add(result.verdict)
     return made
+
+
+def changing(results: Iterable[Result]) -> list[str]:
+    """Where the first call at a new size agrees with another party than later calls do."""
+    made: dict[tuple[str, str, str], list[str]] = {}
+    for result in results:
+        rows, _, _ = result.call.partition(",")
+        made.setdefault((result.configuration, result.name, rows), []).append(result.verdict)
+    return [", ".join((*key, *who)) for key, who in made.items() if len(set(who)) > 1]
 
 
 def read_table() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Special values: a part of the cases of `walk.py`, in every configuration, and the judge itself.
 
-`python tests/semantics/walk.py` runs them all, in about half an hour.
+`python tests/semantics/walk.py` runs them all, in a few minutes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 from semantics_engines import CONFIGURATIONS, Result, Subject, groups_of, run_group, subject_of
 from semantics_judge import opinions
-from semantics_table import all_cases, choices, read_table
+from semantics_table import all_cases, changing, choices, read_table
 
 # the floor needs no compiler; a generated kernel takes a fifth of a second
-EVERY = {"floor only": 4, "without ort": 60, "default": 60}
+EVERY = {"floor only": 4, "without ort": 60, "default": 60, "ort first": 20}
 
 
 def subjects(every: int, first: int) -> list[Subject]:
     return [s for s in map(subject_of, all_cases()[first::every]) if s is not None]
 
 
-def require_somebodys(results: list[Result]) -> None:
+def require_one_answer(results: list[Result]) -> None:
     bad = [f"{r.name} | {r.configuration} | {r.call} | {r.problem}" for r in results if not r.verdict]
     assert not bad, "\n".join(bad)
+    assert not changing(results)
+
+
+def require_somebodys(results: list[Result]) -> None:
+    require_one_answer(results)
     table = read_table()
     other = [
         f"{n}: {who}, the table has {table.get(n)}"
@@ -43,6 +48,11 @@ def test_the_floor(first: int) -> None:
 def test_generated_kernels(configuration: str) -> None:
     chosen = subjects(EVERY[configuration], list(CONFIGURATIONS).index(configuration))
     require_somebodys([r for group in groups_of(chosen) for r in run_group(group, configuration)])
+
+
+def test_onnx_runtime_answers_from_the_first_call_on() -> None:
+    chosen = subjects(EVERY["ort first"], 3)
+    require_one_answer([r for group in groups_of(chosen, 1) for r in run_group(group, "ort first")])
 
 
 def test_there_are_cases_of_every_family() -> None:

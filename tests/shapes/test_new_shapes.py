@@ -1,4 +1,4 @@
-"""New shapes: served at once from the floor, planned behind it, swapped in; few are kept, and counted."""
+"""New shapes: served at once without compiling, planned behind it, swapped in; few are kept, and counted."""
 
 from __future__ import annotations
 
@@ -59,6 +59,43 @@ def test_results_on_standby_are_the_callers_own() -> None:
         array += 1
     close({"x": x}, {"x": rand(5, 3)})
     close(engine.run({"x": x}), expected(model, {"x": x}))
+
+
+RESIZE = """g (float[1,2,N,7] x) => (float[A,B,C,D] y) {
+    y = Resize<mode="linear", coordinate_transformation_mode="align_corners">(x, none, scales) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "array"),
+    [
+        (RESIZE, rand(1, 2, 9, 7)),
+        ("g (float[N,6] x) => (float[N] y) { y = ReduceMax<keepdims=0>(x, axes) }", np.full((9, 6), np.nan)),
+        ("g (float[N,6] x) => (int64[N] y) { y = ArgMin<axis=1, keepdims=0>(x) }", np.full((9, 6), np.nan)),
+        ("g (float[N,6] x) => (float[N,6] y) { y = Clip(x, low) }", np.full((9, 6), np.inf)),
+    ],
+    ids=["Resize", "ReduceMax", "ArgMin", "Clip"],
+)
+def test_the_first_call_answers_as_later_ones_where_libraries_differ(text: str, array: np.ndarray) -> None:
+    """ONNX Runtime takes each of these in another sense than the floor, and is given the whole graph here."""
+    held = {
+        "scales": np.array([1, 1, 0.6, 1.3], np.float32), "none": np.zeros(0, np.float32),
+        "axes": np.array([1]), "low": np.float32(-1),
+    }  # fmt: skip
+    model = model_of(text, **{name: value for name, value in held.items() if name in text})
+    engine = ridgeline.build(model, level=0, new_shapes="serve", profiles={"N": "1..4..9"})
+    assert {step.tactic for step in engine.plan.steps} == {"ort"}
+    feeds = {"x": array.astype(np.float32)}
+    first = engine.run(feeds)
+    engine.wait()
+    assert np.array_equal(first["y"], engine.run(feeds)["y"], equal_nan=True)
+
+
+def test_a_build_verifies_the_first_call_at_a_new_shape() -> None:
+    model = model_of(MLP, **WEIGHTS)
+    report = ridgeline.build(model, level=0, new_shapes="serve", profiles={"N": "1..2..64"}).report
+    assert "min shapes, first call" in {check.name for check in report.checks}
+    report = ridgeline.build(model, level=0, new_shapes="wait", profiles={"N": "1..2..64"}).report
+    assert not [check.name for check in report.checks if "first call" in check.name]
 
 
 def test_waiting_is_an_option() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -39,7 +39,7 @@ from ridgeline.runtime.observe import Observation, Watch
 from ridgeline.runtime.on_board import OTHER_VERSION, collect, require_kernels
 from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
-from ridgeline.runtime.standby import Newcomer, Standby
+from ridgeline.runtime.standby import Newcomer
 from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
 from ridgeline.spec import Body, Port, Site, TensorSpec
 from ridgeline.tactics.base import Tactic
@@ -81,7 +81,7 @@ class Engine:
         self.expected = dict(expected or {})  # inputs and outputs to check the first run on its GPU with
         self._settle = settle
         self._is_cuda = plan.target.kind == "cuda"
-        self.waits = plan.waits  # for a plan of new shapes, instead of running on the floor meanwhile
+        self.waits = plan.waits  # until new shapes are planned, instead of running them without compiling
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
         if shared is not None:
             self._placed = shared._placed
@@ -100,8 +100,6 @@ class Engine:
             own=self._own, planned=self.planned_sites,
             steps=lambda: self.plan.steps, islands=lambda: self.islands,
         )  # fmt: skip
-        self._standby = Standby(self.program, self.weights, self._value_specs)
-        self._specs: Mapping[str, TensorSpec] = {}
         self.variants: tuple[Engine, ...] = (self,)  # one for every profile, this one's first
         for other in plan.others:
             self.add_profile(other)
@@ -161,7 +159,7 @@ class Engine:
     def context(self, *, wait: bool | None = None) -> Context:
         """Memory of its own for one more thread, over the same weights.
 
-        With `wait` new shapes are planned before they run; without it they run on the floor meanwhile.
+        With `wait` new shapes are planned before they run; without it nothing is compiled before they run.
         """
         require_process(self.plan.target)
         if self._is_cuda:
@@ -172,6 +170,17 @@ class Engine:
         waits = self.waits if wait is None else wait
         make = self._border_now if waits else self._border
         return Context(self.signature, make, self._watch, may_pad=self.plan.pads)
+
+    def lean_context(self) -> Context:
+        """Runs any shape as its first call is run: with no kernel compiled for it."""
+        return Context(self.signature, self._lean_border)
+
+    @property
+    def serves_new_shapes(self) -> bool:
+        return not (self._is_cuda or self.waits or self.plan.pads)
+
+    def _lean_border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
+        return Border(self.at(specs).instance(specs, compiles=False), dtypes)
 
     def _border_now(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
         if self.plan.pads and self.signature.find(specs) is None:
@@ -185,10 +194,8 @@ class Engine:
         is_padded = self.plan.pads and self.signature.find(specs) is None
         if is_padded or specs == self.at(specs).plan.planned_shapes:
             return self._border_now(specs, dtypes)
-        return Newcomer(self._standby, lambda: self._plan_later(specs, dtypes))
-
-    def _plan_later(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> Future[AnyBorder]:
-        return self._own.submit(self._border_now, specs, dtypes)
+        plan_later = partial(self._own.submit, self._border_now, specs, dtypes)
+        return Newcomer(partial(self._lean_border, specs, dtypes), plan_later)
 
     def wait(self) -> None:
         """Return when every plan that is being made in the background is there."""
@@ -202,10 +209,6 @@ class Engine:
         observation = Observation(target, self.plan.model, self.plan.inputs, self._watch)
         self._watch.observation = observation
         return observation
-
-    def _value_specs(self) -> Mapping[str, TensorSpec]:
-        """Of every value, at shapes the engine has met."""
-        return self._specs or settle_program(self.program, self.plan.planned_shapes, self.weights).specs
 
     def settle(self) -> None:
         """Make the choices that a build without this GPU could only predict: once, before the first run."""
@@ -248,7 +251,7 @@ class Engine:
         if self._is_cuda:
             return self.cuda_instance(inputs)
         with torch.inference_mode():
-            instance = Instance(
+            return Instance(
                 self.program,
                 self._regions,
                 inputs,
@@ -257,8 +260,6 @@ class Engine:
                 self._launches.launch if compiles else self._launches.lean,
                 self._launches.compile_ahead if compiles else None,
             )
-        self._specs = instance.settled.specs
-        return instance
 
     def cuda_instance(
         self, inputs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None

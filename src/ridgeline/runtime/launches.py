@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 
 from torch import Tensor
 
@@ -79,10 +79,12 @@ class Launches:
             return launch
 
     def lean(self, index: int, site: Site) -> Launch:
-        """One that is there already, or that needs no compiler."""
-        known = self._known(index, site)
-        if known is None and isinstance(self._tactics.get(self._steps()[index].tactic), Compiles):
-            return self._tactics["aten"].bind(site, {}, self._weights_of(index, site))
+        """One that is there already, or that needs no compiler: else the floor's."""
+        with self._own.binding:
+            known = self._known(index, site)
+            tactic, _ = next(self._willing(index, site))
+            if known is None and isinstance(tactic, Compiles):
+                return self._tactics["aten"].bind(site, {}, self._weights_of(index, site))
         return known or self.launch(index, site)
 
     def _known(self, index: int, site: Site) -> Launch | None:
@@ -117,31 +119,39 @@ class Launches:
             del self._made[key]
 
     def _bind(self, index: int, site: Site) -> Launch:
-        """The plan's tactic, or its first loser that still fits where the plan's own does not."""
+        """By the first willing tactic whose kernel can be had."""
         step = self._steps()[index]
         island = self._islands().bind(self._regions[index], site) if step.tactic == "aten" else None
         if island is not None:
             return island
         weights = self._weights_of(index, site)
+        for tactic, config in self._willing(index, site):
+            try:
+                return tactic.bind(site, config, weights)
+            except (CompileError, Refusal) as error:
+                self._note(f"its kernel cannot be had: {first_line(error)}", step.name, tactic.name)
+            except (KeyError, TypeError, ValueError, AssertionError) as error:
+                raise BuildError(
+                    f"{step.name}: {tactic.name} cannot be bound with the config it was given",
+                    got=f"{dict(config)}: {error!r}",
+                    help="was a lock or a cache edited by hand? delete it and build again",
+                ) from error
+        raise AssertionError("the floor compiles nothing")
+
+    def _willing(self, index: int, site: Site) -> Iterator[tuple[Tactic, Config]]:
+        """The plan's tactic, its losers where it does not fit, and the floor."""
+        step = self._steps()[index]
         losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
         for name, config in [(step.tactic, step.config), *losers]:
             tactic = self._tactics.get(name)
             reason = "is not in this build" if tactic is None else _why_not(tactic, site)
-            if tactic is not None and reason is None and not self._is_offered(index, tactic, site, config):
-                reason = f"offers no such config here: {dict(config)}"
             if tactic is not None and reason is None:
-                try:
-                    return tactic.bind(site, config, weights)
-                except (CompileError, Refusal) as error:
-                    reason = f"its kernel cannot be had: {first_line(error)}"
-                except (KeyError, TypeError, ValueError, AssertionError) as error:
-                    raise BuildError(
-                        f"{step.name}: {name} cannot be bound with the config it was given",
-                        got=f"{dict(config)}: {error!r}",
-                        help="was a lock or a cache edited by hand? delete it and build again",
-                    ) from error
+                if self._is_offered(index, tactic, site, config):
+                    yield tactic, config
+                    continue
+                reason = f"offers no such config here: {dict(config)}"
             self._note(reason or "", step.name, name)
-        return self._tactics["aten"].bind(site, {}, weights)
+        yield self._tactics["aten"], {}
 
     def _note(self, reason: str, step: str, tactic: str) -> None:
         """One note for each reason, however many steps it holds for."""
