@@ -60,9 +60,9 @@ from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_m
 from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
 from ridgeline.settling import settle
 from ridgeline.spec import Target
-from ridgeline.tactics.cache import TimingCache, require_own
+from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
-from ridgeline.verify import check_padded
+from ridgeline.verify import check_padded, data_files, load_data
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
@@ -136,6 +136,8 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     check_choices(options, target)
     with clock.stage("load"):
         loaded, facts = load(source, options.limits), Facts.beside(options.timing_cache)
+        if options.data is not None:
+            load_data(options.data, [str(value.name) for value in loaded.model.graph.inputs])
         counted = CountedRun.of(loaded.model, options.limits)
         reference = None
         if options.verify != "off":
@@ -177,7 +179,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             *corrections,
             *report.warnings,
             *engine.notes,
-            *shops[0].cache.problems,
+            *(f"{problem}: ignored" for problem in shops[0].cache.problems),
             *facts.problems,
         ))),
         versions=versions(),
@@ -223,8 +225,9 @@ def check_choices(options: Options, target: Target) -> None:
     """What can be refused at once is refused before any work."""
     leave_out(tactics_for(target, {}), options.without)
     require_own(options.timing_cache)
-    if options.data is not None and not options.data.exists():
-        raise OptionError(f"there is no folder {str(options.data)!r}", want="a folder of .npz files, or one")
+    read_lock(options.lock)
+    if options.data is not None:
+        data_files(options.data)
 
 
 class Clock:
@@ -268,11 +271,7 @@ def open_workshops(
         limits=options.limits,
     )
     tactics = leave_out(tactics, options.without)
-    lock = None
-    if options.lock is not None and options.lock.exists():
-        lock = TimingCache.read(options.lock)
-        if lock.problems:
-            raise OptionError(f"the lock {str(options.lock)!r} cannot be used", rows=lock.problems)
+    lock = read_lock(options.lock)
     cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
     placed = DeviceWeights(weights) if has_gpu else weights
     return [

@@ -33,7 +33,7 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.loose import flattened
 from ridgeline.spec import Port, TensorSpec
-from ridgeline.verify import compare, load_data, nan_notes, nan_share, only_nan, require
+from ridgeline.verify import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
 
 BATCH = 3
 BOUND_AGAIN_BYTES = 64 << 20
@@ -41,10 +41,6 @@ BOUND_AGAIN_BYTES = 64 << 20
 EXPECTED_BYTES = 64 << 20
 GIVEN, WANTED = "given/", "wanted/"
 WRITTEN_AND_READ = "plan and graph written and read"
-ONLY_NAN = (
-    "output {!r} of the original model is NaN throughout for every input drawn, and the engine's is too: "
-    "verify it with inputs that mean something (--data)"
-)
 NO_EXAMPLE = "not verified: the original model refuses the values drawn for its inputs ({})"
 
 
@@ -122,9 +118,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     got: Mapping[str, Any] = {}  # what the engine made of the first trial
     at_new_shapes = (name for name, feeds in trials if _text(feeds) != _text(trials[0][1]))
     first_call = next(at_new_shapes, "") if engine.serves_new_shapes else ""
-    unseen = {port.name for port in engine.outputs if not port.is_loose}  # outputs that were NaN throughout
+    telling = Telling(port.name for port in engine.outputs if not port.is_loose)
     for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
-        if i >= len(trials) and not unseen:
+        if i >= len(trials) and not telling.untold:
             break
         options.tell("verify", i, total, name)
         try:
@@ -146,10 +142,8 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             continue
         if i == 0:
             _check_declared(engine.plan, want)
-        told = {output for output in unseen if nan_share(want[output]) < 1}
-        if i >= len(trials) and not told:
+        if not telling.add(want) and i >= len(trials):
             continue
-        unseen -= told
         notes += nan_notes(want)
         limits = reference.tolerance(feeds, want)
         rows: list[Check] = []
@@ -164,9 +158,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         if not all(row.passed for row in rows):
             require([*found, *rows], where=find_culprit(engine, Expected(reference, feeds, want, limits)))
         found += rows
-    if unseen and len(unseen) == len(engine.outputs):
+    if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
         raise only_nan(engine.plan.model)
-    notes += [ONLY_NAN.format(output) for output in sorted(unseen)]
+    notes += telling.notes()
     options.tell("verify", len(trials), total, "same input, same bits")
     first = trials[0][1]
     start = perf_counter()
@@ -217,6 +211,8 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
     options.tell("verify", 0, 1, "fused against unfused graph")
     feeds, want = _telling_run(engine, reference)
     _check_declared(engine.plan, want)
+    telling = Telling(port.name for port in engine.outputs)
+    telling.add(want)
     limits = reference.tolerance(feeds, want)
     rows = _fused_against_unfused(engine, reference, feeds, want, limits)
     rows += _read_back(engine, feeds)[0]
@@ -232,7 +228,7 @@ def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: 
         reference=reference.who,
         checks=tuple(rows),
         library_allocations=_library_steps(engine),
-        warnings=tuple(nan_notes(want)),
+        warnings=(*nan_notes(want), *telling.notes()),
         unverified=unverified(engine.plan),
         limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline import checks
-from ridgeline.errors import ModelError, OptionError
+from ridgeline.errors import ModelError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.profiles import Resolved, profile_shapes
@@ -18,7 +18,7 @@ from ridgeline.reference import Reference
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.spec import Port
-from ridgeline.verify import check_padded
+from ridgeline.verify import check_padded, data_files
 
 
 def verify_engine(
@@ -34,8 +34,8 @@ def verify_engine(
     the first divergence when the engine does not compute what the model computes.
     """
     options = Options(data=None if data is None else Path(data), progress=progress)
-    if options.data is not None and not options.data.exists():
-        raise OptionError(f"there is no folder {str(data)!r}", want="a folder of .npz files, or one")
+    if options.data is not None:
+        data_files(options.data)
     loaded = load(model, engine.program.limits)
     for what, own, theirs in (
         ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),

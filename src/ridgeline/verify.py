@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from ridgeline.runtime.padded import shapes_to_pad
 from ridgeline.spec import EPSILON
 
 Outputs = dict[str, np.ndarray]
+UNTOLD = (
+    "output {!r} of the original model is {} for every input drawn, and the engine's is too: that compares "
+    "little; verify it with inputs that mean something (--data)"
+)
 
 
 def compare(
@@ -77,6 +81,50 @@ def nan_notes(expected: Outputs) -> list[str]:
     ]
 
 
+class Telling:
+    """Which outputs of the original tell right engines from wrong ones: those that are not always alike."""
+
+    def __init__(self, outputs: Iterable[str]) -> None:
+        self.are_nan = set(outputs)  # throughout
+        self._first: Outputs = {}
+        self._ends: dict[str, list[Any]] = {name: [] for name in self.are_nan}  # smallest and largest numbers
+        self._moved: dict[str, bool] = {}  # whether trials differ; missing where there was one only
+
+    @property
+    def untold(self) -> set[str]:
+        return {name for name in self._ends if self._why(name)}
+
+    def add(self, want: Outputs) -> bool:
+        """Take in what one trial made; whether more outputs tell something since."""
+        before = self.untold
+        for name, ends in self._ends.items():
+            array = want[name]
+            if nan_share(array) < 1:
+                self.are_nan.discard(name)
+            finite = array[np.isfinite(array)]
+            ends += [finite.min(), finite.max()] if finite.size else []
+            first = self._first.setdefault(name, array)
+            if first is not array:
+                is_other = first.shape != array.shape or not np.array_equal(first, array, equal_nan=True)
+                self._moved[name] = self._moved.get(name, False) or is_other
+        return bool(before - self.untold)
+
+    def notes(self) -> list[str]:
+        """Warnings about the outputs that told nothing."""
+        return [UNTOLD.format(name, self._why(name)) for name in sorted(self.untold)]
+
+    def _why(self, name: str) -> str:
+        ends = self._ends[name]
+        if name in self.are_nan:
+            return "NaN throughout"
+        if not ends:
+            is_empty = name in self._first and not self._first[name].size
+            return "empty" if is_empty else "infinite or NaN throughout"
+        if min(ends) == max(ends) and (len(ends) > 2 or self._first[name].size > 1):
+            return f"{ends[0]} throughout"
+        return "" if self._moved.get(name, True) else "the same"
+
+
 def only_nan(name: str) -> ModelError:
     return ModelError(
         f"{name!r} itself computes NaN, and nothing else, for every input drawn: there is nothing to compare",
@@ -119,13 +167,20 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
     return rows
 
 
-def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
-    """Users' own inputs: every .npz in the folder, one array per input."""
+def data_files(folder: Path) -> list[Path]:
+    """Users' files of inputs: at least one."""
+    if not folder.exists():
+        raise OptionError(f"there is no folder {str(folder)!r}", want="a folder of .npz files, or one")
     files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
     if not files:
         raise OptionError(f"no .npz file is in {str(folder)!r}", want="files with one array per input")
+    return files
+
+
+def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
+    """Users' own inputs: every .npz in the folder, one array per input."""
     made = []
-    for path in files:
+    for path in data_files(folder):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}

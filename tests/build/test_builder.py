@@ -19,7 +19,7 @@ from ridgeline.facts import digest_arrays
 from ridgeline.frontend.from_onnx import load
 from ridgeline.reference import Reference
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cache import TimingCache
+from ridgeline.tactics.cache import CACHE_TITLE, TimingCache
 from ridgeline.tactics.cpp import CppGemv
 from ridgeline.verify import compare
 
@@ -132,9 +132,34 @@ def test_a_warm_cache_times_nothing(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_cache_is_reported_and_ignored(tiny_model: Path, tmp_path: Path) -> None:
     cache = tmp_path / "timings.toml"
-    cache.write_text("}{")
+    cache.write_text(CACHE_TITLE + "}{")
     engine = ridgeline.build(tiny_model, level=1, timing_cache=cache, verify="off")
     assert any("damaged" in warning for warning in engine.report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "message"),
+    [
+        ("lock", "}{", "cannot be used"),
+        ("lock", "format = 9", "cannot be used"),
+        ("data", None, "no .npz file is in"),
+        ("data", b"", "photo.npz' does not load"),
+    ],
+)
+def test_a_lock_or_data_that_cannot_be_used_is_refused_before_any_work(
+    tiny_model: Path, tmp_path: Path, option: str, content: str | bytes | None, message: str
+) -> None:
+    path = tmp_path
+    if isinstance(content, str):
+        path = tmp_path / "ridge.lock"
+        path.write_text(content)
+    elif content is not None:
+        (tmp_path / "photo.npz").write_bytes(content)
+    stages: list[str] = []
+    with pytest.raises(OptionError, match=message) as caught:
+        ridgeline.build(tiny_model, progress=lambda stage, *_: stages.append(stage), **{option: path})
+    assert "ignored" not in str(caught.value)
+    assert "passes" not in stages
 
 
 @pytest.mark.parametrize("harm", ["scale", "one element", "nan"])
@@ -170,27 +195,6 @@ def test_a_model_that_makes_only_nan_is_refused() -> None:
     text = f"{head} g (float[2] x) => (float[2] y) {{ z = Sub(x, x) y = Div(z, z) }}"
     with pytest.raises(ModelError, match="itself computes NaN"):
         ridgeline.build(onnx.parser.parse_model(text), level=0)
-
-
-NAN = """<ir_version: 10, opset_import: ["": 20]>
-g (float[1,64] x) => ({outputs}) {{
-  r = Sqrt(x) y = ReduceSum<keepdims = 0>(r) z = Relu(x) d = Sub(x, x) n = Div(d, d)
-}}"""
-
-
-@pytest.mark.parametrize("outputs", ["float y", "float y, float[1,64] z"])
-def test_nan_of_the_models_own_is_a_warning_and_other_values_are_drawn(outputs: str) -> None:
-    engine = ridgeline.build(onnx.parser.parse_model(NAN.format(outputs=outputs)), level=0)
-    assert any("'y' of the original model is NaN" in warning for warning in engine.report.warnings)
-    assert "planned shapes, positive values" in {check.name for check in engine.report.checks}
-    assert engine.report.verified
-
-
-def test_an_output_that_is_always_nan_is_said_and_the_others_verified() -> None:
-    model = onnx.parser.parse_model(NAN.format(outputs="float[1,64] n, float[1,64] z"))
-    engine = ridgeline.build(model, level=0)
-    assert any("'n' of the original model is NaN throughout" in line for line in engine.report.warnings)
-    assert engine.report.verified
 
 
 def test_users_data_is_verified_with(tiny_model: Path, tmp_path: Path) -> None:

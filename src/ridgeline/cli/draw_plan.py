@@ -10,7 +10,7 @@ from ridgeline.analyze.show import Summary, Verdict, verdict_of
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, error_size, percent, plural, shape_text, size
 from ridgeline.options import DimRange
-from ridgeline.plan.report import Report
+from ridgeline.plan.report import Check, Report
 
 LISTED = 8
 
@@ -60,12 +60,7 @@ def verdict_text(verdict: Verdict) -> Text:
     if not verdict.checks and not verdict.unverified:
         return Text.assemble(("not verified", "yellow"), " (--verify off)")
     worst = verdict.worst
-    where = (
-        f"; worst error {error_size(worst.max_error)} of {error_size(worst.tolerance)} allowed"
-        f" ({worst.output}, {worst.name})"
-        if worst
-        else ""
-    )
+    where = f"; {_off_text(worst)} ({worst.output}, {worst.name})" if worst else ""
     against = f" against {verdict.reference}" if verdict.reference else ""
     if verdict.unverified:
         graph = (
@@ -76,6 +71,12 @@ def verdict_text(verdict: Verdict) -> Text:
         return Text.assemble(("✓ ", "green"), f"{plural(verdict.checks, 'check')}{against}{where}")
     failed = f"✗ {verdict.failed} of {plural(verdict.checks, 'check')} failed"
     return Text.assemble((failed, "red"), f"{against}{where}")
+
+
+def _off_text(check: Check) -> str:
+    if check.max_error == check.tolerance == 0:
+        return "every value equal, and none may differ"
+    return f"worst error {error_size(check.max_error)} of {error_size(check.tolerance)} allowed"
 
 
 def _headline(summary: Summary, console: Console) -> None:

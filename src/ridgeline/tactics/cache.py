@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass
 class TimingCache:
-    """Entries by site key. What it could not read is said in `problems`, never fatal."""
+    """Entries by site key. What it could not read is said in `problems`: a build goes on without it."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -85,12 +85,12 @@ class TimingCache:
             with open_regular(path) as file:
                 raw = tomllib.load(file)
             if raw.get("format") != FORMAT:
-                cache.problems.append(f"{path.name}: format {raw.get('format')!r}, want {FORMAT}: ignored")
+                cache.problems.append(f"{path.name}: format {raw.get('format')!r}, want {FORMAT}")
                 return cache
             cache.entries = {key: _entry(value) for key, value in raw.get("site", {}).items()}
             cache.read_before = dict(cache.entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            cache.problems.append(f"{path.name} is damaged and was ignored: {first_line(error)}")
+            cache.problems.append(f"{path.name} is damaged ({first_line(error)})")
         return cache
 
     def find(self, key: str, context: str) -> Entry | None:
@@ -129,6 +129,20 @@ def require_own(path: Path | None) -> None:
             want="a cache of an earlier build, or a new file",
             help="name another file: --cache timings.toml",
         )
+
+
+def read_lock(path: Path | None) -> TimingCache | None:
+    """The choices that are pinned; None where there is no such file yet. A damaged lock is refused."""
+    if path is None or not path.exists():
+        return None
+    lock = TimingCache.read(path)
+    if lock.problems:
+        raise OptionError(
+            f"the lock {str(path)!r} cannot be used",
+            rows=lock.problems,
+            help="delete the file and build again: the lock is then written anew",
+        )
+    return lock
 
 
 def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> Entry:
