@@ -57,6 +57,24 @@ def test_what_else_is_needed_is_told(tmp_path: Path) -> None:
     assert made.inputs[1].type == "float32[N,4,8]"
 
 
+def test_constants_that_nodes_make_stay_in_the_part(tmp_path: Path) -> None:
+    """A weight held by a Constant node, and what is computed of weights alone, are no inputs."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[2,4] x) => (float[2,4] y) {
+      a = Relu (x)
+      w = Constant <value = float[4] {1, 2, 3, 4}> ()
+      v = Neg (w)
+      m = Mul (a, v)
+      y = Exp (m)
+    }"""
+    made = extract_file(
+        write(parse(text), tmp_path / "m.onnx"), tmp_path / "p.onnx", starts=["mul_3"], ends=["exp_4"]
+    )
+    assert [row.name for row in made.inputs] == ["a"]
+    part = onnx.load(str(tmp_path / "p.onnx"))
+    (got,) = ReferenceEvaluator(part).run(None, {"a": np.ones((2, 4), np.float32)})
+    np.testing.assert_allclose(got[0], np.exp([-1, -2, -3, -4]), rtol=1e-6)
+
+
 def test_captured_values_count_as_read(tmp_path: Path) -> None:
     model = write(parse(BRANCHES), tmp_path / "m.onnx")
     extract_file(model, tmp_path / "p.onnx", starts=["a"], ends=["y"])

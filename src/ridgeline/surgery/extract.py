@@ -117,12 +117,13 @@ def walk_back(graph: ModelGraph, starts: frozenset[str], ends: Sequence[str]) ->
 
 
 def _start_values(graph: ModelGraph, name: str) -> list[str]:
-    """A value is cut where it is; a node starts at what it reads that is computed or given."""
+    """A value is cut where it is; a node starts at what it reads that is given or changes with the inputs."""
     if graph.is_value(name):
         return [name]
-    node = graph.nodes[graph.node_names[name]]
-    found = [value for value in dict.fromkeys(reads(node)) if value not in graph.initializers]
-    return [value for value in found if graph.is_value(value)]
+    read = dict.fromkeys(reads(graph.nodes[graph.node_names[name]]))
+    return [
+        n for n in read if n in graph.inputs or (n in graph.producer and graph.depends[graph.producer[n]])
+    ]
 
 
 def _end_values(graph: ModelGraph, name: str) -> list[str]:

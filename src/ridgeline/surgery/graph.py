@@ -52,6 +52,18 @@ class ModelGraph:
         return found
 
     @cached_property
+    def depends(self) -> list[bool]:
+        """Nodes whose results change with the inputs; the rest is constants, which stay where they are."""
+        found = [False] * len(self.nodes)
+        pending = list(self.inputs)
+        while pending:
+            for at in self.readers.get(pending.pop(), ()):
+                if not found[at]:
+                    found[at] = True
+                    pending += [name for name in self.nodes[at].output if name]
+        return found
+
+    @cached_property
     def initializers(self) -> dict[str, Any]:
         """Dense and sparse ones."""
         graph = self.proto.graph

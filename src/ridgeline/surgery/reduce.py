@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -205,7 +204,7 @@ class Search:
 
     def _trim_end(self, cut: Cut) -> Cut:
         """The earliest node whose results show the failure."""
-        nodes = [i for i in self.part(cut).nodes if self._depends[i]]
+        nodes = [i for i in self.part(cut).nodes if self.graph.depends[i]]
 
         def ending(at: int) -> Cut:
             return replace(cut, ends=tuple(name for name in self.graph.nodes[nodes[at]].output if name))
@@ -217,7 +216,7 @@ class Search:
 
     def _trim_beginning(self, cut: Cut) -> Cut:
         """The latest place that the failure can start from."""
-        nodes = [i for i in self.part(cut).nodes if self._depends[i]]
+        nodes = [i for i in self.part(cut).nodes if self.graph.depends[i]]
 
         def starting(at: int) -> Cut:
             # at 0 everything is cut away but the last node; at the far end nothing is
@@ -234,7 +233,7 @@ class Search:
 
     def _is_made_outside(self, name: str, kept: set[int]) -> bool:
         at = self.graph.producer.get(name)
-        return at is not None and at not in kept and self._depends[at]
+        return at is not None and at not in kept and self.graph.depends[at]
 
     def _drop_nodes(self, cut: Cut) -> Cut:
         """Each node's results given instead of made, until no node can go."""
@@ -244,7 +243,7 @@ class Search:
             part = self.part(cut)
             for at in reversed(part.nodes):
                 node = self.graph.nodes[at]
-                if not self._depends[at] or set(node.output) & set(cut.ends):
+                if not self.graph.depends[at] or set(node.output) & set(cut.ends):
                     continue
                 trial = replace(cut, starts=cut.starts | {n for n in node.output if n in self.graph.readers})
                 if len(self.part(trial).nodes) < len(self.part(cut).nodes) and self._fails(
@@ -255,9 +254,9 @@ class Search:
 
     def _pass_nodes_by(self, cut: Cut) -> Cut:
         """Nodes whose result has the type of what they read: their readers read that instead."""
-        for at in self.part(cut).nodes:
+        for at in (i for i in self.part(cut).nodes if self.graph.depends[i]):
             node = self.graph.nodes[at]
-            if self._depends[at] and not set(node.output) & set(cut.ends) and self._is_like_its_input(node):
+            if not set(node.output) & set(cut.ends) and self._is_like_its_input(node):
                 trial = replace(cut, skips=cut.skips | {at})
                 if self._fails(trial, f"past {label(node)}"):
                     cut = trial
@@ -334,18 +333,6 @@ class Search:
         assert self._first is not None, "the whole model is run first"
         same = self.command.is_same(outcome, self._first)
         self.steps.append(Step(action, nodes, same, outcome.text, round(outcome.seconds, 3)))
-
-    @cached_property
-    def _depends(self) -> list[bool]:
-        """Nodes whose results change with the inputs; the rest is constants, which stay where they are."""
-        changing = set(self.graph.inputs)
-        found = []
-        for node in self.graph.nodes:
-            is_changing = any(name in changing for name in reads(node))
-            found.append(is_changing)
-            if is_changing:
-                changing |= {name for name in node.output if name}
-        return found
 
 
 def _pass_by(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
