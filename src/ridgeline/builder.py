@@ -10,10 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -62,7 +59,7 @@ from ridgeline.settling import settle
 from ridgeline.spec import Target
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
-from ridgeline.verify import check_padded, data_files, load_data
+from ridgeline.verify import check_padded, data_files, load_data, versions
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
@@ -386,14 +383,3 @@ def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]
             f"{selection.unsteady} of {selection.timed} timings were unsteady: the machine was busy; "
             "build again when it is quiet before you trust the choices"
         )
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "onnxruntime": ort.__version__,
-        "onnx": onnx.__version__,
-        "onnx_ir": ir.__version__,
-        "numpy": np.__version__,
-    }

@@ -122,7 +122,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
         if i >= len(trials) and not telling.untold:
             break
-        options.tell("verify", i, total, name)
+        options.tell("verify", min(i, len(trials)), total, name)
         try:
             want = reference.run(feeds)
         except LimitError:

@@ -195,13 +195,14 @@ def offers_of(shop: Workshop, todo: Sequence[tuple[Region, Site]]) -> list[Offer
 
 def precompile(shop: Workshop, candidates: Sequence[tuple[Site, Measured]]) -> None:
     """Compile what will be bound, several kernels at a time."""
-    done = 0
-    for tactic in shop.tactics:
-        jobs = [(site, c.config) for site, c in candidates if c.tactic == tactic.name]
-        if jobs and isinstance(tactic, Compiles):
-            shop.options.tell("compile", done, len(candidates), tactic.name)
-            tactic.precompile(jobs)
-        done += len(jobs)
+    compilers = {tactic.name: tactic for tactic in shop.tactics if isinstance(tactic, Compiles)}
+    jobs = {name: [(site, c.config) for site, c in candidates if c.tactic == name] for name in compilers}
+    done, total = 0, sum(map(len, jobs.values()))
+    for name in (name for name in jobs if jobs[name]):
+        shop.options.tell("compile", done, total, name)
+        compilers[name].precompile(jobs[name])
+        done += len(jobs[name])
+        shop.options.tell("compile", done, total)
 
 
 def enter_sites(shop: Workshop, offers: Sequence[Offer], *, stage: str) -> dict[str, Entry]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 LISTED = 10
 # what ONNX Runtime says before its reason: a status, the node, a place in its sources
@@ -66,7 +67,11 @@ class BuildError(RidgelineError):
 
 
 class VerifyError(BuildError):
-    """The engine does not compute what the model computes."""
+    """The engine does not compute what the model computes. `checks` are the comparisons that were made."""
+
+    def __init__(self, what: str, *, checks: Sequence[Any] = (), **parts: Any) -> None:
+        self.checks = tuple(checks)
+        super().__init__(what, **parts)
 
 
 class PlanError(RidgelineError):

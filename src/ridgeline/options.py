@@ -182,6 +182,8 @@ class Options:
     def tell(self, stage: str, done: int, total: int, detail: str = "") -> None:
         if not done:
             logger.info("%s%s", stage, f" of {total}" if total else "")
+        if detail:
+            logger.debug("%s: %s", stage, detail)
         if self.progress:
             self.progress(stage, done, total, detail)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 from ridgeline import checks
-from ridgeline.errors import ModelError
+from ridgeline.errors import ModelError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
+from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.profiles import Resolved, profile_shapes
 from ridgeline.options import Options, Progress
@@ -18,7 +20,7 @@ from ridgeline.reference import Reference
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.spec import Port
-from ridgeline.verify import check_padded, data_files
+from ridgeline.verify import check_padded, data_files, versions
 
 
 def verify_engine(
@@ -44,13 +46,43 @@ def verify_engine(
         _require_same(what, own, theirs, engine.plan.model, loaded.name)
     counted = CountedRun.of(loaded.model, engine.program.limits)
     reference = Reference(loaded, threads=options.cores, counted=counted)
-    reports = [
-        checks.verify(variant, reference, _shapes_of(variant.plan), options) for variant in engine.variants
-    ]
+    start = perf_counter()
+    try:
+        reports = [
+            checks.verify(variant, reference, _shapes_of(variant.plan), options)
+            for variant in engine.variants
+        ]
+        rows = check_padded(engine, reference)
+    except VerifyError as error:
+        raise _of_another(error, engine) from error
     report = checks.joined(reports)
-    rows = check_padded(engine, reference)
-    warnings = dict.fromkeys((*report.warnings, *engine.notes))
-    return replace(report, checks=(*report.checks, *rows), warnings=tuple(warnings))
+    return replace(
+        report,
+        nodes=count_nodes(loaded.original.graph.node),
+        checks=(*report.checks, *rows),
+        stage_seconds={"verify": round(perf_counter() - start, 3)},
+        warnings=tuple(dict.fromkeys((*report.warnings, *engine.notes))),
+        versions=versions(),
+        islands=engine.report.islands,
+    )
+
+
+def _of_another(error: VerifyError, engine: Engine) -> VerifyError:
+    """The same for somebody who did not build the engine, and may have another model, machine or version."""
+    here = versions()
+    others = [
+        f"made with {name} {version}, here is {here.get(name)}"
+        for name, version in engine.report.versions.items()
+        if version != here.get(name)
+    ]
+    return VerifyError(
+        error.what,
+        checks=error.checks,
+        rows=(*error.rows, *others),
+        got=error.got,
+        help="is this the model that the engine was made from? Another export, version or machine can explain"
+        " it: build from this model here, and if that engine fails too, report it",
+    )
 
 
 def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine: str, model: str) -> None:

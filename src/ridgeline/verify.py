@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
 
 from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, did_you_mean
 from ridgeline.plan.report import Check
@@ -139,6 +144,7 @@ def require(checks: Sequence[Check], where: str) -> None:
         return
     raise VerifyError(
         f"the engine does not compute what the model computes: {len(failed)} of {len(checks)} checks failed",
+        checks=checks,
         rows=[
             f"{c.name}: {c.output} off {c.max_error:.3g}, tolerance {c.tolerance:.3g} at {c.shapes} {c.note}"
             for c in failed
@@ -194,3 +200,15 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
                 raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
         made.append((path.name, feeds))
     return made
+
+
+def versions() -> dict[str, str]:
+    """Of what computes here, for reports."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": ort.__version__,
+        "onnx": onnx.__version__,
+        "onnx_ir": ir.__version__,
+        "numpy": np.__version__,
+    }

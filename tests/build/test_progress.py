@@ -57,3 +57,16 @@ def test_false_is_silence(tiny_model: Path, terminal: Terminal) -> None:
 def test_a_compiled_module_tells_of_its_export(terminal: Terminal) -> None:
     ridgeline.compile(nn.Linear(3, 3).eval(), torch.ones(1, 3), level=0, verify="off")
     assert "ridgeline: export" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_counters_end_at_their_total(tiny_model: Path, level: int) -> None:
+    last: dict[str, tuple[int, int]] = {}
+
+    def note(stage: str, done: int, total: int, detail: str = "") -> None:
+        assert done <= total
+        last[stage] = (done, total)
+
+    ridgeline.build(tiny_model, level=level, progress=note)
+    assert "verify" in last
+    assert all(done == total for done, total in last.values()), last

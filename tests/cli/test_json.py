@@ -108,9 +108,12 @@ def test_quiet_leaves_errors_only(ridge: Ridge, tiny_model: Path, tiny_engine: P
 
 
 def test_verbose_shows_what_the_library_logs(ridge: Ridge, tiny_model: Path) -> None:
-    arguments = ("build", tiny_model, "--level", "0", "--verify", "off", "-o", "a.ridge")
-    assert "INFO" not in ridge(*arguments)[2]
-    assert "INFO" in ridge(*arguments, "-v")[2]
+    arguments = ("build", tiny_model, "--level", "0", "--verify", "fast", "-o", "a.ridge")
+    assert "DEBUG" not in ridge(*arguments)[2]
+    told = ridge(*arguments, "-v")[2]
+    assert "DEBUG" in told
+    assert told.count("passes") == 1, "a stage is told once, as progress"
+    assert "DEBUG" not in ridge(*arguments)[2], "the next command is not verbose"
 
 
 def test_completion_is_offered(ridge: Ridge) -> None:

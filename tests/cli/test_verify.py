@@ -33,6 +33,8 @@ def test_a_right_engine_passes_every_check(ridge: Ridge, tiny_engine: Path, tiny
     assert status == 0
     report = json.loads(out)
     assert report["verified"]
+    assert report["nodes"] == len(onnx.load(tiny_model).graph.node)
+    assert report["versions"]["onnx"] == onnx.__version__
     names = {check["name"] for check in report["checks"]}
     assert names >= {"planned shapes", "min shapes", "max shapes", "batch 1 against 3", "same input again"}
 
@@ -50,6 +52,11 @@ def test_an_engine_of_another_model_fails_with_status_3(
     status, out, err = ridge("verify", tiny_engine, "--model", other_model)
     assert (status, out) == (3, "")
     assert "does not compute what the model computes" in err
+    assert "is this the model that the engine was made from?" in err
+    assert "--without" not in err
+    _, out, _ = ridge("verify", tiny_engine, "--model", other_model, "--json")
+    failed = [check for check in json.loads(out)["checks"] if not check["passed"]]
+    assert failed[0]["max_error"] > failed[0]["tolerance"]
 
 
 def test_python_has_the_same_door(tiny_engine: Path, tiny_model: Path, other_model: Path) -> None:

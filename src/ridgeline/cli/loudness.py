@@ -12,11 +12,12 @@ import typer
 from rich.logging import RichHandler
 
 from ridgeline.cli.render import talk
+from ridgeline.options import logger
 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="errors only: no progress, no notes")]
 Verbose = Annotated[
-    int,
-    typer.Option("-v", "--verbose", count=True, help="what the library logs as well; -vv for more of it"),
+    bool,
+    typer.Option("-v", "--verbose", help="each candidate and check as well, and the traceback of a bug"),
 ]
 
 
@@ -24,14 +25,14 @@ def with_loudness(command: Callable[..., None]) -> Callable[..., None]:
     """The same command with `-q` and `-v`, which mean the same everywhere."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, quiet: bool, verbose: int, **kwargs: Any) -> None:
+    def wrapped(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> None:
         set_loudness(quiet=quiet, verbose=verbose)
         command(*args, **kwargs)
 
     signature = inspect.signature(command, eval_str=True)
     more = [
         inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
-        inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbose),
+        inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
     ]
     parameters = [*signature.parameters.values(), *more]
     vars(wrapped)["__signature__"] = signature.replace(parameters=parameters)
@@ -39,9 +40,11 @@ def with_loudness(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def set_loudness(*, quiet: bool, verbose: int) -> None:
+def set_loudness(*, quiet: bool, verbose: bool) -> None:
     talk.quiet = quiet
-    if verbose and not quiet:
-        library = logging.getLogger("ridgeline")
-        library.handlers = [RichHandler(console=talk, show_path=False, markup=False)]
-        library.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    handler = RichHandler(console=talk, show_path=False, markup=False)
+    # stages of a build are shown as progress already
+    handler.addFilter(lambda record: record.name != logger.name or record.levelno != logging.INFO)
+    library = logging.getLogger("ridgeline")
+    library.handlers = [handler] if verbose and not quiet else []
+    library.setLevel(logging.DEBUG if library.handlers else logging.NOTSET)

@@ -77,8 +77,9 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
     except RidgelineError as error:
         say_error(error.text())
         told = {name: getattr(error, name) for name in ("what", "got", "want", "rows", "help")}
-        status = FAILED_GATE if isinstance(error, VerifyError) else USER_ERROR
-        return status, {"error": type(error).__name__, **told}
+        if isinstance(error, VerifyError):
+            return FAILED_GATE, {"error": type(error).__name__, **told, "checks": error.checks}
+        return USER_ERROR, {"error": type(error).__name__, **told}
     except typer.Abort:
         say_error("stopped")
         return USER_ERROR, {"error": "Abort", "what": "stopped"}
