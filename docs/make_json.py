@@ -38,7 +38,7 @@ they were given or made.
 
 A command that fails prints the form `error` instead: `error` (the class, see [errors](errors.md)), `what`,
 `got`, `want`, `rows`, `help` as far as there are such, and `exit`, the [exit status](command-line.md).
-A `VerifyError` has the `checks` that were made as well, failed ones among them, in the form of `ridge verify`.
+A `VerifyError` has the `checks` that were made as well, failed ones among them, as `ridge verify` has them.
 `ridge lint` and a failed gate of `ridge bench` print their own form and exit with 1 and 3.
 """
 FILES = {
