@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -30,6 +30,7 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core
 THREADS = 1 if IS_WORKER else 2
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
+GPU_TESTS = Path(__file__).with_name("gpu")
 
 TINY = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -43,6 +44,15 @@ tiny (float[{x}] x, float[8,3,3,3] conv_w, float[8] conv_b, float[10,8] fc_w, fl
   y = Gemm <transB = 1> (f, fc_w, fc_b)
 }}
 """
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Only tests/gpu sees a GPU: the others speak of machines without one."""
+    if item.path.is_relative_to(GPU_TESTS):
+        return (yield)
+    with patch("torch.cuda.is_available", return_value=False):
+        return (yield)
 
 
 def write_tiny_model(path: Path, x: str = "N,3,32,32") -> Path:

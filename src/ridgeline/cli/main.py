@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 
+from ridgeline import __version__
 from ridgeline.cli.commands_bench import bench
 from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_demo import demo
@@ -41,7 +41,7 @@ for command in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ridgeline {version('ridgeline')}")
+        typer.echo(f"ridgeline {__version__}")
         raise typer.Exit
 
 
