@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -12,6 +13,8 @@ import onnx
 from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.spec import EPSILON
 
+# runs a model moved by rounding; each seed moves the inputs otherwise
+Probe: TypeAlias = Callable[[Mapping[str, Any], int], dict[str, np.ndarray]]
 CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
 
 
@@ -29,6 +32,19 @@ def longest_sum(proto: onnx.ModelProto) -> int:
         terms = math.prod(shape[1:]) if CONTRACTIONS[node.op_type] else max(shape[-2:], default=1)
         longest = max(longest, terms)
     return longest
+
+
+def run_probes(probes: Sequence[Probe], feeds: Mapping[str, Any], draws: int) -> list[dict[str, np.ndarray]]:
+    """What the probes compute, so many draws of each.
+
+    A move can lead to where a model does not run, such as an index past its table. Such a draw measures
+    nothing, whatever the library says of it.
+    """
+    made = []
+    for seed in range(draws * len(probes)):
+        with suppress(Exception):
+            made.append(probes[seed % len(probes)](feeds, seed))
+    return made
 
 
 def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:

@@ -197,12 +197,12 @@ def test_refusals(body: str, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in refusals)
 
 
-@pytest.mark.parametrize("shape", ["4,M", "4,T", "B,1,4,4"])
+@pytest.mark.parametrize("shape", ["4,M", "4,T", "B,1,4,4", "M,T", "N,1,S,T"])
 @pytest.mark.parametrize("queries", [1, 4])
 def test_a_mask_that_may_be_larger_than_the_scores_is_refused(shape: str, queries: int) -> None:
     """One query is spread over a mask of four, which Attention does not do."""
-    body = graph(MASKED, f", float[{shape}] m").replace("[B,3,S,4] y", "[B,3,R,4] y")
-    model, (refusal,) = rewritten(body, RULES, {"B": 2, "S": queries, "T": 4, "M": 4})
+    body = graph(MASKED, f", float[{shape}] m").replace("[B,3,S,4] y", "[Q,3,R,4] y")
+    model, (refusal,) = rewritten(body, RULES, {"B": 1, "S": queries, "T": 4, "M": 4, "N": 3})
     assert count(model, "Attention") == 0
     assert "may be larger than scores" in refusal.reason
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from moving_models import expected, model_of, rand
 
 import ridgeline
+from ridgeline.kernels.floor import call_floor
+from ridgeline.spec import Op
 
 CUT = "y = Slice(x, starts, ends, axis) a = Exp(y)"
 CONSTANTS = {
@@ -65,3 +68,48 @@ def test_einsum_spreads_an_axis_of_one(equation: str, is_constant: bool) -> None
     )
     made = engine.run({"x": x} if is_constant else {"x": x, "w": w})["y"]
     np.testing.assert_allclose(made, np.einsum(equation, x, w), rtol=1e-5, atol=1e-6)
+
+
+RECURRENT = {
+    "in the graph": "xs = Slice(x, zero, n, one) _, t = {op}<hidden_size=3>(xs, w, r) y = Neg(t)",
+    "in a branch": """y = If(c) <
+        then_branch = then () => (float[A,B,C] t) {{
+          xs = Slice(x, zero, n, one) _, t = {op}<hidden_size=3>(xs, w, r) }},
+        else_branch = other () => (float[D,E,F] e) {{ e = Identity(x) }}>""",
+    "in a loop": """y = Loop(twice, c, start) <body = trip (int64 i, bool on, float[G,H,I] s)
+        => (bool more, float[J,K,L] sum) {{
+          xs = Slice(x, zero, n, one) _, t = {op}<hidden_size=3>(xs, w, r)
+          sum = Concat<axis=1>(s, t) more = Identity(on) }}>""",
+}
+
+
+@pytest.mark.parametrize("place", RECURRENT)
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3)])
+def test_a_recurrent_layer_without_rows(place: str, op: str, gates: int) -> None:
+    """ONNX Runtime ends the whole process there: it is not asked where data decides how many rows there are."""
+    text = f"""g (float[S,N,2] x, int64[1] n, bool c) => (float[U,V,W] y) {{ {RECURRENT[place].format(op=op)} }}"""
+    given = {
+        "w": rand(1, gates * 3, 2), "r": rand(1, gates * 3, 3), "zero": np.array([0]), "one": np.array([1]),
+        "twice": np.array(2), "start": rand(1, 1, 3),
+    }  # fmt: skip
+    model = model_of(text, **{name: array for name, array in given.items() if f"{name}" in text})
+    engine = ridgeline.build(model, level=0, verify="off", threads=1, profiles={"S": "4", "N": "2"})
+    x, yes = rand(4, 2, 2), np.array(True)
+    for rows in (2, 0, 0, 1):
+        feeds = {"x": x, "n": np.array([rows]), "c": yes}
+        got = engine.run(feeds)["y"]
+        if rows:
+            np.testing.assert_allclose(got, expected(model, feeds)["y"], rtol=1e-5, atol=1e-6)
+        else:
+            assert got.shape == ((1, 1, 3) if place == "in a loop" else (1, 0, 3))
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("steps, rows", [(0, 2), (3, 0)])
+def test_the_floor_of_no_steps_or_rows(op: str, gates: int, steps: int, rows: int) -> None:
+    """Nothing to compute: the state that came in goes out."""
+    given = [rand(steps, rows, 2), rand(2, gates * 3, 2), rand(2, gates * 3, 3), None, None, rand(2, rows, 3)]
+    node = Op(op, ("x", "w", "r", "", "", "h"), ("y", "z"), {"direction": "bidirectional"})
+    y, end = call_floor(node, [None if a is None else torch.from_numpy(a) for a in given])[:2]
+    assert y.shape == (steps, 2, rows, 3)
+    np.testing.assert_array_equal(end, given[5])

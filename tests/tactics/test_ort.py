@@ -44,3 +44,42 @@ def test_values_without_elements() -> None:
         "scales": TensorSpec("float32", (4,)),
     }
     assert why_not(resize, specs, roi=roi, scales=np.ones(4, np.float32)) is None
+
+
+FLOATS = {
+    name: TensorSpec("float32", shape)
+    for name, shape in {
+        "q": (2, 4, 3, 8), "one": (2, 4, 1, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8), "y": (2, 4, 3, 8),
+        "past": (2, 4, 2, 8), "whole": (3, 5), "heads": (4, 3, 5), "all": (2, 1, 3, 5), "row": (1, 5),
+        "column": (3, 1), "flat": (5,), "short": (3, 4), "longer": (1, 7),
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, attrs, refused", [
+    (("q", "k", "v"), {}, None),
+    *(((*"qkv", mask), {}, None) for mask in ("whole", "heads", "all")),
+    *(((*"qkv", mask), {}, "mask") for mask in ("row", "column", "flat", "short")),
+    ((*"qkv", "somewhere"), {}, "depend on data"),
+    (("q", "k", "v"), {"scale": 0.0}, "scale"),
+    (("one", "k", "v", "longer", "past", "past"), {}, None),
+    (("one", "k", "v", "longer", "past", "past"), {"is_causal": 1}, "single query"),
+])  # fmt: skip
+def test_attention_that_it_refuses_or_computes_otherwise(
+    inputs: tuple[str, ...], attrs: dict[str, float], refused: str | None
+) -> None:
+    """A mask must have a row for each query and a column for each key there, though the op broadcasts it."""
+    reason = why_not(Op("Attention", inputs, ("y",), attrs), FLOATS)
+    assert reason is None if refused is None else refused in (reason or "")
+
+
+@pytest.mark.parametrize("key", ["LSTM", "GRU"])
+def test_recurrent_layers_that_may_be_given_nothing(key: str) -> None:
+    """Those end the whole process."""
+    x, made = TensorSpec("float32", (3, 2, 4)), TensorSpec("float32", (1, 2, 5))
+    op = Op(key, ("x", "w", "r"), ("", "y"), {"hidden_size": 5})
+    branch = Body((), ("y",), (op,))
+    both = Op("If", ("c",), ("z",), {"then_branch": branch, "else_branch": branch})
+    assert why_not(op, {"x": x, "y": made}) is None
+    assert "ends the process" in (why_not(op, {"y": made}) or "")
+    assert "ends the process" in (why_not(both, {"z": made}) or "")

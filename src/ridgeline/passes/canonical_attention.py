@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size
+from ridgeline.passes.fold_shape import Size, is_named
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Change, Fusion, Match
 
@@ -146,8 +146,15 @@ def _require_mask(m: Match, mask: ir.Value | None) -> None:
     m.require(len(dims) >= 2, f"mask of shape {mask.shape} has no axis of queries", mask)
     # keys that are spread over a mask would not fit the values
     for size, room in zip(dims[-2::-1], (q[2], q[1], q[0]), strict=False):
-        fits = size in (1, room) or not (isinstance(size, int) or room == 1)
+        is_free = not isinstance(size, int) and room != 1
+        # two sizes that the model declares are two; one that inference has lost is mostly the same
+        are_two = not isinstance(room, int) and _is_declared(mask, size) and _is_declared(m.q, room)
+        fits = size in (1, room) or (is_free and not are_two)
         m.require(fits, f"mask of {dims} may be larger than scores of {(*q[:3], kt[3])}", mask)
+
+
+def _is_declared(value: ir.Value, size: Size) -> bool:
+    return is_named(size) or value.is_graph_input()
 
 
 def sees_keys(mask: ir.Value) -> bool:

@@ -37,6 +37,11 @@ def _symbol(name: str | None, value: ir.Value, axis: int) -> str:
     return f"{value.name}#{axis}"
 
 
+def is_named(size: Size) -> bool:
+    """Whether an open size has a name of the model's, neither ours nor one that ONNX's inference made up."""
+    return isinstance(size, str) and "#" not in size and not size.startswith("unk__")
+
+
 def elements(value: ir.Value | None, depth: int = 0) -> tuple[Size, ...] | None:
     """The elements of an integer tensor in order, None when not even their number is known."""
     if value is None or depth > _MAX_DEPTH:

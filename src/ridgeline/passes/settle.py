@@ -93,13 +93,15 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
 
 
 def settle_body(
-    body: Body, given: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits
-) -> Settled:
-    """What is known of a subgraph that is given these inputs and captured values."""
-    state = Settled(limits=limits)
+    body: Body, given: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits,
+    *, known: Mapping[str, np.ndarray] | None = None, into: Settled | None = None,
+) -> Settled:  # fmt: skip
+    """What is known of a subgraph that is given these inputs and captured values; `into` as in `settle`."""
+    state = Settled() if into is None else into
+    state.limits = limits
     for name, spec in given.items():
         _note(state, name, spec)
-    for name, array in body.constants.items():
+    for name, array in {**(known or {}), **body.constants}.items():
         _know(state, name, array)
     for op in body.ops:
         settle_op(op, state, opset_imports)

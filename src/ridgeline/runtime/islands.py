@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor
 
+from ridgeline.errors import InputError
 from ridgeline.kernels.elements import as_numpy, cloned, fill
 from ridgeline.passes.body import Program, Region, ir_version_for, read_program
 from ridgeline.passes.clean import remove_unused
@@ -146,9 +147,11 @@ class PlannedBody:
         specs = self._engine.plan.planned_shapes
         shapes = zip(self._engine.program.inputs, key, strict=True)
         # a state that grows has a shape for every trip: a compiler would never keep up with it
-        made = self._engine.instance(
-            {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}, compiles=key == self._planned
-        )
+        given = {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}
+        try:
+            made = self._engine.instance(given, compiles=key == self._planned)
+        except InputError:  # the floor takes what no plan is made for, or says what is wrong with it
+            return None
         local.instances[key] = made
         return made
 

@@ -88,13 +88,11 @@ class Launches:
         return known or self.launch(index, site)
 
     def _known(self, index: int, site: Site) -> Launch | None:
-        own = self._made.get((index, site.key))
-        return own or (self._made.get((index, "")) if self._is_as_planned(index, site) else None)
+        own, any_shape = (self._made.get((index, key)) for key in (site.key, ""))
+        return own or (any_shape if any_shape is not None and self._is_as_planned(index, site) else None)
 
     def _is_as_planned(self, index: int, site: Site) -> bool:
-        """A launch for any shape is none for one that holds nothing, where the plan's tactic refuses that."""
-        if not any(0 in spec.shape for spec in site.specs.values()):
-            return True
+        """A launch for any shape is none for a shape that the plan's tactic refuses."""
         tactic = self._tactics.get(self._steps()[index].tactic)
         return tactic is not None and _why_not(tactic, site) is None
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError, first_line
+from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import is_loose
 from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
@@ -22,7 +22,7 @@ from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.narrow import moved_as_bits
 from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
 from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import type_proto
+from ridgeline.passes.settle import NEVER_EMPTY, type_proto
 from ridgeline.spec import Body, Op, TensorSpec
 
 Values = Sequence[Any]
@@ -165,6 +165,12 @@ class _OtherOp:
 
     def __call__(self, values: Values) -> Sequence[Any]:
         given = {n: v for n, v in zip(self.op.inputs, values, strict=True) if n}
+        if self.op.key in NEVER_EMPTY and not values[0].numel():
+            raise InputError(
+                f"{self.op.op_type} at {self.op.name or self.op.outputs[0]} has nothing to compute",
+                got=f"a sequence of {list(values[0].shape)}",
+                want="at least one step and one row",
+            )
         types = {name: type_of(value) for name, value in given.items()}
         run = self._opened(types)
         made = dict(

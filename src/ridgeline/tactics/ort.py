@@ -26,6 +26,7 @@ from ridgeline.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Move, Tactic
 from ridgeline.tactics.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
+from ridgeline.tactics.ort_refusals import why_refused
 
 PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model
@@ -70,6 +71,9 @@ class Ort:
             return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
         if not self.may_loop and any(op.op_type in REPEATS for op in site.body.ops):
             return "its trips are not counted with those of the loop around it"
+        refused = (why_refused(op, site, self.opset_imports, self.limits) for op in site.body.ops)
+        if (reason := next((reason for reason in refused if reason is not None), None)) is not None:
+            return reason
         reasons = (why_unbounded(op, site.specs, self.opset_imports, self.limits) for op in site.body.ops)
         return next((reason for reason in reasons if reason is not None), None)
 

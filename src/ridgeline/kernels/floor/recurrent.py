@@ -131,6 +131,8 @@ def _scan(
             new = tuple(torch.where(is_live, a, b) for a, b in zip(new, states, strict=True))
         states = new
         rows.append(shown)
+    if not rows:
+        return x.new_zeros(0, *states[0].shape), states
     return torch.stack(rows[::-1] if reverse else rows), states
 
 
@@ -211,7 +213,8 @@ def lstm(
     h, c = _start(initial_h, x, n, hidden, layout), _start(initial_c, x, n, hidden, layout)
     lengths = _uneven(sequence_lens, x)
     default = DEFAULTS["LSTM"]
-    is_plain = lengths is None and p is None and clip is None and not input_forget
+    # torch's own refuse a sequence of no steps, or no rows
+    is_plain = x.numel() > 0 and lengths is None and p is None and clip is None and not input_forget
     if is_plain and _is_default(activations, default, n):
         reverse = direction == "reverse"
         # ONNX has the gates as i o f c, torch as i f g o
@@ -267,7 +270,7 @@ def gru(
     h = _start(initial_h, x, n, hidden, layout)
     lengths = _uneven(sequence_lens, x)
     default = DEFAULTS["GRU"]
-    is_plain = lengths is None and clip is None and bool(linear_before_reset)
+    is_plain = x.numel() > 0 and lengths is None and clip is None and bool(linear_before_reset)
     if is_plain and _is_default(activations, default, n):
         reverse = direction == "reverse"
         # ONNX has the gates as z r h, torch as r z n

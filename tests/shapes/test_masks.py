@@ -1,0 +1,43 @@
+"""Attention with masks whose open dims are 1 in some calls: right at every call, whoever runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from moving_models import close, expected, model_of, own, rand
+
+SPELLED = """g (float[1,2,S,8] q, float[1,2,8,T] k, float[1,2,T,8] v, float[{dims}] m) => (float[1,2,R,8] y) {{
+  s = MatMul(q, k) a = Add(s, m) p = Softmax<axis = -1>(a) y = MatMul(p, v) }}"""
+OP = """g (float[1,2,S,8] q, float[1,2,T,8] k, float[1,2,T,8] v, float[M,N] m) => (float[1,2,S,8] y) {
+  y = Attention(q, k, v, m) }"""
+
+
+@pytest.mark.parametrize("dims", ["M,N", "?,?"])
+def test_a_spelled_attention_is_right_at_every_size_of_its_mask(dims: str) -> None:
+    """One query is also spread over a mask of many rows, as MatMul and Add do."""
+    model = model_of(SPELLED.format(dims=dims))
+    engine = own(model, without=(), new_shapes="serve")
+    for queries, keys, mask in ((3, 4, (3, 4)), (3, 4, (1, 4)), (3, 4, (1, 1)), (1, 4, (3, 4))):
+        feeds = {
+            "q": rand(1, 2, queries, 8), "k": rand(1, 2, 8, keys), "v": rand(1, 2, keys, 8), "m": rand(*mask),
+        }  # fmt: skip
+        want = expected(model, feeds)
+        for _ in range(2):
+            close(engine.run(feeds), want)
+            engine.wait()
+
+
+@pytest.mark.parametrize("keys", [4, 1])
+def test_a_mask_of_one_row_is_right_after_its_plan(keys: int) -> None:
+    """ONNX Runtime, which runs the planned shapes, refuses such a mask."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {OP}')
+    engine = own(model, without=(), new_shapes="serve")
+    q, k, v, m = rand(1, 2, 3, 8), rand(1, 2, keys, 8), rand(1, 2, keys, 8), rand(1, keys, seed=3)
+    scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(8) + m
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = {"y": weights / weights.sum(-1, keepdims=True) @ v}
+    for _ in range(2):
+        close(engine.run({"q": q, "k": k, "v": v, "m": m}), want)
+        engine.wait()
