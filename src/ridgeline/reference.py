@@ -271,9 +271,7 @@ class Reference:
             moved = run_probes(self._probes_for(is_half=is_half), feeds, draws)
             for name in (name for name, half in halves.items() if bool(half) == is_half):
                 limit = _tolerance(expected[name], [m[name] for m in moved], halves[name])
-                made[name] = (
-                    limit if moved else replace(limit, note="not measured: no moved run came to its end")
-                )
+                made[name] = limit if moved else replace(limit, note="not measured: no moved run ended")
         return {name: made[name] for name in expected}
 
     @cached_property

@@ -84,15 +84,16 @@ RECURRENT = {
 
 
 @pytest.mark.parametrize("place", RECURRENT)
-@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3)])
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3)])
 def test_a_recurrent_layer_without_rows(place: str, op: str, gates: int) -> None:
-    """ONNX Runtime ends the whole process there: it is not asked where data decides how many rows there are."""
-    text = f"""g (float[S,N,2] x, int64[1] n, bool c) => (float[U,V,W] y) {{ {RECURRENT[place].format(op=op)} }}"""
+    """ONNX Runtime ends the whole process there, so it is not asked where data decides on the rows."""
+    body = RECURRENT[place].format(op=op)
+    text = f"g (float[S,N,2] x, int64[1] n, bool c) => (float[U,V,W] y) {{ {body} }}"
     given = {
         "w": rand(1, gates * 3, 2), "r": rand(1, gates * 3, 3), "zero": np.array([0]), "one": np.array([1]),
         "twice": np.array(2), "start": rand(1, 1, 3),
     }  # fmt: skip
-    model = model_of(text, **{name: array for name, array in given.items() if f"{name}" in text})
+    model = model_of(text, **{name: array for name, array in given.items() if name in text})
     engine = ridgeline.build(model, level=0, verify="off", threads=1, profiles={"S": "4", "N": "2"})
     x, yes = rand(4, 2, 2), np.array(True)
     for rows in (2, 0, 0, 1):
@@ -104,8 +105,8 @@ def test_a_recurrent_layer_without_rows(place: str, op: str, gates: int) -> None
             assert got.shape == ((1, 1, 3) if place == "in a loop" else (1, 0, 3))
 
 
-@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.parametrize("steps, rows", [(0, 2), (3, 0)])
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(("steps", "rows"), [(0, 2), (3, 0)])
 def test_the_floor_of_no_steps_or_rows(op: str, gates: int, steps: int, rows: int) -> None:
     """Nothing to compute: the state that came in goes out."""
     given = [rand(steps, rows, 2), rand(2, gates * 3, 2), rand(2, gates * 3, 3), None, None, rand(2, rows, 3)]

@@ -56,7 +56,7 @@ FLOATS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("inputs, attrs, refused", [
+@pytest.mark.parametrize(("inputs", "attrs", "refused"), [
     (("q", "k", "v"), {}, None),
     *(((*"qkv", mask), {}, None) for mask in ("whole", "heads", "all")),
     *(((*"qkv", mask), {}, "mask") for mask in ("row", "column", "flat", "short")),
