@@ -11,7 +11,7 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ ProcessError          a forked process that would wait for threads only its parent has
 ├─ OptionError           an option that does not exist or does not fit
 └─ DeviceError           this machine's GPU cannot run what was asked for
-InternalError            our bug: traceback, exit 70
+InternalError            our bug: exit 70; the traceback with -v
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_a_near_file_name_is_offered(ridge: Ridge, here: Path) -> None:
         (VerifyError("y is wrong"), 3, "error: y is wrong"),
         (OSError(28, "No space left on device", "a.ridge"), 1, "a.ridge: No space left on device"),
         (InternalError("a step without a launch"), 70, "this is a bug in ridgeline"),
-        (KeyError("x"), 70, "Traceback"),
+        (KeyError("x"), 70, "KeyError: 'x', in _run at main.py:"),
     ],
 )
 def test_exit_codes(
@@ -88,7 +89,23 @@ def test_exit_codes(
     got, _, stderr = ridge("build", "x.onnx")
     assert got == code
     assert words in stderr
-    assert ("Traceback" in stderr) == (code == 70)
+    assert "Traceback" not in stderr
+    got, stdout, _ = ridge("build", "x.onnx", "--json")
+    told = json.loads(stdout)
+    assert (got, told["exit"], told["error"]) == (code, code, type(error).__name__)
+
+
+def test_a_bug_shows_its_traceback_when_asked(
+    ridge: Ridge, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ridgeline.surgery.lint.lint", fail)
+    code, stdout, stderr = ridge("lint", "-v", tiny_model)
+    assert (code, stdout) == (70, "")
+    assert "Traceback" in stderr
+    assert "docs/security.md" in stderr
 
 
 def test_help_and_version_start_without_the_heavy_libraries() -> None:

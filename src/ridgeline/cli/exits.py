@@ -9,5 +9,5 @@ MEANINGS = {
     USER_ERROR: "something you can mend: a file, an option, a model; `ridge lint` found errors",
     USAGE: "the command line does not read: no such command, option or value",
     FAILED_GATE: "a correctness gate failed: an engine or a peer does not compute what the model computes",
-    BUG: "a bug in ridgeline: the traceback is on standard error; please report it",
+    BUG: "a bug in ridgeline: please report it, with the traceback that `-v` shows",
 }

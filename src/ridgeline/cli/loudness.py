@@ -40,6 +40,10 @@ def with_loudness(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def is_verbose() -> bool:
+    return bool(logging.getLogger("ridgeline").handlers)
+
+
 def set_loudness(*, quiet: bool, verbose: bool) -> None:
     talk.quiet = quiet
     handler = RichHandler(console=talk, show_path=False, markup=False)

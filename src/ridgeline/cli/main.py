@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,9 +21,9 @@ from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_verify import verify
 from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, USAGE, USER_ERROR
-from ridgeline.cli.loudness import with_loudness
+from ridgeline.cli.loudness import is_verbose, with_loudness
 from ridgeline.cli.render import complain, emit_error, say_error
-from ridgeline.errors import RidgelineError, VerifyError
+from ridgeline.errors import RidgelineError, VerifyError, failure
 
 app = typer.Typer(
     name="ridge",
@@ -58,7 +59,7 @@ def ridge(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit. A user's mistake never shows a traceback; a bug of ours always does."""
+    """Run one command and exit. A user's mistake never shows a traceback; a bug of ours does with -v."""
     for stream in (sys.stdout, sys.stderr):
         # a terminal that cannot show µ or → gets a question mark, not a traceback
         if isinstance(stream, TextIOWrapper):
@@ -75,11 +76,10 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
     try:
         return app(list(given), standalone_mode=False) or DONE, {}
     except RidgelineError as error:
-        say_error(error.text())
-        told = {name: getattr(error, name) for name in ("what", "got", "want", "rows", "help")}
+        told = _told(error, type(error).__name__)
         if isinstance(error, VerifyError):
-            return FAILED_GATE, {"error": type(error).__name__, **told, "checks": error.checks}
-        return USER_ERROR, {"error": type(error).__name__, **told}
+            return FAILED_GATE, {**told, "checks": error.checks}
+        return USER_ERROR, told
     except typer.Abort:
         say_error("stopped")
         return USER_ERROR, {"error": "Abort", "what": "stopped"}
@@ -92,8 +92,27 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
         if hasattr(error, "format_message") and hasattr(error, "show"):  # of the parser of the command line
             error.show()
             return USAGE, {"error": "UsageError", "what": error.format_message()}
-        complain.print(traceback.format_exc().rstrip())
-        return BUG, _said(error, "this is a bug in ridgeline; please report it with the lines above")
+        if is_verbose():
+            complain.print(traceback.format_exc().rstrip())
+        return BUG, _told(_bug(error), type(error).__name__)
+
+
+def _told(error: RidgelineError, kind: str) -> dict[str, Any]:
+    say_error(error.text())
+    return {"error": kind, **{name: getattr(error, name) for name in ("what", "got", "want", "rows", "help")}}
+
+
+def _bug(error: Exception) -> RidgelineError:
+    """What nobody thought of: what happened and where, and how to report it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    home = str(Path(__file__).parents[1])
+    at = next((frame for frame in reversed(frames) if frame.filename.startswith(home)), frames[-1])
+    return RidgelineError(
+        "this is a bug in ridgeline, not a mistake of yours",
+        got=f"{failure(error)}, in {at.name} at {Path(at.filename).name}:{at.lineno}",
+        help="please report it with the traceback (-v shows it), `ridge --version` and, if you can, the model:"
+        " docs/security.md says how",
+    )
 
 
 def _said(error: BaseException, text: str) -> dict[str, Any]:
