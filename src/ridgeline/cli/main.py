@@ -110,8 +110,8 @@ def _bug(error: Exception) -> RidgelineError:
     return RidgelineError(
         "this is a bug in ridgeline, not a mistake of yours",
         got=f"{failure(error)}, in {at.name} at {Path(at.filename).name}:{at.lineno}",
-        help="please report it with the traceback (-v shows it), `ridge --version` and, if you can, the model:"
-        " docs/security.md says how",
+        help="please report it with the traceback (-v shows it), `ridge --version` and, if you can, the model"
+        ": docs/security.md says how",
     )
 
 
