@@ -192,7 +192,7 @@ def load_engine(
     Otherwise they are left alone, and kernels are made again from the bodies when the engine first runs.
     Limits are this call's, never the file's.
     """
-    refuse_model(Path(path))
+    refuse_model(path)
     allowed = make_limits(limits or {})
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model

@@ -142,6 +142,8 @@ class Options:
             raise OptionError(
                 f"precision {self.precision!r} is not known on target {self.target!r}",
                 want=" or ".join(PRECISIONS),
+                help="an engine computes in its model's types, and nothing is converted: for fp16 or bf16"
+                " hand in a model that has them (module.half() or module.bfloat16() before the export)",
             )
         if self.progress not in (None, False) and not callable(self.progress):
             raise OptionError(

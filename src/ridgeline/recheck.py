@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ridgeline import checks
-from ridgeline.errors import ModelError, VerifyError
+from ridgeline.errors import ModelError, PlanError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
@@ -35,6 +35,13 @@ def verify_engine(
     `data` is a folder of .npz files, or one, to verify with besides random inputs. Raises `VerifyError` with
     the first divergence when the engine does not compute what the model computes.
     """
+    if not isinstance(engine, Engine):
+        raise PlanError(
+            "this is not an engine",
+            got=type(engine).__name__,
+            want="what ridgeline.build or ridgeline.load returns",
+            help="ridgeline.load(path) reads an engine file",
+        )
     options = Options(data=None if data is None else Path(data), progress=progress)
     if options.data is not None:
         data_files(options.data)

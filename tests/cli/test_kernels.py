@@ -122,3 +122,14 @@ def test_how_many_blocks_a_processor_holds(
 ) -> None:
     made = Compiled("k", arch, b"", shared, warps, True, 0, (), registers, 0, 0.0, "")
     assert blocks_per_sm(made) == (blocks, limit)
+
+
+def test_settle_says_what_was_never_timed(
+    ridge: Ridge, tiny_engine: Path, tiny_model: Path, here: Path
+) -> None:
+    code, _, stderr = ridge("settle", tiny_engine, "-o", "same.ridge")
+    assert code == 0
+    assert "nothing to settle" in stderr
+    assert "never timed" not in stderr
+    ridge("build", tiny_model, "--level", "0", "--verify", "off", "-o", "quick.ridge")
+    assert "never timed: build it at a level above 0" in ridge("settle", "quick.ridge")[2]

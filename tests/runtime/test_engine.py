@@ -105,7 +105,10 @@ INPUT_ERRORS = [
     ({"x": rand(2, 8).astype(np.float64)}, r"float64\[2, 8\]"),
     ({"x": rand(2, 9)}, r"float32\[N, 8\]"),
     ({"x": rand(8)}, r"float32\[8\]"),
-    ({"x": "text"}, "does not fit this plan"),
+    ({"x": "text"}, r"not an array of numbers\n  got   str\n  want  float32\[N, 8\]"),
+    ({"x": None}, r"got   None"),
+    ({"x": [[1.0], [2.0, 3.0]]}, r"got   list"),
+    ({"x": [[1.0] * 8]}, r"convert it: np.asarray\(x, 'float32'\)"),
     ([1, 2], "takes a mapping"),
     (rand(2, 8), "takes a mapping"),
 ]
@@ -123,6 +126,11 @@ def test_out_of_profile_names_the_range_and_the_cure() -> None:
     engine.run({"x": rand(4, 8)})
     with pytest.raises(InputError, match=r"want  float32\[1..4, 8\](?s:.*)--shapes x=1..5x8"):
         engine.run({"x": rand(5, 8)})
+    for wrong in (rand(8), rand(2, 9), None, rand(2, 8).astype(np.float64)):
+        with pytest.raises(InputError, match=r"want  float32\[1..4, 8\]"):
+            engine.run({"x": wrong})
+    with pytest.raises(InputError, match=r"missing: want float32\[1..4, 8\]"):
+        engine.run({})
 
 
 CASES = {

@@ -9,7 +9,7 @@ import typer
 
 from ridgeline.cli.arguments import AsJson, EngineFile, Trust
 from ridgeline.cli.files import require_writable
-from ridgeline.cli.render import emit, talk
+from ridgeline.cli.render import emit, plural, talk
 
 
 def kernels(engine: EngineFile, json: AsJson = False) -> None:
@@ -52,7 +52,11 @@ def settle(
     require_writable(path, option="-o")
     loaded = load_file(engine, trust=trust)
     if not loaded.plan.is_predicted:
-        talk.print(f"{engine} is settled already: all its choices were measured", style="dim")
+        talk.print(f"{engine} holds no predicted choice: there is nothing to settle", style="dim")
+        untimed = sum(step.median_us is None for step in loaded.plan.steps)
+        if untimed:
+            hint = "build it at a level above 0 to time them"
+            talk.print(f"{plural(untimed, 'step')} never timed: {hint}", style="dim")
     loaded.context()  # an engine is settled before its first run
     loaded.save(path)
     emit(

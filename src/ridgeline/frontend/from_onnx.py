@@ -84,8 +84,16 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     return Loaded(name=name, original=proto, path=path, model=model, defaults=defaults)
 
 
-def refuse_model(path: Path) -> None:
-    """Raise where an engine file is wanted and this is an ONNX model; engine files are zips."""
+def refuse_model(source: Any) -> None:
+    """Raise where an engine file is wanted and this is a model, or no path; engine files are zips."""
+    if not isinstance(source, (str, Path)):
+        raise PlanError(
+            "this is not the path of an engine file",
+            got=type(source).__name__,
+            want="a path, such as 'model.ridge'",
+            help="ridgeline.build(model) makes an engine of a model, and engine.save(path) its file",
+        )
+    path = Path(source)
     if not path.is_file() or zipfile.is_zipfile(path):
         return
     try:
@@ -115,7 +123,7 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
         raise ModelError(
             "this is not a model",
             got=type(source).__name__,
-            want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
+            want="a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.nn.Module",
         )
     path = Path(source)
     require_regular_file(path)
@@ -123,6 +131,13 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
         content = read_light(path) or path.read_bytes()
     except OSError as error:
         raise ModelError(f"{str(path)!r} cannot be read", got=str(error)) from error
+    if zipfile.is_zipfile(path):
+        raise ModelError(
+            f"{str(path)!r} is a zip archive, not an ONNX model",
+            want="an ONNX file",
+            help=f"an engine is built already: ridgeline.load({str(path)!r}), or ridge show {path};"
+            " of a PyTorch file, hand in the module",
+        )
     return path.stem, _parse(content, repr(str(path))), path
 
 

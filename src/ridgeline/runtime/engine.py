@@ -299,6 +299,8 @@ class Engine:
 
     def save(self, path: str | Path) -> Path:
         """Write the engine file: whole, or not at all."""
+        if not isinstance(path, (str, Path)):
+            raise OptionError("this is not a path", got=type(path).__name__, want="such as 'model.ridge'")
         kernels: dict[str, Compiled] = {}
         for variant in self.variants if self._is_cuda else ():
             kernels |= collect(variant.planned_sites(), self._tactics, self.store)

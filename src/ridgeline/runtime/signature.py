@@ -101,7 +101,7 @@ class Signature:
             if name not in known
         ]
         problems += [
-            f"input {name!r} is missing: want {self.ports[name]}"
+            f"input {name!r} is missing: want {self._want(self.ports[name])}"
             for name in known
             if name not in feeds and name not in self.defaults
         ]
@@ -111,7 +111,7 @@ class Signature:
         for port in self.ports.values():
             array = feeds[port.name] if port.name in feeds else self.defaults[port.name]
             if not isinstance(array, (np.ndarray, np.generic, torch.Tensor)):
-                array = np.asarray(array)
+                array = self._as_array(port, array)
             self._check_port(port, array)
             arrays.append(array)
         self._check_names(arrays)
@@ -186,6 +186,29 @@ class Signature:
         split = ", or split the batch" if spec.shape and spec.shape[0] > ranges[0].max else ""
         return f"rebuild with --shapes {name}={cover}{split}"
 
+    def _as_array(self, port: Port, given: Any) -> np.ndarray:
+        """Numbers and lists of them."""
+        try:
+            array = np.asarray(given)
+        except ValueError:  # lists of several lengths
+            array = np.asarray(None)
+        if array.dtype.kind in "OUS":
+            raise InputError(
+                f"input {port.name!r} is not an array of numbers",
+                got="None" if given is None else type(given).__name__,
+                want=self._want(port),
+                help="give a numpy array or a tensor",
+            )
+        return array
+
+    def _want(self, port: Port) -> str:
+        """The shape with the sizes that profiles allow; dims by name where any size will do."""
+        ranges = [bounds.shapes[port.name] for bounds in self.bounds if port.name in bounds.shapes]
+        if ranges:
+            each = [_text(port.dtype, [range_text(r.min, r.max) for r in dims]) for dims in ranges]
+            return " or ".join(dict.fromkeys(each))
+        return str(port) if port.dims is None else _text(port.dtype, port.dims)
+
     def _check_port(self, port: Port, array: Any) -> None:
         dtype = DTYPE_NAMES.get(array.dtype) or str(array.dtype)
         dims = port.dims if port.dims is not None else tuple("?" for _ in array.shape)
@@ -194,14 +217,13 @@ class Signature:
             return
         help_ = "check the number of dimensions and their sizes"
         if dtype != port.dtype:
-            convert = (
-                f".to(torch.{port.dtype})" if isinstance(array, torch.Tensor) else f".astype({port.dtype!r})"
-            )
-            help_ = f"convert it: {port.name}{convert}"
+            as_tensor = f"{port.name}.to(torch.{port.dtype})"
+            as_array = f"np.asarray({port.name}, {port.dtype!r})"
+            help_ = f"convert it: {as_tensor if isinstance(array, torch.Tensor) else as_array}"
         raise InputError(
             f"input {port.name!r} does not fit this plan",
             got=_text(dtype, array.shape),
-            want=_text(port.dtype, dims),
+            want=self._want(port),
             help=help_,
         )
 
