@@ -18,6 +18,7 @@ from ridgeline.frontend.profiles import (
     profile_shapes,
     resolve_profile,
     shapes_text,
+    with_names_that_fit,
     with_own_names,
     with_values,
 )
@@ -29,7 +30,7 @@ from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.reference import Reference
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.instance import settle_program
-from ridgeline.runtime.shape_search import searched_shapes
+from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
 from ridgeline.runtime.weights import default_weights, weights_of
 from ridgeline.spec import Port, TensorSpec
 
@@ -91,7 +92,8 @@ def choose_shapes(
     spare: list[dict[str, TensorSpec]] = []
     guesses = list(guessed_shapes(tensors, profile.symbols))
     open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
-    for guess in chain(guesses, spare, searched_shapes(open_, guesses, program, weights)):
+    search = ShapeSearch(open_, guesses, program, weights)
+    for guess in chain(guesses, spare, search):
         guess = with_values(guess, profile, "opt")
         is_spare = guess in spare
         if shapes_text(guess) in problems and not is_spare:
@@ -110,12 +112,16 @@ def choose_shapes(
             problems[shapes_text(guess)] = first_line(error)
             over += [error] if isinstance(error, LimitError) else []
             continue
-        return checks.Shapes(inputs, guess, None, None, is_guess=True, profile=profile)
+        named = with_names_that_fit(inputs, guess)
+        return checks.Shapes(named, guess, None, None, is_guess=True, profile=profile)
     if over and len(over) == len(problems):
         raise over[0]
     raise BuildError(
         "no shape could be guessed that this model takes",
-        rows=[f"{text}: {problem}" for text, problem in problems.items()],
+        rows=[
+            *([f"the search was stopped after {MOST_SECONDS:.0f} s"] if search.is_cut_short else []),
+            *(f"{text}: {problem}" for text, problem in problems.items()),
+        ],
         help=f"say which: ridge build MODEL {_open_flags(tensors, profile, sized_by)}",
     )
 

@@ -153,3 +153,14 @@ def test_a_recurrent_cell_has_rows_to_compute(shape: tuple[int, ...]) -> None:
     }"""
     with pytest.raises(InputError, match="do not fit at y"):
         settled(text, x=shape, w=(1, 9, 6), r=(1, 9, 3))
+
+
+@pytest.mark.parametrize("size", [4, 5, 9, 64])
+def test_a_transposed_convolution_has_the_shape_it_asks_for(size: int) -> None:
+    """ONNX's inference leaves the sizes out where that is less than the input has."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N,1,H] x) => (float[N,2,K] y)
+      <float[1,2,3] w = {1, 2, 3, 4, 5, 6}> { y = ConvTranspose<output_shape = [8], strides = [2]>(x, w) }"""
+    _, state = settled(text, x=(3, 1, size))
+    assert state.specs["y"].shape == (3, 2, 8)
+    with pytest.raises(InputError, match="ConvTranspose"):
+        settled(text, x=(3, 2, size))

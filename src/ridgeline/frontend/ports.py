@@ -43,23 +43,27 @@ def guessed_shapes(
     """Shapes worth trying where no profile says: batch 1, then sizes models are usually made for.
 
     First every open dim gets the guess; then only those of the first input, since states and caches beside
-    it often have a batch that the file forgot to name.
+    it often have a batch that the file forgot to name. Dims of one name have one size.
     """
+    every_dims = [port.dims if port.dims is not None else (1,) for port in inputs]
+    places: dict[str, list[tuple[int, int, int]]] = {}  # the input, the axis, the rank
+    for i, dims in enumerate(every_dims):
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, str):
+                places.setdefault(dim, []).append((i, axis, len(dims)))
     for only_first in (False, True):
         for round_ in range(len(GUESSES)):
             image = IMAGE_GUESSES[min(round_, len(IMAGE_GUESSES) - 1)]
-            made = {}
-            for i, port in enumerate(inputs):
-                dims: Sequence[int | str] = port.dims if port.dims is not None else (1,)
-                shape = []
-                for axis, dim in enumerate(dims):
-                    if isinstance(dim, int):
-                        shape.append(dim)
-                    elif dim in symbols:
-                        shape.append(symbols[dim].opt)
-                    elif axis == 0 or "batch" in dim.lower() or (only_first and i):
-                        shape.append(1)
-                    else:
-                        shape.append(image if len(dims) == 4 else GUESSES[round_])
-                made[port.name] = TensorSpec(port.dtype, tuple(shape))
-            yield made
+            sizes = {}
+            for dim, found in places.items():
+                is_one = "batch" in dim.lower() or all(axis == 0 for _, axis, _ in found)
+                if dim in symbols:
+                    sizes[dim] = symbols[dim].opt
+                elif is_one or (only_first and all(i for i, _, _ in found)):
+                    sizes[dim] = 1
+                else:
+                    sizes[dim] = image if any(rank == 4 for _, _, rank in found) else GUESSES[round_]
+            yield {
+                port.name: TensorSpec(port.dtype, tuple(d if isinstance(d, int) else sizes[d] for d in dims))
+                for port, dims in zip(inputs, every_dims, strict=True)
+            }

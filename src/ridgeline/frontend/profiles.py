@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -59,6 +59,19 @@ def with_own_names(inputs: Sequence[Port], profiles: Sequence[Profile]) -> tuple
         misused |= {
             dim for dim, found in given.items() if all(r.min == r.max for r in found) and len(found) > 1
         }
+    return _apart(inputs, misused)
+
+
+def with_names_that_fit(inputs: Sequence[Port], shapes: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
+    """As `with_own_names`, for shapes that were found."""
+    found: dict[str, set[int]] = {}
+    for port in (port for port in inputs if port.name in shapes and port.dims is not None):
+        for dim, size in zip(port.dims or (), shapes[port.name].shape, strict=True):
+            found.setdefault(str(dim), set()).add(size)
+    return _apart(inputs, {dim for dim, sizes in found.items() if len(sizes) > 1})
+
+
+def _apart(inputs: Sequence[Port], misused: Collection[str]) -> tuple[Port, ...]:
     return tuple(
         port
         if port.dims is None

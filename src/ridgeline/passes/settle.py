@@ -21,6 +21,7 @@ from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_t
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.passes.host_ops import HOST_OPS, WRONG_IN_REFERENCE
+from ridgeline.passes.op_given import MisfitError
 from ridgeline.passes.shape_rules import has_rule, own_spec
 from ridgeline.spec import Body, Op, TensorSpec
 
@@ -124,7 +125,10 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
     if op.key in NEVER_EMPTY and op.inputs[0] in state.specs and not state.specs[op.inputs[0]].numel:
         raise _misfit(op, state, "a sequence without elements")
     if has_rule(op):
-        own = own_spec(op, state.specs, state.values)
+        try:
+            own = own_spec(op, state.specs, state.values)
+        except MisfitError as misfit:
+            raise _misfit(op, state, str(misfit)) from misfit
         if own is not None:
             _note(state, op.outputs[0], own)
     else:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ridgeline.passes.op_given import Given
+from ridgeline.passes.op_rules_products import PRODUCT_RULES
 from ridgeline.spec import Op, TensorSpec
 
 Specs: TypeAlias = Sequence[TensorSpec | None]
@@ -38,9 +40,19 @@ def _stft(op: Op, specs: Specs, values: Values) -> TensorSpec | None:
     return TensorSpec(signal.dtype, (batch, 1 + (samples - frame) // hop, bins, 2))
 
 
+def _conv_transpose(op: Op, specs: Specs, values: Values) -> TensorSpec | None:
+    """ONNX's inference leaves the sizes out where `output_shape` asks for less than the input has."""
+    if any(spec is None for name, spec in zip(op.inputs, specs, strict=True) if name):
+        return None
+    shapes = tuple(None if spec is None else spec.shape for spec in specs)
+    (made,) = PRODUCT_RULES["ConvTranspose"](Given(op, shapes, (None,), {}))
+    return None if made is None or specs[0] is None else TensorSpec(specs[0].dtype, made)
+
+
 RULES: dict[str, Rule] = {
     "GroupNormalization": _like_first,
     "MeanVarianceNormalization": _like_first,
+    "ConvTranspose": _conv_transpose,
     "STFT": _stft,
 }
 
@@ -51,5 +63,5 @@ def has_rule(op: Op) -> bool:
 
 
 def own_spec(op: Op, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> TensorSpec | None:
-    """What the op's rule says of its first output."""
+    """What the op's rule says of its first output; `MisfitError` where operands contradict one another."""
     return RULES[op.op_type](op, [specs.get(n) for n in op.inputs], [values.get(n) for n in op.inputs])

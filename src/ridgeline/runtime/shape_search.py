@@ -6,9 +6,11 @@ weights that it meets, so their sizes are tried first.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 from torch import Tensor
 
@@ -19,52 +21,83 @@ from ridgeline.runtime.instance import settle_program
 from ridgeline.spec import Port, TensorSpec
 
 Shapes = Mapping[str, TensorSpec]
-# sizes and trials worth spending on a model whose shapes nobody gave
-MOST_SIZES, MOST_TRIALS = 16, 400
+# sizes, trials and time worth spending on a model whose shapes nobody gave
+MOST_SIZES, MOST_TRIALS, MOST_SECONDS = 16, 400, 10.0
 COMMON = (64, 32, 4, 2, 80, 3, 1)
+# for axes that were guessed to be 1: reflected borders, windows and the like need a few rows
+LARGER = (4, 16, 64, 256)
 
 
-def searched_shapes(
-    ports: Sequence[Port], starts: Sequence[Shapes], program: Program, weights: Mapping[str, Tensor]
-) -> Iterator[dict[str, TensorSpec]]:
-    """Shapes that settle, from the start that gets furthest on."""
-    places = _places(ports)
-    if not places or not starts:
-        return
+class ShapeSearch:
+    """Shapes that settle, from the start that gets furthest on; whoever iterates says which are refused."""
 
-    def reach(shapes: Shapes) -> tuple[int, bool]:
+    def __init__(
+        self, ports: Sequence[Port], starts: Sequence[Shapes], program: Program, weights: Mapping[str, Tensor]
+    ) -> None:
+        self._places, self._starts = _places(ports), starts
+        self._program, self._weights = program, weights
+        self._end = math.inf
+        self.is_cut_short = False
+
+    def __iter__(self) -> Iterator[dict[str, TensorSpec]]:
+        self._end = perf_counter() + MOST_SECONDS
+        if self._places:
+            for shapes in self._found():
+                yield shapes
+                if self._is_late():
+                    return
+
+    def _found(self) -> Iterator[dict[str, TensorSpec]]:
+        reached = [(self._reach(start), start) for start in self._starts]
+        for (_, is_whole), start in reached:
+            if is_whole:
+                yield from self._larger(start)
+        # shapes that settle and that the model refuses all the same give no direction
+        partly = [(count, start) for (count, is_whole), start in reached if not is_whole]
+        if not partly:
+            return
+        far, first = max(partly, key=lambda pair: pair[0])
+        best, left = dict(first), MOST_TRIALS
+        trials = [(place, size) for place in self._places for size in _sizes(self._weights)]
+        while True:
+            for place, size in trials:
+                trial = _with_size(best, place, size)
+                if trial == best:
+                    continue
+                left -= 1
+                count, is_whole = self._reach(trial)
+                if is_whole:
+                    yield trial
+                    yield from self._larger(trial)
+                elif count > far:
+                    best, far = trial, count
+                    break
+                if not left or self._is_late():
+                    return
+            else:
+                return
+
+    def _larger(self, shapes: Shapes) -> Iterator[dict[str, TensorSpec]]:
+        """The same with more than one row where there was one."""
+        ones = [place for place in self._places if all(shapes[n].shape[axis] == 1 for n, axis in place)]
+        for size in LARGER if ones else ():
+            made = dict(shapes)
+            for place in ones:
+                made = _with_size(made, place, size)
+            yield made
+
+    def _reach(self, shapes: Shapes) -> tuple[int, bool]:
         """How many values are settled before something does not fit, and whether all are."""
         into = Settled()
         try:
-            settle_program(program, shapes, weights, into)
+            settle_program(self._program, shapes, self._weights, into)
         except InputError:
             return len(into.specs), False
         return len(into.specs), True
 
-    # shapes that settle and that the model refuses all the same give no direction
-    reached = [(reach(start), start) for start in starts]
-    partly = [(count, start) for (count, is_whole), start in reached if not is_whole]
-    if not partly:
-        return
-    far, first = max(partly, key=lambda pair: pair[0])
-    best, left = dict(first), MOST_TRIALS
-    trials = [(place, size) for place in places for size in _sizes(weights)]
-    while True:
-        for place, size in trials:
-            trial = _with_size(best, place, size)
-            if trial == best:
-                continue
-            left -= 1
-            count, is_whole = reach(trial)
-            if is_whole:
-                yield trial
-            elif count > far:
-                best, far = trial, count
-                break
-            if not left:
-                return
-        else:
-            return
+    def _is_late(self) -> bool:
+        self.is_cut_short = perf_counter() > self._end
+        return self.is_cut_short
 
 
 def _places(ports: Sequence[Port]) -> list[tuple[tuple[str, int], ...]]:
