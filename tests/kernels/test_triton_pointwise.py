@@ -38,7 +38,10 @@ def test_large_arguments() -> None:
     inputs = {"x": torch.tensor([-1e4, -104.0, -88.5, -20.0, 0.0, 20.0, 88.5, 88.9, 1e4, 3e38])}
     names = ["Tanh", "Sigmoid", "Softplus", "Gelu", "Mish", "Exp", "Elu", "Round"]
     check(TACTIC, make_site(chain(names), inputs, [f"o_{n}" for n in names]), inputs)
-    angles = {"x": torch.cat([random(50) * 1e3, random(50, seed=1) * 1e5])}
+    sizes = torch.logspace(3, 38.5, 300)
+    # the last is the float32 nearest to a multiple of pi/2
+    nearest = torch.tensor([2.0**120, -(2.0**20), 3.4028235e38, 16367173.0 * 2**72])
+    angles = {"x": torch.cat([random(50) * 1e3, sizes * (1.5 + random(300, seed=1)).clamp(-2, 2), nearest])}
     check(TACTIC, make_site(chain(["Sin", "Cos"]), angles, ["o_Sin", "o_Cos"]), angles)
 
 

@@ -213,3 +213,22 @@ def test_head_widths_of_the_kernel(width, is_taken):
     refused = None if is_taken else f"heads are {width} wide, want a multiple of 8 up to 128"
     assert TritonAttention().why_not(site) == refused
     assert not is_taken or 1 <= len(list(TritonAttention().configs(site))) <= 6
+
+
+@pytest.mark.parametrize("kv_heads", [H, 1])
+def test_a_guard_that_is_made_outside_has_a_taker(kv_heads: int) -> None:
+    """What stands for NaN weights of repeated heads comes in: our kernel says so, and SDPA takes it."""
+    attrs = {"q_num_heads": H, "kv_num_heads": kv_heads}
+    ops = [
+        Op("Attention", ("q", "k", "v"), ("a",), attrs),
+        Op("IsNaN", ("a",), ("n",)),
+        Op("Where", ("n", "g", "a"), ("y",)),
+    ]
+    query = torch.randn(B, S, C)
+    query[0, 2] = math.nan
+    inputs = {"q": query, "k": (B, S, kv_heads * D), "v": (B, S, kv_heads * D), "g": (B, 1, C)}
+    site, tensors = region(ops, inputs)
+    assert "made outside the region" in (TritonAttention().why_not(site) or "")
+    assert CudaSdpa().why_not(site) is None
+    made = agree(CudaSdpa(), {"backend": "math"}, site, tensors)
+    torch.testing.assert_close(made[0, 2], tensors["g"][0, 0])

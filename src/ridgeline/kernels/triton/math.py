@@ -281,11 +281,41 @@ def rl_pow(x, y):
 
 @triton.jit
 def _quarter(x):
-    """x as a multiple of pi/2 and what is left, in float64: good to |x| of 1e9 or so."""
+    """x as a multiple of pi/2, modulo four, and what is left.
+
+    Up to 2^20 in float64. Beyond, x is m * 2^e: the bits of 2/pi that m * 2^e makes multiples of four of do
+    not matter, and 96 bits after those are enough (Payne and Hanek).
+    """
     wide = x.to(tl.float64)
     n = rl_round(wide * 0.6366197723675814)
-    left = (wide - n * 1.5707963267948966) - n * 6.123233995736766e-17
-    return (n - 4.0 * tl.floor(n * 0.25)).to(tl.int32), left.to(tl.float32)
+    near = (wide - n * 1.5707963267948966) - n * 6.123233995736766e-17
+    bits = x.to(tl.int32, bitcast=True)
+    m = ((bits & 0x7FFFFF) | 0x800000).to(tl.uint64)
+    # eight zeros stand before 2/pi, so that the window starts inside for every x from 2^17 on
+    start = tl.minimum(tl.maximum(((bits >> 23) & 0xFF) - 144, 0), 110)
+    word, shift = start >> 5, (start & 31).to(tl.uint64)
+    a = _pick(word, 0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD)
+    b = _pick(word, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295)
+    c = _pick(word, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390)
+    d = _pick(word, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163)
+    high, low = (a << 32) | b, (c << 32) | d
+    window = (high << shift) | ((low >> 1) >> (63 - shift))
+    turns = m * window + ((m * ((low << shift) >> 32)) >> 32)  # in units of 2^-62, modulo four
+    quarters = (turns + 2305843009213693952) >> 62
+    far = (turns - (quarters << 62)).to(tl.int64, bitcast=True).to(tl.float64) * 3.4061215800865545e-19
+    is_far = (tl.abs(x) >= 1048576.0) & (tl.abs(x) < float("inf"))
+    is_negative = bits < 0
+    far_quarter = quarters.to(tl.int32)
+    far_quarter = tl.where(is_negative, -far_quarter, far_quarter) & 3
+    near_quarter = (n - 4.0 * tl.floor(n * 0.25)).to(tl.int32)
+    left = tl.where(is_far, tl.where(is_negative, -far, far), near)
+    return tl.where(is_far, far_quarter, near_quarter), left.to(tl.float32)
+
+
+@triton.jit
+def _pick(place, first, second, third, fourth):
+    low = tl.where(place == 0, first, second).to(tl.uint64)
+    return tl.where(place < 2, low, tl.where(place == 2, third, fourth).to(tl.uint64))
 
 
 @triton.jit
