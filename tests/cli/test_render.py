@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ridgeline.analyze.bench import Versus
+from ridgeline.analyze.headline import Headline
+from ridgeline.cli.draw_bench import draw_headlines
 from ridgeline.cli.files import write_atomically
 from ridgeline.cli.grid import put, table
 from ridgeline.cli.progress import StageProgress
-from ridgeline.cli.render import bar, behind, duration, ms_format, number, percent, size, to_json
+from ridgeline.cli.render import bar, behind, duration, ms_format, number, percent, ratio, size, to_json
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,24 @@ def test_progress_on_a_terminal_draws_bars() -> None:
         progress("timing", 2, 2, "conv")
         progress("verify", 0, 0)
     assert "2/2" in file.getvalue()
+
+
+def test_noise_is_no_loss_and_losses_stay() -> None:
+    def row(name: str, speed: float, low: float, high: float) -> Headline:
+        return Headline(
+            model=name, shapes={"x": (1, 3)}, nodes=9, steps=3, peer="ort", peer_us=1000.0,
+            ours_us=1000.0 / speed, ratio=speed, ratio_p10=low, ratio_p90=high, max_error=1e-7,
+            tolerance=1e-5, verified=True, agrees=True, memory_bytes=1 << 20, build_s=3.0,
+            is_noise=Versus("ort", speed, low, high, "y", 0.0, 0.0).is_noise,
+        )  # fmt: skip
+
+    stream = io.StringIO()
+    rows = [row("even", 0.97, 0.9, 1.05), row("slow", 0.8, 0.75, 0.86), row("fast", 2.4, 2.2, 2.6)]
+    draw_headlines(rows, Console(file=stream, width=100, color_system=None))
+    text = stream.getvalue()
+    assert "0.90 – 1.05" in text
+    assert "0.80×" in text
+    (noise,) = [line for line in text.splitlines() if "within noise" in line]
+    assert noise.split()[0] == "even"
+    assert ratio(0.8, is_noise=False).style == "bold red"
+    assert ratio(0.97, is_noise=True).style == ""

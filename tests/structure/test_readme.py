@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -13,6 +14,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from ridgeline.cli.commands_demo import demo
+from ridgeline.cli.demo_models import DEMO_MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
@@ -54,6 +58,12 @@ def folders(
         return made
 
     return folder
+
+
+def test_readme_names_the_model_that_the_demo_leaves() -> None:
+    folder = inspect.signature(demo).parameters["folder"].default
+    model = next(model for model in DEMO_MODELS if model.title == "orientation")
+    assert f"$ cp {folder / Path(model.member).name} model.onnx\n" in (ROOT / "README.md").read_text()
 
 
 def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

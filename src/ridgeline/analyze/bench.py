@@ -84,6 +84,11 @@ class Versus:
     def agrees(self) -> bool:
         return self.tolerance is None or self.max_difference <= self.tolerance
 
+    @property
+    def is_noise(self) -> bool:
+        """The samples have both sides of parity."""
+        return self.ratio_p10 <= 1 <= self.ratio_p90
+
 
 @dataclass(frozen=True)
 class BenchReport:

@@ -29,6 +29,7 @@ class Headline:
     memory_bytes: int
     build_s: float
     engine_file: str = ""
+    is_noise: bool = False  # the samples have both sides of parity
 
 
 def headline(
@@ -56,4 +57,5 @@ def headline(
         memory_bytes=sum(row.nbytes for row in summary.memory),
         build_s=build_s,
         engine_file=engine_file,
+        is_noise=versus.is_noise,
     )

@@ -59,13 +59,19 @@ def gate_text(row: Versus) -> Text:
     return Text.assemble(("✗ ", "red"), f"{apart} of {error_size(row.tolerance)} ({row.output})")
 
 
+def _spread_text(row: Versus | Headline) -> str:
+    """Where both sides of 1.00 were seen, neither is faster."""
+    spread = f"{row.ratio_p10:.2f} – {row.ratio_p90:.2f}"
+    return f"{spread}, within noise" if row.is_noise else spread
+
+
 def _versus(rows: Sequence[Versus], console: Console) -> None:
     if not rows:
         return
     grid = table("against", "speed", "p10 – p90", "greatest difference", numeric=("speed", "p10 – p90"))
     for row in rows:
-        spread = f"{row.ratio_p10:.2f} – {row.ratio_p90:.2f}"
-        grid.add_row(row.peer, ratio(row.ratio), spread, gate_text(row))
+        speed = ratio(row.ratio, is_noise=row.is_noise)
+        grid.add_row(row.peer, speed, _spread_text(row), gate_text(row))
     put(grid, console)
 
 
@@ -100,7 +106,7 @@ def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
             f"{row.nodes} → {row.steps}",
             ms(row.peer_us),
             ms(row.ours_us),
-            ratio(row.ratio),
+            ratio(row.ratio, is_noise=row.is_noise),
             Text.assemble(mark, f"{error_size(row.max_error or 0.0)} of {error_size(row.tolerance or 0.0)}"),
             size(row.memory_bytes),
             f"{row.build_s:.1f}",
@@ -109,5 +115,6 @@ def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
     put(grid, console)
     for row in rows:
         shapes = ", ".join(map(shape_text, row.shapes.values()))
-        put_lines([(row.model, f"input {shapes}, engine {row.engine_file}")], console)
+        text = f"input {shapes}, p10 – p90 of speed {_spread_text(row)}, engine {row.engine_file}"
+        put_lines([(row.model, text)], console)
     put_lines([("peer", " and ".join(dict.fromkeys(row.peer for row in rows)) + ", same run")], console)

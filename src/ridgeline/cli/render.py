@@ -148,11 +148,9 @@ def error_size(value: float) -> str:
     return "0" if value == 0 else f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
-def ratio(value: float) -> Text:
-    """Green from parity up, as fractions of the peer's speed."""
-    return Text(
-        f"{value:.2f}×", style="bold green" if value >= 1 else "bold yellow" if value >= 0.9 else "bold red"
-    )
+def ratio(value: float, *, is_noise: bool) -> Text:
+    """As a fraction of the peer's speed: green above parity, red below, plain where it is noise."""
+    return Text(f"{value:.2f}×", style="" if is_noise else "bold green" if value > 1 else "bold red")
 
 
 def bar(share: float | None, width: int = 12) -> str:
