@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from moving_models import expected, model_of, rand
 
 import ridgeline
+from ridgeline.errors import RidgelineError
 from ridgeline.kernels.floor import call_floor
 from ridgeline.spec import Op
 
@@ -114,3 +117,22 @@ def test_the_floor_of_no_steps_or_rows(op: str, gates: int, steps: int, rows: in
     y, end = call_floor(node, [None if a is None else torch.from_numpy(a) for a in given])[:2]
     assert y.shape == (steps, 2, rows, 3)
     np.testing.assert_array_equal(end, given[5])
+
+
+def test_the_reference_is_not_run_where_it_would_end_the_process(tmp_path: Path) -> None:
+    """Inputs that a user brings for verification may lead there; no drawn ones do."""
+    body = RECURRENT["in a branch"].format(op="LSTM")
+    text = f"g (float[S,N,2] x, int64[1] n, bool c) => (float[U,V,W] y) {{ {body} }}"
+    known = {"w": rand(1, 12, 2), "r": rand(1, 12, 3), "zero": np.array([0]), "one": np.array([1])}
+    np.savez(tmp_path / "none.npz", x=rand(4, 2, 2), n=np.array([0]), c=np.array(True))
+    with pytest.raises(RidgelineError, match="nothing to compute"):
+        ridgeline.build(
+            model_of(text, **known), level=0, threads=1, profiles={"S": "4", "N": "2"}, data=tmp_path
+        )
+    top = model_of(
+        "g (float[S,N,2] x) => (float[U,V,W] y) { _, y = LSTM<hidden_size=3>(x, w, r) }",
+        **{name: known[name] for name in "wr"},
+    )
+    np.savez(tmp_path / "none.npz", x=rand(4, 0, 2))
+    with pytest.raises(RidgelineError, match="do not fit at _"):
+        ridgeline.build(top, level=0, threads=1, data=tmp_path)

@@ -1,4 +1,7 @@
-"""A model with loops, run where trips and bytes are counted, before ONNX Runtime runs it without counting."""
+"""A model run where trips and bytes are counted, before ONNX Runtime runs it without counting.
+
+It also ends the process on an LSTM or GRU of no rows: where data may lead there, the floor goes first.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from ridgeline.errors import BuildError, LimitError
+from ridgeline.errors import BuildError, InputError, LimitError
 from ridgeline.kernels.elements import dtype_name
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
 from ridgeline.passes.body import read_program
+from ridgeline.passes.settle import NEVER_EMPTY, Settled
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.weights import weights_of
 from ridgeline.spec import Body, TensorSpec
 from ridgeline.tactics.aten import compile_body
+from ridgeline.tactics.fallback import require_rows
 
 REPEATS = frozenset({"Loop", "Scan", "SequenceMap"})
 # for those who do not count: so many times what the counted run took, and at least so many seconds
@@ -31,19 +36,23 @@ TIMES_AS_LONG, LEAST_SECONDS = 50, 60
 class CountedRun:
     """The model on the floor, which stops at the limits. Its graph may be rewritten afterwards."""
 
-    def __init__(self, model: ir.Model, limits: Limits) -> None:
+    def __init__(self, model: ir.Model, limits: Limits, *, has_loops: bool) -> None:
         self._program, self._weights = read_program(model, limits), weights_of(model)
+        self._has_loops = has_loops
         self._seconds = 0.0
 
     @staticmethod
     def of(model: ir.Model, limits: Limits) -> CountedRun | None:
-        """None for a model without loops, which ends by itself."""
-        has_loops = any(node.op_type in REPEATS for graph in model.graphs() for node in graph)
-        return CountedRun(model, limits) if has_loops else None
+        """None for a model without loops and recurrent layers, which ends by itself."""
+        kinds = {node.op_type for graph in model.graphs() for node in graph}
+        has_loops = bool(kinds & REPEATS)
+        return CountedRun(model, limits, has_loops=has_loops) if has_loops or kinds & NEVER_EMPTY else None
 
     def require_end(self, feeds: Mapping[str, Any]) -> None:
-        """Raise LimitError if the model goes beyond a limit on these inputs."""
+        """Raise LimitError if the model goes beyond a limit on these inputs, InputError if a recurrent layer
+        has nothing to compute. What else is wrong with them, the reference says."""
         start = time.perf_counter()
+        settled = Settled()
         try:
             given = [taken_in(feeds[name]) for name in self._program.inputs]
             specs = {
@@ -51,25 +60,43 @@ class CountedRun:
                 for name, value in zip(self._program.inputs, given, strict=True)
                 if isinstance(value, Tensor)
             }
-            settled = settle_program(self._program, specs, self._weights)
-            self._run_on_floor(given, settled.specs)
+            settle_program(self._program, specs, self._weights, settled)
         except LimitError:
             raise
-        except Exception:  # not the floor: the reference says what is wrong
+        except Exception:
+            if 0 in self._rows(settled):
+                raise
+            return
+        if not self._has_loops and None not in self._rows(settled):
+            return
+        try:
+            self._run_on_floor(given, settled.specs)
+        except (LimitError, InputError):
+            raise
+        except Exception:  # not the floor
             return
         finally:
             self._seconds = max(self._seconds, time.perf_counter() - start)
+
+    def _rows(self, settled: Settled) -> list[int | None]:
+        """How many elements recurrent layers are given; None where data decides."""
+        ops = self._program.flat_ops(self._program.regions)[0]
+        given = [settled.specs.get(op.inputs[0]) for op in ops if op.key in NEVER_EMPTY]
+        inside = [None for op in ops if any(_holds_recurrent(attr) for attr in op.attrs.values())]
+        return [*(None if spec is None else spec.numel for spec in given), *inside]
 
     def _run_on_floor(self, given: Sequence[Any], specs: Mapping[str, TensorSpec]) -> None:
         program = self._program
         ops, constants = program.flat_ops(program.regions)
         body = Body((*program.inputs, *self._weights), program.outputs, ops, constants)
-        run, _ = compile_body(body, specs, program.opset_imports, limits=program.limits)
+        run, _ = compile_body(body, specs, program.opset_imports, limits=program.limits, before=require_rows)
         with torch.inference_mode():
             run([*given, *self._weights.values()])
 
     def timed(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """A session's `run` that is ended when it takes far longer than the counted one did."""
+        if not self._has_loops:
+            return run
 
         def run_timed(names: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
             seconds = max(LEAST_SECONDS, TIMES_AS_LONG * self._seconds)
@@ -90,3 +117,9 @@ class CountedRun:
                 timer.cancel()
 
         return run_timed
+
+
+def _holds_recurrent(attr: object) -> bool:
+    return isinstance(attr, Body) and any(
+        op.key in NEVER_EMPTY or any(map(_holds_recurrent, op.attrs.values())) for op in attr.ops
+    )

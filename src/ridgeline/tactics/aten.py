@@ -21,7 +21,7 @@ from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.fallback import constant_values, placed, runner, why_slow
+from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, why_slow
 
 # PyTorch has these types, and kernels for few ops of them
 FEW_KERNELS = frozenset({"uint16", "uint32", "uint64"})
@@ -170,11 +170,13 @@ def compile_body(
     values: Mapping[str, np.ndarray] | None = None,
     loose: Mapping[str, str] | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    before: Callable[[Op, Sequence[Any]], None] | None = None,
 ) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
     """A body as a function from its inputs to its outputs, with notes on what runs slowly.
 
     Values live in a list of slots; a slot is emptied after its last reader, so that memory goes back early.
     On a GPU what is known beforehand has a slot on either side, since some ops read numbers on the host.
+    `before` is called with every op, also of subgraphs, and what it is about to be given.
     """
     slots = {name: i for i, name in enumerate(dict.fromkeys(body.inputs))}
     fixed: list[Any] = [None] * len(slots)
@@ -183,7 +185,7 @@ def compile_body(
         constants[key] = len(fixed)
         fixed.append(tensor)
     slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(compile_body, device=device, loose=loose, limits=limits)
+    compile_here = partial(compile_body, device=device, loose=loose, limits=limits, before=before)
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
@@ -196,6 +198,7 @@ def compile_body(
             run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here, limits)
         else:
             run, note = runner(op, specs, opset_imports, device, loose)
+            run = run if before is None else _after(before, op, run)
             more = [note] if note else []
         notes += more
         writes: list[int | None] = []
@@ -229,6 +232,14 @@ def compile_body(
             return run_body(inputs)
 
     return run_there, notes
+
+
+def _after(before: Callable[[Op, Sequence[Any]], None], op: Op, run: RunOp) -> RunOp:
+    def checked(values: Sequence[Any]) -> Sequence[Any]:
+        before(op, values)
+        return run(values)
+
+    return checked
 
 
 def reads_of(op: Op) -> tuple[str, ...]:

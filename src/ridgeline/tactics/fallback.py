@@ -155,6 +155,16 @@ class _DeviceOp:
 Open = Callable[[Mapping[str, Any]], Sequence[Any]]
 
 
+def require_rows(op: Op, values: Values) -> None:
+    """Raise before ONNX Runtime would end the process."""
+    if op.key in NEVER_EMPTY and not values[0].numel():
+        raise InputError(
+            f"{op.op_type} at {op.name or op.outputs[-1]} has nothing to compute",
+            got=f"a sequence of {list(values[0].shape)}",
+            want="at least one step and one row",
+        )
+
+
 class _OtherOp:
     """An op as a model of its own for somebody else, opened when the types of its inputs are first seen."""
 
@@ -165,12 +175,7 @@ class _OtherOp:
 
     def __call__(self, values: Values) -> Sequence[Any]:
         given = {n: v for n, v in zip(self.op.inputs, values, strict=True) if n}
-        if self.op.key in NEVER_EMPTY and not values[0].numel():
-            raise InputError(
-                f"{self.op.op_type} at {self.op.name or self.op.outputs[0]} has nothing to compute",
-                got=f"a sequence of {list(values[0].shape)}",
-                want="at least one step and one row",
-            )
+        require_rows(self.op, values)
         types = {name: type_of(value) for name, value in given.items()}
         run = self._opened(types)
         made = dict(
