@@ -54,6 +54,10 @@ def test_the_node_is_named_with_what_it_is_given(proto: onnx.ModelProto, where: 
         "(float[N,4] x) => (float[M,3] y) <int64[2] s = {-1,3}> { y = Reshape(x, s) }",
         "(float[N,C,H] x, float[8,4,3] w) => (float[N,8,L] y) { y = Conv(x, w) }",
         "(float[N,T] x, float[64] b) => (float[N,64] y) { y = Add(x, b) }",
+        """(float[4] x, bool go, int64[4] i) => (float[4] y) {
+        c = If (go) < then_branch = a () => (t) { t = Neg (x) },
+        else_branch = b () => (e) { e = Abs (x) } >
+        y = CastLike (i, c) }""",
     ],
 )
 def test_what_some_shapes_fit_is_no_contradiction(text: str) -> None:

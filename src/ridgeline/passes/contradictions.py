@@ -79,7 +79,7 @@ def contradictions(proto: onnx.ModelProto) -> Iterator[Contradiction]:
             if name in declared and name in made:
                 yield from _misdeclared(where, name, declared[name], made[name])
             known = made.get(name) or declared.get(name)
-            if known is not None:
+            if known is not None and "undefined" not in type_text(known):
                 types[name] = known
         if node.op_type == "Constant" and not _domain(node.domain):
             values.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
