@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 from moving_models import close, expected, model_of, own, rand
+from onnx.reference import ReferenceEvaluator
 
 SPELLED = """g (float[1,2,S,8] q, float[1,2,8,T] k, float[1,2,T,8] v, float[{dims}] m)
   => (float[1,2,R,8] y) {{ s = MatMul(q, k) a = Add(s, m) p = Softmax<axis = -1>(a) y = MatMul(p, v) }}"""
@@ -42,4 +43,19 @@ def test_a_mask_of_one_row_is_right_after_its_plan(keys: int) -> None:
     want = {"y": weights / weights.sum(-1, keepdims=True) @ v}
     for _ in range(2):
         close(engine.run({"q": q, "k": k, "v": v, "m": m}), want)
+        engine.wait()
+
+
+def test_positions_for_one_row_are_right_for_many() -> None:
+    """As the rows of a mask: ONNX Runtime refuses positions that are broadcast over the batch."""
+    text = """g (float[B,2,S,8] x, int64[P,S] p) => (float[B,2,S,8] y)
+      <float[4,4] c = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6}>
+      { y = RotaryEmbedding(x, c, c, p) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {text}')
+    profile = {"B": "1..1..4", "S": "1..3..9", "P": "1..1..4"}
+    engine = own(model, without=(), new_shapes="serve", profiles=profile)
+    x, places = rand(2, 2, 3, 8), np.array([[0, 1, 3]])
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x, "p": places})
+    for _ in range(2):
+        close(engine.run({"x": x, "p": places}), {"y": want})
         engine.wait()

@@ -73,6 +73,22 @@ def test_attention_that_it_refuses_or_computes_otherwise(
     assert reason is None if refused is None else refused in (reason or "")
 
 
+@pytest.mark.parametrize(("shape", "inputs", "is_taken"), [
+    ((2, 3), ("q", "table", "table", "x"), True),
+    ((1, 3), ("q", "table", "table", "x"), False),
+    ((2, 1), ("q", "table", "table", "x"), False),
+    ((2, 3, 4), ("q", "x", "x"), True),
+    ((1, 3, 4), ("q", "x", "x"), False),
+])  # fmt: skip
+def test_rotary_positions_that_are_broadcast(
+    shape: tuple[int, ...], inputs: tuple[str, ...], is_taken: bool
+) -> None:
+    specs = {**FLOATS, "x": TensorSpec("int64" if len(shape) == 2 else "float32", shape)}
+    specs["table"] = TensorSpec("float32", (10, 4))
+    reason = why_not(Op("RotaryEmbedding", inputs, ("y",)), specs)
+    assert reason is None if is_taken else "rotary positions" in (reason or "")
+
+
 @pytest.mark.parametrize("key", ["LSTM", "GRU"])
 def test_recurrent_layers_that_may_be_given_nothing(key: str) -> None:
     """Those end the whole process."""

@@ -70,6 +70,17 @@ def _attention(op: Op, specs: Specs) -> str | None:
     return None
 
 
+def _rotary(op: Op, specs: Specs) -> str | None:
+    """Positions, or angles without them, are [B, S, ...]; the op broadcasts them."""
+    x, angles = (specs.get(name) for name in (op.inputs[0], op.inputs[3 if any(op.inputs[3:]) else 1]))
+    if x is None or angles is None:
+        return "sizes of a rotary embedding depend on data, and ONNX Runtime broadcasts none"
+    wanted = (x.shape[0], x.shape[-2])
+    if angles.shape[:2] == wanted:
+        return None
+    return f"rotary positions or angles of {list(angles.shape)}, ONNX Runtime wants {list(wanted)} first"
+
+
 def _recurrent(op: Op, specs: Specs) -> str | None:
     x = specs.get(op.inputs[0])
     if x is None:
@@ -81,5 +92,6 @@ def _recurrent(op: Op, specs: Specs) -> str | None:
 
 _RULES: Mapping[str, Callable[[Op, Specs], str | None]] = {
     "Attention": _attention,
+    "RotaryEmbedding": _rotary,
     **dict.fromkeys(NEVER_EMPTY, _recurrent),
 }
