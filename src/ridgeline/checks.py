@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ridgeline.call_times import call_overhead
 from ridgeline.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
-from ridgeline.errors import BuildError, LimitError, ModelError, OptionError, first_line
+from ridgeline.errors import BuildError, LimitError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
+from ridgeline.frontend.declared import other_outputs
 from ridgeline.frontend.profiles import Resolved, shapes_flags
 from ridgeline.frontend.types import to_ir
 from ridgeline.guards import Term
@@ -286,7 +287,7 @@ def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
         if dtype != port.dtype or not is_same_rank:
             wrong.append(f"{port.name}: declared {port}, made {array.dtype}{list(array.shape)}")
     if wrong:
-        raise ModelError("the model declares other outputs than it makes", rows=wrong)
+        raise other_outputs(wrong)
 
 
 def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[str, dict[str, Any]]]:

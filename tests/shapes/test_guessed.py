@@ -9,7 +9,7 @@ import pytest
 from moving_models import close, expected, model_of, rand
 
 import ridgeline
-from ridgeline.errors import BuildError
+from ridgeline.errors import BuildError, ModelError
 from ridgeline.frontend.ports import guessed_shapes, ports
 from ridgeline.runtime import shape_search
 from ridgeline.surgery.lint import lint
@@ -59,6 +59,15 @@ def test_outputs_that_are_declared_wrongly(declared: str, body: str, dims: tuple
     assert engine.outputs[0].dims == dims
     assert ("declared" in " ".join(engine.report.warnings)) == (declared != "float[N,4]")
     assert not lint(model).errors, "what is built with a warning is no error to lint"
+
+
+@pytest.mark.parametrize("verify", ["full", "off"])
+def test_a_type_that_is_declared_wrongly_is_refused(verify: str) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20]> g (float[N,4] x) => (int64[N,4] y) { y = Relu(x) }"""
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(ModelError, match=r"declares other outputs(?s:.*)y: declared int64, made float32"):
+        ridgeline.build(model, level=0, verify=verify)
+    assert lint(model).errors == 1
 
 
 def test_one_name_for_two_sizes_that_are_given() -> None:

@@ -1,13 +1,23 @@
-"""Outputs as the model makes them, where its file declares them otherwise: what is declared is corrected."""
+"""Outputs that a file declares otherwise than the model makes them: dims are corrected, types refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from ridgeline.errors import ModelError
+from ridgeline.frontend.types import type_of, type_text
 from ridgeline.spec import TensorSpec
+
+
+def other_outputs(rows: Sequence[str]) -> ModelError:
+    return ModelError(
+        "the model declares other outputs than it makes",
+        rows=rows,
+        help="export it again; ridge lint MODEL names the nodes",
+    )
 
 
 def correct_outputs(graph: ir.Graph, specs: Mapping[str, TensorSpec], made: Mapping[str, Any]) -> list[str]:
@@ -15,6 +25,13 @@ def correct_outputs(graph: ir.Graph, specs: Mapping[str, TensorSpec], made: Mapp
 
     `specs` are the settled values, `made` what the original model computed for those that data decides.
     """
+    wrong = [
+        f"{value.name}: declared {type_text(type_of(value))}, made {specs[str(value.name)]}"
+        for value in graph.outputs
+        if value.name in specs and type_text(type_of(value)) != specs[str(value.name)].dtype
+    ]
+    if wrong:
+        raise other_outputs(wrong)
     notes = []
     for value in graph.outputs:
         name, declared = str(value.name), value.shape
