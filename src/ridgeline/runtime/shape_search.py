@@ -25,7 +25,7 @@ Shapes = Mapping[str, TensorSpec]
 MOST_SIZES, MOST_TRIALS, MOST_SECONDS = 16, 400, 10.0
 COMMON = (64, 32, 4, 2, 80, 3, 1)
 # for axes that were guessed to be 1: reflected borders, windows and the like need a few rows
-LARGER = (4, 16, 64, 256)
+LARGER, MOST_ELEMENTS = (4, 16, 64, 256), 1 << 20
 
 
 class ShapeSearch:
@@ -49,14 +49,16 @@ class ShapeSearch:
 
     def _found(self) -> Iterator[dict[str, TensorSpec]]:
         reached = [(self._reach(start), start) for start in self._starts]
+        partly = [(count, start) for (count, is_whole), start in reached if not is_whole]
+        if partly:
+            yield from self._further(*max(partly, key=lambda pair: pair[0]))
+        # shapes that settle and that the model refuses all the same give no direction
         for (_, is_whole), start in reached:
             if is_whole:
                 yield from self._larger(start)
-        # shapes that settle and that the model refuses all the same give no direction
-        partly = [(count, start) for (count, is_whole), start in reached if not is_whole]
-        if not partly:
-            return
-        far, first = max(partly, key=lambda pair: pair[0])
+
+    def _further(self, far: int, first: Shapes) -> Iterator[dict[str, TensorSpec]]:
+        """From shapes of which `far` values settle: one size after the other that settles more."""
         best, left = dict(first), MOST_TRIALS
         trials = [(place, size) for place in self._places for size in _sizes(self._weights)]
         while True:
@@ -84,7 +86,8 @@ class ShapeSearch:
             made = dict(shapes)
             for place in ones:
                 made = _with_size(made, place, size)
-            yield made
+            if sum(spec.numel for spec in made.values()) <= MOST_ELEMENTS:
+                yield made
 
     def _reach(self, shapes: Shapes) -> tuple[int, bool]:
         """How many values are settled before something does not fit, and whether all are."""
