@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 import onnx_ir as ir
 
@@ -14,6 +15,7 @@ from ridgeline.spec import Port, TensorSpec
 # guesses for a dim nobody gave a size for, in the order they are tried
 GUESSES = (64, 32, 224, 320, 512, 16, 128, 1024, 16000, 1)
 IMAGE_GUESSES = (224, 320, 64, 32, 48, 640, 1)
+ALIKE_GUESSES = (64, 32, 16)
 
 
 def ports(values: Sequence[ir.Value], *, what: str) -> tuple[Port, ...]:
@@ -42,8 +44,8 @@ def guessed_shapes(
 ) -> Iterator[dict[str, TensorSpec]]:
     """Shapes worth trying where no profile says: batch 1, then sizes models are usually made for.
 
-    First every open dim gets the guess; then only those of the first input, since states and caches beside
-    it often have a batch that the file forgot to name. Dims of one name have one size.
+    First every open dim gets the guess, then all the same; then only those of the first input, since states
+    and caches beside it often have a batch that the file forgot to name. Dims of one name have one size.
     """
     every_dims = [port.dims if port.dims is not None else (1,) for port in inputs]
     places: dict[str, list[tuple[int, int, int]]] = {}  # the input, the axis, the rank
@@ -51,19 +53,23 @@ def guessed_shapes(
         for axis, dim in enumerate(dims):
             if isinstance(dim, str):
                 places.setdefault(dim, []).append((i, axis, len(dims)))
-    for only_first in (False, True):
-        for round_ in range(len(GUESSES)):
-            image = IMAGE_GUESSES[min(round_, len(IMAGE_GUESSES) - 1)]
-            sizes = {}
-            for dim, found in places.items():
-                is_one = "batch" in dim.lower() or all(axis == 0 for _, axis, _ in found)
-                if dim in symbols:
-                    sizes[dim] = symbols[dim].opt
-                elif is_one or (only_first and all(i for i, _, _ in found)):
-                    sizes[dim] = 1
-                else:
-                    sizes[dim] = image if any(rank == 4 for _, _, rank in found) else GUESSES[round_]
-            yield {
-                port.name: TensorSpec(port.dtype, tuple(d if isinstance(d, int) else sizes[d] for d in dims))
-                for port, dims in zip(inputs, every_dims, strict=True)
-            }
+    pairs = list(zip_longest(GUESSES, IMAGE_GUESSES, fillvalue=1))
+    n_images = len(IMAGE_GUESSES) - 1
+    ways = [(*pair, "each") for pair in pairs[:n_images]]
+    # masks and tables beside an image or heads have its sizes, on their first axis too
+    ways += [(size, size, "alike") for size in ALIKE_GUESSES]
+    ways += [*((*pair, "each") for pair in pairs[n_images:]), *((*pair, "first") for pair in pairs)]
+    for guess, image, way in ways:
+        sizes = {}
+        for dim, found in places.items():
+            is_one = "batch" in dim.lower() or (way != "alike" and all(axis == 0 for _, axis, _ in found))
+            if dim in symbols:
+                sizes[dim] = symbols[dim].opt
+            elif is_one or (way == "first" and all(i for i, _, _ in found)):
+                sizes[dim] = 1
+            else:
+                sizes[dim] = image if any(rank == 4 for _, _, rank in found) else guess
+        yield {
+            port.name: TensorSpec(port.dtype, tuple(d if isinstance(d, int) else sizes[d] for d in dims))
+            for port, dims in zip(inputs, every_dims, strict=True)
+        }

@@ -154,14 +154,18 @@ def _attention(given: Given) -> Sequence[Shape | None]:
     past = given.shape(4)[2] if given.has(4) and len(given.shape(4)) == 4 else 0
     require_shape(given, 4, (batch, key_heads, past, width))
     require_shape(given, 5, (batch, key_heads, past, value_width))
-    scores = (batch, heads, queries, past + keys)
+    scores: Shape = (batch, heads, queries, past + keys)
     if given.has(3):
         mask = given.shape(3)
         # a mask over fewer keys is padded in newer opsets
         if mask and mask[-1] < scores[3]:
             mask = (*mask[:-1], scores[3])
-        if not mask or broadcast(scores, mask) != scores:
+        spread = broadcast(scores, mask) if 0 < len(mask) <= 4 else ()
+        # one query, or one row of the batch, is spread over a mask of many, as the sum of both is
+        is_alone = not (past or any(given.op.outputs[1:]))
+        if not spread or spread[1::2] != scores[1::2] or (spread != scores and not is_alone):
             raise MisfitError(f"mask of {list(given.shape(3))} over scores of {list(scores)}")
+        batch, heads, queries, _ = scores = spread
     is_flat = len(given.shape(0)) == 3
     made = (batch, queries, heads * value_width) if is_flat else (batch, heads, queries, value_width)
     present = [(batch, key_heads, past + keys, d) for d in (width, value_width)]

@@ -40,26 +40,33 @@ def _stft(op: Op, specs: Specs, values: Values) -> TensorSpec | None:
     return TensorSpec(signal.dtype, (batch, 1 + (samples - frame) // hop, bins, 2))
 
 
-def _conv_transpose(op: Op, specs: Specs, values: Values) -> TensorSpec | None:
-    """ONNX's inference leaves the sizes out where `output_shape` asks for less than the input has."""
+def _own(op: Op, specs: Specs, values: Values) -> TensorSpec | None:
+    """ConvTranspose: ONNX's inference leaves sizes out where `output_shape` asks for less than the input has.
+
+    Attention: it does not look at the mask, over which queries may be spread.
+    """
     if any(spec is None for name, spec in zip(op.inputs, specs, strict=True) if name):
         return None
     shapes = tuple(None if spec is None else spec.shape for spec in specs)
-    (made,) = PRODUCT_RULES["ConvTranspose"](Given(op, shapes, (None,), {}))
+    made = PRODUCT_RULES[op.op_type](Given(op, shapes, (None,), {}))[0]
     return None if made is None or specs[0] is None else TensorSpec(specs[0].dtype, made)
 
 
 RULES: dict[str, Rule] = {
     "GroupNormalization": _like_first,
     "MeanVarianceNormalization": _like_first,
-    "ConvTranspose": _conv_transpose,
+    "ConvTranspose": _own,
+    "Attention": _own,
     "STFT": _stft,
 }
 
 
 def has_rule(op: Op) -> bool:
-    """Whether our rule alone decides: what it cannot tell, ONNX's inference may tell wrongly."""
-    return not op.domain and op.op_type in RULES
+    """Whether our rule alone decides: what it cannot tell, ONNX's inference may tell wrongly.
+
+    A rule tells of one output.
+    """
+    return not op.domain and op.op_type in RULES and not any(op.outputs[1:])
 
 
 def own_spec(op: Op, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> TensorSpec | None:

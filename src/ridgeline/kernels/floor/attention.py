@@ -58,6 +58,16 @@ def _mask(
     return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask, -math.inf)
 
 
+def _spread_over(mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One query, or one row of the batch, that a mask has many of: spread as in a sum of scores and mask."""
+    rows = mask.shape[-2] if mask.ndim > 1 and q.shape[2] == 1 else q.shape[2]
+    batch = mask.shape[0] if mask.ndim == 4 and q.shape[0] == 1 else q.shape[0]
+    if (batch, rows) == (q.shape[0], q.shape[2]):
+        return q, k, v
+    q = q.expand(batch, -1, rows, -1)
+    return q, k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)
+
+
 @floor("Attention")
 def attention(
     q: Tensor,
@@ -83,6 +93,8 @@ def attention(
     q, k, v = _heads(q, q_num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
     k = k if past_key is None else torch.cat([past_key, k], dim=2)
     v = v if past_value is None else torch.cat([past_value, v], dim=2)
+    if attn_mask is not None:
+        q, k, v = _spread_over(attn_mask, q, k, v)
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     n_past = 0 if past_key is None else past_key.shape[2]
     offset = n_past if nonpad_kv_seqlen is None else (nonpad_kv_seqlen - q.shape[2]).reshape(-1, 1, 1, 1)
