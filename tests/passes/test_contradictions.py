@@ -35,6 +35,8 @@ def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
          "Reshape 'y'", r"float32\[N,4\]"),
         (model("(float[N,3,H,W] x) => (float[N,8,H,W] y) { y = Conv(x, w) }", w=(8, 4, 3, 3)),
          "Conv 'y'", r"float32\[N,3,H,W\]"),
+        (model("(float[N,3,H] x) => (float[N,8,H] y) { y = ConvTranspose(x, w) }", w=(4, 8, 3)),
+         "ConvTranspose 'y'", r"float32\[N,3,H\]"),
         (model("(float[N,T] x) => (float[N,3] y) { a = MatMul(x, c) y = MatMul(a, d) }", c=(9, 3), d=(4, 3)),
          "MatMul 'y'", r"float32\[N,3\]"),
     ],
@@ -54,6 +56,8 @@ def test_the_node_is_named_with_what_it_is_given(proto: onnx.ModelProto, where: 
         "(float[N,4] x) => (float[M,3] y) <int64[2] s = {-1,3}> { y = Reshape(x, s) }",
         "(float[N,C,H] x, float[8,4,3] w) => (float[N,8,L] y) { y = Conv(x, w) }",
         "(float[N,T] x, float[64] b) => (float[N,64] y) { y = Add(x, b) }",
+        """(float[1,1600,1] x, float[161,8] w) => (float[1,M,2,8] y) <int64 step = {160}, int64 size = {320}>
+        { s = STFT(x, step, , size) t = Transpose<perm = [0,1,3,2]>(s) y = MatMul(t, w) }""",
         """(float[4] x, bool go, int64[4] i) => (float[4] y) {
         c = If (go) < then_branch = a () => (t) { t = Neg (x) },
         else_branch = b () => (e) { e = Abs (x) } >

@@ -23,6 +23,7 @@ from ridgeline.frontend.types import port_text, tensor_type, type_text
 from ridgeline.passes.body import attr_value
 from ridgeline.passes.op_given import Given, MisfitError, Shape
 from ridgeline.passes.op_rules import RULES
+from ridgeline.passes.shape_rules import RULES as INFERRED_WRONGLY
 from ridgeline.spec import Op
 
 # values that shape arithmetic may read; weights are only looked at for their type
@@ -64,18 +65,21 @@ def contradictions(proto: onnx.ModelProto) -> Iterator[Contradiction]:
             continue
         if any(name not in types for name in node.input if name):
             continue
+        # elsewhere what the node makes stays unknown here: a declaration may come from the same inference
+        is_inferred = bool(_domain(node.domain)) or node.op_type not in INFERRED_WRONGLY
         where = f"{node.op_type} {node_label(node)!r}"
         made: Types = {}
         try:
             _apply_own_rule(node, types, values, version)
-            made = _inferred(node, types, values, versions, proto.ir_version)
+            if is_inferred:
+                made = _inferred(node, types, values, versions, proto.ir_version)
         except Exception as error:
             yield Contradiction(
                 where, f"its inputs do not fit together: {_reason(error)}",
                 got=", ".join(port_text(types[n]) for n in node.input if n),
                 want=f"inputs that {node.op_type} takes",
             )  # fmt: skip
-        for name in node.output:
+        for name in node.output if is_inferred else ():
             if name in declared and name in made:
                 yield from _misdeclared(where, name, declared[name], made[name])
             known = made.get(name) or declared.get(name)
