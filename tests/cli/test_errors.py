@@ -142,3 +142,16 @@ def test_build_options_beside_an_engine_are_errors(ridge: Ridge, tiny_engine: Pa
     code, _, stderr = ridge("run", tiny_engine, "--threads", "63")
     assert code == 1
     assert "--threads 63" in stderr
+
+
+def test_a_build_that_is_stopped_leaves_nothing(
+    ridge: Ridge, here: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ridgeline.runtime.file._write_members", stop)
+    before = set(here.iterdir())
+    code, _, stderr = ridge("build", str(tiny_model), "--level", "0", "-o", "made.ridge")
+    assert (code, "stopped" in stderr) == (130, True)
+    assert set(here.iterdir()) == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DONE, USER_ERROR, USAGE, FAILED_GATE, BUG = 0, 1, 2, 3, 70
+DONE, USER_ERROR, USAGE, FAILED_GATE, BUG, STOPPED = 0, 1, 2, 3, 70, 130
 
 MEANINGS = {
     DONE: "done",
@@ -10,4 +10,5 @@ MEANINGS = {
     USAGE: "the command line does not read: no such command, option or value",
     FAILED_GATE: "a correctness gate failed: an engine or a peer does not compute what the model computes",
     BUG: "a bug in ridgeline: please report it, with the traceback that `-v` shows",
+    STOPPED: "stopped by Ctrl-C; no file was written",
 }

@@ -20,7 +20,7 @@ from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_verify import verify
-from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, USAGE, USER_ERROR
+from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, STOPPED, USAGE, USER_ERROR
 from ridgeline.cli.loudness import is_verbose, with_loudness
 from ridgeline.cli.render import complain, emit_error, say_error
 from ridgeline.errors import RidgelineError, VerifyError, failure
@@ -74,15 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """The exit status, and what is to be said of an error besides its text."""
     try:
-        return app(list(given), standalone_mode=False) or DONE, {}
+        status = app(list(given), standalone_mode=False) or DONE
+        return (STOPPED, _stopped()) if status == STOPPED else (status, {})
     except RidgelineError as error:
         told = _told(error, type(error).__name__)
         if isinstance(error, VerifyError):
             return FAILED_GATE, {**told, "checks": error.checks}
         return USER_ERROR, told
     except typer.Abort:
-        say_error("stopped")
-        return USER_ERROR, {"error": "Abort", "what": "stopped"}
+        return STOPPED, _stopped()
     except OSError as error:
         # a full disk, a folder that went away, a file we may not read: the machine's, not ours
         return USER_ERROR, _said(error, _os_error_text(error))
@@ -95,6 +95,12 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
         if is_verbose():
             complain.print(traceback.format_exc().rstrip())
         return BUG, _told(_bug(error), type(error).__name__)
+
+
+def _stopped() -> dict[str, Any]:
+    """By Ctrl-C, which some versions of the parser raise and others return as a status."""
+    say_error("stopped")
+    return {"error": "Abort", "what": "stopped"}
 
 
 def _told(error: RidgelineError, kind: str) -> dict[str, Any]:
