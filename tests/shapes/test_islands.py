@@ -197,3 +197,28 @@ def test_threads_run_bodies_in_memory_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_growing_state_gives_the_same_bits_again() -> None:
+    """What does not grow beside it has a kernel, which adds in another order than the floor."""
+    model = model_of("""g (int64 trips, float[1,99] x) => (float[1,99] y, float[M,99] all) {
+        going = Constant <value = bool {1}> ()
+        y, all = Loop (trips, going, x, x) <body =
+            body (int64 i, bool go, float[1,99] row, float[K,99] rows)
+                => (bool on, float[1,99] ratio, float[L,99] grown) {
+            on = Identity (go)
+            square = Mul (row, row)
+            mean = ReduceMean <keepdims = 1> (square, axes)
+            root = Sqrt (mean)
+            moved = Add (row, root)
+            ratio = Div (moved, root)
+            grown = Concat <axis = 0> (rows, ratio)
+        } >
+    }""", axes=np.array([1]))  # fmt: skip
+    context = own(model).context(wait=True)
+    feeds = {"trips": np.array(9), "x": rand(1, 99)}
+    first = context.run(feeds)
+    close(first, expected(model, feeds))
+    for _ in range(3):
+        again = context.run(feeds)
+        assert all(np.array_equal(again[name], first[name]) for name in first)

@@ -134,16 +134,16 @@ class PlannedBody:
         return [cloned(m) if isinstance(m, Tensor) and m.data_ptr() in inputs else m for m in made]
 
     def _instance(self, key: tuple[tuple[int, ...], ...]) -> Instance | None:
-        """One for shapes that were planned or come back; None for the first time, and where memory ends."""
+        """The one for these shapes, from their first run on: the same input then gives the same bits again.
+
+        None where there are too many, for as long as these are kept.
+        """
         local = self._local
         if not hasattr(local, "instances"):
-            local.instances, local.met = {}, set()
+            local.instances = {}
         found: Instance | None = local.instances.get(key)
         if found is not None or len(local.instances) >= KEPT_BODIES:
             return found
-        if key != self._planned and key not in local.met:
-            local.met.add(key)
-            return None
         specs = self._engine.plan.planned_shapes
         shapes = zip(self._engine.program.inputs, key, strict=True)
         # a state that grows has a shape for every trip: a compiler would never keep up with it
