@@ -207,6 +207,15 @@ def test_a_mask_that_may_be_larger_than_the_scores_is_refused(shape: str, querie
     assert "may be larger than scores" in refusal.reason
 
 
+@pytest.mark.parametrize("n_keys", ["1", "K"])
+def test_one_key_that_is_spread_over_a_mask(n_keys: str) -> None:
+    """Its scores then fit as many values as the mask has columns; Attention wants a key for each value."""
+    body = graph(MASKED, ", float[S,T] m").replace("float[B,3,T,4] k", f"float[B,3,{n_keys},4] k")
+    model, (refusal,) = rewritten(body, RULES, {**SIZES, "K": 1})
+    assert count(model, "Attention") == 0
+    assert refusal.reason == f"{n_keys} keys and T values"
+
+
 def test_weights_that_escape_are_refused() -> None:
     model, (refusal,) = rewritten(graph(EAGER).replace("] y)", "] y, float[B,3,S,T] p)"), RULES, SIZES)
     assert count(model, "Attention") == 0
@@ -240,6 +249,18 @@ def test_a_join_that_is_none_keeps_the_four_axes() -> None:
     model, refusals = rewritten(body, RULES, SIZES)
     assert count(model, "Transpose") == 4
     assert refusals[0].reason == "does not join the heads again"
+
+
+def test_a_slice_of_parts_and_batch_is_no_part() -> None:
+    body = """g (float[3,S,24] x) => (float[2,2,S,4] y) <int64[5] split = {0, 0, 3, 2, 4},
+        int64[2] start = {0, 1}, int64[2] end = {1, 3}, int64[1] first = {0}> {
+        five = Reshape(x, split)
+        packed = Transpose<perm = [2, 0, 3, 1, 4]>(five)
+        part = Slice(packed, start, end)
+        y = Squeeze(part, first)
+    }"""
+    _, (refusal,) = rewritten(body, RULES, SIZES)
+    assert refusal.reason == "not a slice of parts"
 
 
 @pytest.mark.parametrize("pick", ["gather", "slice"])

@@ -162,6 +162,15 @@ def test_batch_norm_moves_into_weights(weight: str, line: str, shape: str) -> No
     assert refusals == []
 
 
+def test_batch_norm_of_a_product_with_a_vector_stays_behind_it() -> None:
+    """Its channels are rows of the input, not columns of the weight."""
+    body = f"""g (float[B,2,2] x) => (float[B,2] y) {BN}, float[2] w = {{3., 4.}}> {{
+        c = MatMul(x, w)
+        y = BatchNormalization(c, gamma, beta, mean, var)
+    }}"""
+    assert ops(rewritten(body, RULES, {"B": 3})[0]) == ["MatMul", "Mul", "Add"]
+
+
 def test_batch_norm_alone_and_behind_a_shared_conv() -> None:
     body = f"""g (float[B,2,3,3] x) => (float[B,2,3,3] y) {BN}> {{
         y = BatchNormalization(x, gamma, beta, mean, var)

@@ -63,6 +63,7 @@ class SoftmaxAttention(Fusion):
         _require_heads(m)
         for name in ("mask", "bias", "allowed", "barred"):
             _require_mask(m, getattr(m, name))
+        _require_keys(m)
         if m.off is not None:
             # a finite filler still counts in rows where every key is masked
             m.require(
@@ -153,6 +154,16 @@ def _require_mask(m: Match, mask: ir.Value | None) -> None:
         m.require(fits, f"mask of {dims} may be larger than scores of {(*q[:3], kt[3])}", mask)
 
 
+def _require_keys(m: Match) -> None:
+    """The scores of a single key are spread over a mask, and may then fit several values."""
+    keys, values = m.dims(m.kt)[3], m.dims(m.v)[2]
+    masks = [value for value in (m.mask, m.bias, m.allowed, m.barred) if value is not None]
+    is_spread = any(m.dims(mask)[-1] not in (1, keys) for mask in masks)
+    may_be_one = keys == 1 or _is_declared(m.kt, keys)
+    are_two = keys != values and (isinstance(values, int) or _is_declared(m.v, values))
+    m.require(not (is_spread and may_be_one and are_two), f"{keys} keys and {values} values", m.v)
+
+
 def _is_declared(value: ir.Value, size: Size) -> bool:
     return is_named(size) or value.is_graph_input()
 
@@ -222,11 +233,8 @@ class PackedHeads(Fusion):
         if m.index is not None:
             m.require(m.array("index").ndim == 0, "takes several parts", m.index)
         else:
-            m.require(
-                m.const("gone") == [0] and (m.axes is None or m.const("axes") == [0]),
-                "not a slice of parts",
-                m.gone,
-            )
+            is_one_axis = len(m.const("start")) == 1 and (m.axes is None or m.const("axes") == [0])
+            m.require(m.const("gone") == [0] and is_one_axis, "not a slice of parts", m.gone)
             m.require(m.const("end")[0] - m.const("start")[0] == 1, "takes several parts", m.end)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:

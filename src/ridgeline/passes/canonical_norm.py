@@ -45,6 +45,7 @@ def _require_float(m: Match) -> None:
 
 def _require_epsilon(m: Match) -> None:
     eps = m.scalar("eps")
+    m.require(m.array("eps").ndim <= len(m.dims(m.x)), "epsilon raises the rank", m.eps)
     m.require(0.0 <= eps <= _MAX_EPSILON, f"epsilon is {eps}, want 0 to {_MAX_EPSILON}", m.eps)
 
 
@@ -157,7 +158,8 @@ class GroupNorm(Fusion):
         _require_float(m)
         groups, channels = m.array("ones").size, source[1]
         is_split = len(grouped) == 3 and grouped[:2] == (source[0], groups)
-        m.require(is_split and isinstance(channels, int), "not groups of channels", m.groups)
+        is_split = is_split and isinstance(channels, int) and channels % groups == 0
+        m.require(is_split, "not groups of channels", m.groups)
         m.require(bool(np.all(m.array("ones") == 1.0)), "groups are scaled", m.ones)
         m.require(not np.any(m.array("zeros")), "groups are shifted", m.zeros)
         back = next(node for node in m.nodes if node.op_type == "Reshape")

@@ -100,10 +100,9 @@ class BatchNormIntoWeights(Fusion):
         _require_float_weight(m)
         node = _op_of(m, (*_CONVS, "Gemm", "MatMul"))
         if node.op_type not in _CONVS:
-            rank = node.outputs[0].shape
-            m.require(
-                rank is not None and rank.rank() == 2, "channels are not the columns of the product", m.x
-            )
+            made = node.outputs[0].shape
+            has_columns = made is not None and made.rank() == m.array("w").ndim == 2
+            m.require(has_columns, "channels are not the columns of the product", m.x)
         if m.b is not None:
             bias = m.array("b")
             m.require(bias.size in (1, _out_channels(m)), "bias is not per channel", m.b)
