@@ -44,7 +44,7 @@ A `VerifyError` has the `checks` that were made as well, failed ones among them,
 FILES = {
     "file": "string: the engine, the part or the report; what was read, where nothing is written",
     "file_bytes": "number: its size",
-    "source": "string: the ONNX file",
+    "source": "string: the ONNX file, where the command read one",
 }
 # form: who prints it, what it holds, and which paths
 FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {

@@ -23,7 +23,7 @@ from ridgeline.compose_cross import select_elsewhere
 from ridgeline.compose_cuda import select_cuda
 from ridgeline.compose_untimed import select_here
 from ridgeline.eager import check_guards, check_sample
-from ridgeline.errors import InputError, OptionError, PlanError
+from ridgeline.errors import InputError, ModelError, OptionError, PlanError
 from ridgeline.facts import Facts
 from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
@@ -120,7 +120,7 @@ def build_exported(exported: Exported, options: Options) -> Engine:
     with as_source(exported.model) as source:
         try:
             return build_with(source, options, exported.sample)
-        except InputError:
+        except (InputError, ModelError):
             exported.sample.require_runs()  # it says better what the module has against the call
             raise
 

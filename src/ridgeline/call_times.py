@@ -7,9 +7,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from ridgeline.plan.plan import Plan
 from ridgeline.runtime.context import Context
 
 OVERHEAD_S = 0.1
+# the steps of a plan and a whole run, measured at different times, may be apart this much
+APART, SLACK_US = 3.0, 50.0
 
 
 def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> tuple[float, float]:
@@ -21,6 +24,18 @@ def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> t
     whole = _samples(lambda: context.run(feeds), [run_s], at_most=300)
     around = _samples(lambda: context.run_nothing(feeds), [], at_most=50)
     return round(median(around) * 1e6, 2), round(median(whole) * 1e6, 2)
+
+
+def busy_notes(plan: Plan, run_us: float) -> list[str]:
+    """A remark where the steps add up to far more than a run takes: they were timed beside other work."""
+    times = [step.median_us for step in plan.steps]
+    steps_us = sum(us for us in times if us is not None)
+    if steps_us <= APART * run_us + SLACK_US:
+        return []
+    return [
+        f"the steps were timed at {steps_us:.0f} µs together, and a run takes {run_us:.0f} µs: the machine "
+        "was busy when tactics were chosen; build again when it is quiet"
+    ]
 
 
 def _samples(call: Callable[[], object], made: list[float], *, at_most: int) -> list[float]:

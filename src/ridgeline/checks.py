@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.call_times import call_overhead
+from ridgeline.call_times import busy_notes, call_overhead
 from ridgeline.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
 from ridgeline.errors import BuildError, LimitError, OptionError, first_line
 from ridgeline.facts import FROM_CACHE
@@ -172,6 +172,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     found += _written_and_read(engine, first, got)
     require(found, where="")
     overhead, whole = call_overhead(context, first, run_s)
+    notes += busy_notes(engine.plan, whole)
     options.tell("verify", total, total)
     return Report(
         reference=reference.who,

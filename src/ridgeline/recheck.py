@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from torch import nn
+
 from ridgeline import checks
 from ridgeline.errors import ModelError, PlanError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
@@ -45,6 +47,14 @@ def verify_engine(
     options = Options(data=None if data is None else Path(data), progress=progress)
     if options.data is not None:
         data_files(options.data)
+    if isinstance(model, nn.Module):
+        raise ModelError(
+            "an engine is verified against an ONNX model here, not against a module",
+            got=type(model).__name__,
+            want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
+            help="torch.onnx.export(module, args, 'model.onnx', dynamo=True) writes one; builds from a module"
+            " are verified against the module itself",
+        )
     loaded = load(model, engine.program.limits)
     for what, own, theirs in (
         ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
@@ -93,14 +103,19 @@ def _of_another(error: VerifyError, engine: Engine) -> VerifyError:
 
 
 def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine: str, model: str) -> None:
-    """Names and types; dims may be named otherwise in another export of the same model."""
-    got, want = ({port.name: port.dtype for port in side} for side in (theirs, own))
-    if got != want:
+    """Names, types and ranks; dims may be named otherwise in another export of the same model."""
+    got, want = ({port.name: port for port in side} for side in (theirs, own))
+    if got.keys() != want.keys() or not all(_are_alike(got[name], want[name]) for name in want):
         raise ModelError(
             f"the engine of {engine!r} was not made from {model!r}: the {what}s differ",
-            got=", ".join(f"{name}: {dtype}" for name, dtype in got.items()),
-            want=", ".join(f"{name}: {dtype}" for name, dtype in want.items()),
+            got=", ".join(f"{name}: {port}" for name, port in got.items()),
+            want=", ".join(f"{name}: {port}" for name, port in want.items()),
         )
+
+
+def _are_alike(one: Port, other: Port) -> bool:
+    ranks = {len(port.dims) for port in (one, other) if port.dims is not None}
+    return one.dtype == other.dtype and len(ranks) < 2
 
 
 def _shapes_of(plan: Plan) -> checks.Shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import ridgeline
 from ridgeline import plan_times
+from ridgeline.call_times import busy_notes
 from ridgeline.plan_times import Rival, race_plans
 
 
@@ -72,3 +74,12 @@ def test_parts_that_agree_stay_as_they_are(races: list[list[float]]) -> None:
 def test_what_never_agrees_is_called_unsteady(races: list[list[float]]) -> None:
     races += [[145_000.0]] * plan_times.RACES
     assert race_plans([rival(200.0, 240.0)], each_s=0.1) == ([145_000.0], True)
+
+
+def test_steps_timed_beside_other_work_are_remarked(tiny_model: Path) -> None:
+    plan = ridgeline.build(tiny_model, level=1, verify="off", profiles={"N": "1"}).plan
+    steps_us = sum(step.median_us or 0.0 for step in plan.steps)
+    assert busy_notes(plan, steps_us) == []
+    slow = replace(plan, steps=tuple(replace(step, median_us=80_000.0) for step in plan.steps))
+    (note,) = busy_notes(slow, 27.0)
+    assert "a run takes 27 µs" in note

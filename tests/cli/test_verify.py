@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+import torch
 
 import ridgeline
 from ridgeline.errors import ModelError, VerifyError
@@ -70,3 +72,24 @@ def test_other_inputs_are_another_model(tiny_engine: Path) -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> g (float[2] a) => (float[2] b) { b = Relu(a) }'
     with pytest.raises(ModelError, match="was not made from"):
         ridgeline.verify_engine(ridgeline.load(tiny_engine), onnx.parser.parse_model(text))
+
+
+def test_a_model_of_other_ranks_is_another_model(ridge: Ridge, tiny_engine: Path, here: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[N,8] x) => (float[N,8] y) { y = Relu (x) }'
+    onnx.save(onnx.parser.parse_model(text), here / "flat.onnx")
+    status, _, err = ridge("verify", tiny_engine, "--model", here / "flat.onnx")
+    assert (status, "was not made from" in err, "--shapes" in err) == (1, True, False)
+
+
+def test_a_module_is_no_onnx_model(tiny_engine: Path) -> None:
+    with pytest.raises(ModelError, match="not against a module") as refused:
+        ridgeline.verify_engine(ridgeline.load(tiny_engine), torch.nn.Linear(3, 3))  # type: ignore[arg-type]
+    assert "Module" not in refused.value.want
+
+
+def test_bench_with_another_model_says_so(ridge: Ridge, tiny_engine: Path, here: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> g (int64[N] ids) => (int64[N] y) { y = Abs (ids) }'
+    onnx.save(onnx.parser.parse_model(text), here / "other.onnx")
+    status, _, err = ridge("bench", tiny_engine, "--model", here / "other.onnx", "--peers", "ort")
+    assert (status, "does not take the engine's inputs" in err) == (1, True)
+    assert ridge("run", tiny_engine, "--seed", "-1")[0] == 2

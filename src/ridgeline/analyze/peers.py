@@ -36,7 +36,14 @@ def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
     names = [output.name for output in session.get_outputs()]
 
     def run(feeds: Feeds) -> Mapping[str, np.ndarray]:
-        return dict(zip(names, session.run(None, feeds), strict=True))
+        try:
+            return dict(zip(names, session.run(None, feeds), strict=True))
+        except Exception as error:
+            raise ModelError(
+                f"{model} does not take the engine's inputs",
+                got=str(error).splitlines()[0],
+                help="is it the model that the engine was made from?",
+            ) from error
 
     return Peer(f"ort {onnxruntime.__version__}", run, note)
 

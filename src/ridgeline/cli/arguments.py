@@ -39,7 +39,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=FILE", help="input from a .npy file; or FILE.npz for several"),
 ]
-Seed = Annotated[int, typer.Option(help="seed of the random inputs that stand in for those not given")]
+Seed = Annotated[int, typer.Option(min=0, help="seed of the random inputs that stand in for those not given")]
 
 Shapes = Annotated[
     list[str] | None,

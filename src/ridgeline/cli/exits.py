@@ -7,7 +7,7 @@ DONE, USER_ERROR, USAGE, FAILED_GATE, BUG, STOPPED = 0, 1, 2, 3, 70, 130
 MEANINGS = {
     DONE: "done",
     USER_ERROR: "something you can mend: a file, an option, a model; `ridge lint` found errors",
-    USAGE: "the command line does not read: no such command, option or value",
+    USAGE: "the command line does not read: no such command or option, a number out of range",
     FAILED_GATE: "a correctness gate failed: an engine or a peer does not compute what the model computes",
     BUG: "a bug in ridgeline: please report it, with the traceback that `-v` shows",
     STOPPED: "stopped by Ctrl-C; no file was written",
