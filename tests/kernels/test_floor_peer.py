@@ -162,7 +162,7 @@ def test_resize_antialias(mode: str) -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("lengths", [None, [5, 3, 1]])
+@pytest.mark.parametrize("lengths", [None, [5, 3, 1], [1, 5, 0]])
 @pytest.mark.parametrize(
     ("key", "n_gates", "attrs"),
     [

@@ -52,12 +52,12 @@ FN void rl_show(const Args& a, const Step& e, int d, i64 b, i64 j, const float* 
   const i64 at = BATCH_FIRST ? ((e.b0 + b) * S + e.t) * N + d : (e.t * N + d) * B + e.b0 + b;
   if (a.y) rl_copy(a.y + at * H + j * L, h, j);
 }
+static const float ZEROS[L] = {};
 // a sequence past its end shows zeros and keeps its state
 FN bool rl_over(const Args& a, Shared& s, const Step& e, int d, i64 b, i64 j) {
   if (!HAS_LENS || e.t < a.lens[e.b0 + b]) return false;
-  static const float zeros[L] = {};
   __builtin_memcpy(s.h[!e.now] + b * HP + j * L, s.h[e.now] + b * HP + j * L, 4 * L);
-  rl_show(a, e, d, b, j, zeros);
+  rl_show(a, e, d, b, j, ZEROS);
   return true;
 }
 """
@@ -217,8 +217,10 @@ rl_unit(const Args& a, Shared& s, i64 b0, i64 rank, i64 team) {
   for (i64 b = 0; b < e.rows; ++b)
     for (i64 j = e.first; j < e.last; ++j) {
       const i64 at = rl_state(D, b0 + b, j);
-      if (a.h_last) rl_copy(a.h_last + at, s.h[e.now] + b * HP + j * L, j);
-      if (a.c_last) rl_copy(a.c_last + at, s.c + b * HP + j * L, j);
+      // a sequence of no steps ends in zeros, not in the state it was given
+      const bool is_empty = S == 0 || (HAS_LENS && a.lens[b0 + b] <= 0);
+      if (a.h_last) rl_copy(a.h_last + at, is_empty ? ZEROS : s.h[e.now] + b * HP + j * L, j);
+      if (a.c_last) rl_copy(a.c_last + at, is_empty ? ZEROS : s.c + b * HP + j * L, j);
     }
 }
 FN void rl_part(const Args& a, Shared& s, i64 unit, i64 rank, i64 team) {
