@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from ridgeline.errors import InputError, OptionError, UnsupportedError
+from ridgeline.errors import InputError, OptionError, RidgelineError, UnsupportedError
 from ridgeline.frontend.torch_dims import Axes, axes_of, bounded_profile, name_dims
 from ridgeline.frontend.torch_export import (
     cast_outputs,
@@ -30,6 +30,7 @@ from ridgeline.frontend.torch_export import (
     warn_if_untested,
 )
 from ridgeline.frontend.torch_guards import NOTHING_ASSUMED, Assumed, read_assumed
+from ridgeline.frontend.torch_state import changed, lasting, own_values
 from ridgeline.frontend.torch_tree import Tree, flatten, leaf_names, unflatten
 from ridgeline.options import Profile
 
@@ -105,6 +106,8 @@ class Sample:
         """Raise where the module itself does not take the call: the tracer goes by shapes, not by types."""
         try:
             self.eager()
+        except RidgelineError:
+            raise
         except Exception as error:
             raise InputError(
                 "the module does not run with these inputs",
@@ -131,6 +134,7 @@ class _Trace:
     names: list[str] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
     tree: Tree | None = None
+    changed: list[str] = field(default_factory=list)  # attributes of the module that tracing it changed
 
 
 class Flat(nn.Module):
@@ -144,7 +148,9 @@ class Flat(nn.Module):
         self.trace = _Trace()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        before = own_values(self.module, is_traced=True)
         value = self.call(tensors)
+        self.trace.changed = changed(before, own_values(self.module, is_traced=True))
         leaves, tree = flatten(value)
         given = {id(tensor): i for i, tensor in enumerate(tensors)}
         own = {id(t): name for name, t in own_tensors(self.module)}
@@ -369,7 +375,10 @@ def export_flat(
 
     def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return call.outputs_of(flat.call([feeds[name] for name in inputs]))
+            given = [feeds[name] for name in inputs]
+            return call.outputs_of(lasting(flat.module, lambda: flat.call(given)))
 
     sample = Sample(dict(zip(inputs, given, strict=True)), run, perf_counter() - start, assumed)
+    if noted.changed:
+        sample.require_runs()  # twice: is what the trace saw true of every call?
     return Exported(model, call, sample, bounded_profile(inputs, given, axes))
