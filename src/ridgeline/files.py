@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, and folders for code that nobody else can write to."""
+"""Files on disk: paths as users give them, files written whole or not at all, folders that are private."""
 
 from __future__ import annotations
 
@@ -15,18 +15,75 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from ridgeline.errors import OptionError, RidgelineError
+
 # of files that are being written; whoever writes one holds a lock on it, so that others see it is in use
 PART = ".ridgeline-part"
 _log = logging.getLogger(__name__)
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def path_given(given: object, *, what: str, error: type[RidgelineError] = OptionError) -> Path:
+    """A path from outside: what the system cannot take as one is refused here, before anybody asks for it."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise error(f"{what} is not a path", got=repr(given)[:200], want="such as 'model.ridge'")
+    try:
+        path = Path(given)
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whoever reads or writes there says so
+    except (OSError, ValueError, TypeError) as problem:  # too long, a NUL in it, a PathLike of bytes
+        raise error(f"{what} is not a path", got=repr(given)[:200], want=str(problem)[:200]) from problem
+    return path
+
+
+def place_of(path: Path) -> Path:
+    """Where a file of this name is written: a link leads to the file it points at.
+
+    `OSError` where something else lies: a file that is moved there would take the place of a device.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return path
+    place = path
+    if stat.S_ISLNK(found.st_mode):
+        try:
+            found = path.stat()  # the system itself refuses links that others left in a shared folder
+        except FileNotFoundError:
+            raise OSError(f"{str(path)!r} is a link to nothing") from None
+        place = Path(os.path.realpath(path))
+    if not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        raise OSError(f"{str(path)!r} is {kind if place is path else f'a link to {kind}'}")
+    return place
+
+
+def require_place(path: Path) -> Path:
+    """As `place_of`, for what a user named to be written."""
+    try:
+        return place_of(path)
+    except OSError as error:
+        raise OptionError(
+            f"{str(path)!r} cannot be written", got=str(error), want="a regular file, or a name that is free"
+        ) from error
 
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file to write to; it appears at `path` in one step when the block ends, and not at all if it raises.
 
-    What writers left in this folder that were killed is removed first.
+    Only a regular file is replaced: see `place_of`. What writers left in this folder that were killed is
+    removed first.
     """
+    path = place_of(path)
     sweep(path.parent)
     file, part = _new_part(path)
     try:
@@ -62,9 +119,9 @@ def sweep(folder: Path) -> None:
                 os.close(handle)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     """A file to read; `OSError` for a pipe or a device, which could block or never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(f"{str(path)!r} is not a regular file")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.files import path_given
 
 logger = logging.getLogger("ridgeline.build")
 
@@ -206,9 +207,7 @@ def make_options(given: Mapping[str, Any]) -> Options:
         values["profiles"] = parse_profiles(values["profiles"])
     for name in ("timing_cache", "lock", "data"):
         if name in values:
-            if not isinstance(values[name], (str, os.PathLike)):
-                raise OptionError(f"{name} is not a path", got=repr(values[name]))
-            values[name] = Path(values[name])
+            values[name] = path_given(values[name], what=name)
     if "without" in values:
         without = values["without"]
         names = without.split(",") if isinstance(without, str) else without
@@ -249,6 +248,8 @@ def parse_profile(given: Mapping[str, str | Sequence[int | str | DimRange | Sequ
         )
     parsed: dict[str, Ranges | Values] = {}
     for name, shape in given.items():
+        if not isinstance(name, str):
+            raise OptionError("profiles names no input", got=repr(name), want='{"input": "1..8x3x224x224"}')
         if not isinstance(shape, (str, list, tuple)):
             raise OptionError(f"the shape given for {name!r} does not read as one", got=repr(shape))
         if isinstance(shape, str) and shape.strip().startswith("["):

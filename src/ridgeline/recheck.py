@@ -11,6 +11,7 @@ from torch import nn
 
 from ridgeline import checks
 from ridgeline.errors import ModelError, PlanError, VerifyError
+from ridgeline.files import path_given
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
@@ -44,7 +45,7 @@ def verify_engine(
             want="what ridgeline.build or ridgeline.load returns",
             help="ridgeline.load(path) reads an engine file",
         )
-    options = Options(data=None if data is None else Path(data), progress=progress)
+    options = Options(data=None if data is None else path_given(data, what="data"), progress=progress)
     if options.data is not None:
         data_files(options.data)
     if isinstance(model, nn.Module):

@@ -16,6 +16,7 @@ from ridgeline.cli.files import write_atomically
 from ridgeline.cli.grid import put, table
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import bar, behind, duration, ms_format, number, percent, ratio, size, to_json
+from ridgeline.errors import OptionError
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     def fail(file: object) -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OptionError, match="disk full"):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ridgeline.errors import ModelError, OptionError
+from ridgeline.files import path_given, require_place, whole_file
 
 
 def require_file(path: Path) -> None:
     """A missing file, with the names next to where it should be."""
-    if path.is_file():
+    if path_given(path, what="this", error=ModelError).is_file():
         return
     if path.is_dir():
         raise ModelError(f"{path} is a folder", want="an ONNX file or a .ridge file")
@@ -34,11 +34,12 @@ def is_engine_file(path: Path) -> bool:
 
 def require_writable(path: Path, *, option: str, source: Path | None = None) -> None:
     """Refuse now what would fail after a minute of building, or replace the file it is made from."""
-    folder = path.parent
+    path_given(path, what=option)
     if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise OptionError(f"{path} would replace what it is made from", want=f"another file after {option}")
     if path.is_dir():
         raise OptionError(f"{path} is a folder", want=f"a file, such as {option} {path / 'model.ridge'}")
+    folder = require_place(path).parent
     if not folder.is_dir():
         raise OptionError(f"the folder {folder} does not exist", help=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK):
@@ -56,16 +57,12 @@ def make_folder(path: Path) -> Path:
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """A reader sees the old file or the new one, never a part of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        # as readable as any other file that this user makes
+        with whole_file(path, mode=0o666 & ~_umask()) as file:
             write(file)
-        # mkstemp makes files for the owner only; a result is as readable as any other file
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
 
 
 def _umask() -> int:

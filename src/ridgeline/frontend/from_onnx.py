@@ -20,6 +20,7 @@ import onnx_ir.passes.common as common_passes
 from google.protobuf.message import DecodeError, EncodeError
 
 from ridgeline.errors import ModelError, PlanError, UnsupportedError, last_lines
+from ridgeline.files import path_given
 from ridgeline.frontend.contrib import write_out_contrib
 from ridgeline.frontend.functions import (
     all_nodes,
@@ -93,7 +94,7 @@ def refuse_model(source: Any) -> None:
             want="a path, such as 'model.ridge'",
             help="ridgeline.build(model) makes an engine of a model, and engine.save(path) its file",
         )
-    path = Path(source)
+    path = path_given(source, what="this", error=PlanError)
     if not path.is_file() or zipfile.is_zipfile(path):
         return
     try:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import OptionError, PlanError, UnsupportedError
+from ridgeline.files import path_given, require_place
 from ridgeline.gpu_timing import times_in_turn
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
 from ridgeline.options import DEFAULT_LIMITS, Limits
@@ -203,7 +204,7 @@ class Engine:
 
     def observe(self, path: str | Path) -> Observation:
         """Count the shapes of all runs from now on: until the block ends, or `stop()` writes the file."""
-        target = Path(path)
+        target = require_place(path_given(path, what="this"))
         if not target.parent.is_dir():
             raise OptionError(f"there is no folder {str(target.parent)!r}", want="a file that can be written")
         observation = Observation(target, self.plan.model, self.plan.inputs, self._watch)
@@ -299,8 +300,7 @@ class Engine:
 
     def save(self, path: str | Path) -> Path:
         """Write the engine file: whole, or not at all."""
-        if not isinstance(path, (str, Path)):
-            raise OptionError("this is not a path", got=type(path).__name__, want="such as 'model.ridge'")
+        target = path_given(path, what="this")
         kernels: dict[str, Compiled] = {}
         for variant in self.variants if self._is_cuda else ():
             kernels |= collect(variant.planned_sites(), self._tactics, self.store)
@@ -308,7 +308,7 @@ class Engine:
             self.whole_plan, self.report, self.model, self.weights, kernels, self.expected,
             are_foreign=self.store.are_foreign and not self.store.brought.keys().isdisjoint(kernels),
         )  # fmt: skip
-        return write_engine(Path(path), stored)
+        return write_engine(target, stored)
 
     def example_inputs(self, seed: int = 0, shapes: Mapping[str, TensorSpec] | None = None) -> dict[str, Any]:
         """Random inputs of the right types, at the planned shapes: indices stay inside their tables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ridgeline.errors import OptionError
+from ridgeline.files import open_regular, whole_file
 from ridgeline.spec import Port
 
 FORMAT = 1
@@ -46,9 +46,11 @@ class Observation:
             seen = [{"shapes": dict(shapes), "count": n} for shapes, n in self.counts.most_common()]
         dims = {port.name: list(port.dims) if port.dims is not None else None for port in self.inputs}
         content = {"format": FORMAT, "model": self.model, "dims": dims, "seen": seen}
-        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, self.path)
+        try:
+            with whole_file(self.path) as file:
+                file.write((json.dumps(content, indent=1) + "\n").encode())
+        except OSError as error:
+            raise OptionError(f"{str(self.path)!r} cannot be written", got=str(error)) from error
         return self.path
 
     def stop(self) -> Path:
@@ -78,7 +80,8 @@ class Histogram:
 def read_histogram(path: Path) -> Histogram:
     """The file that `engine.observe` wrote, or an error that says what is wrong with it."""
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            raw: dict[str, Any] = json.loads(file.read())
         dims = {name: None if d is None else tuple(d) for name, d in raw["dims"].items()}
         seen = tuple(
             ({name: tuple(int(s) for s in shape) for name, shape in row["shapes"].items()}, int(row["count"]))

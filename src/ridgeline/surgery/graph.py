@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from onnx import shape_inference
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from ridgeline.errors import ModelError, did_you_mean
+from ridgeline.errors import ModelError, OptionError, did_you_mean
+from ridgeline.files import place_of, whole_file
 from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
 from ridgeline.frontend.types import tensor_type
 from ridgeline.passes.contradictions import SMALL_NUMEL
@@ -132,12 +133,16 @@ def write_model(proto: onnx.ModelProto, folder: Path | None, path: Path) -> None
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
     nbytes = sum(len(t.raw_data) for t in outside)
-    if nbytes <= EMBEDDED_BYTES:
-        onnx.save(proto, str(path))
-    else:
-        data = f"{path.name}.data"
-        (path.parent / data).unlink(missing_ok=True)  # onnx would append to one that is there
-        onnx.save(proto, str(path), save_as_external_data=True, location=data)
+    try:
+        if nbytes > EMBEDDED_BYTES:
+            # onnx would append to one that is there
+            place_of(data := path.with_name(f"{path.name}.data")).unlink(missing_ok=True)
+            onnx.convert_model_to_external_data(proto, location=data.name)
+            onnx.external_data_helper.write_external_data_tensors(proto, str(path.parent))
+        with whole_file(path) as file:
+            file.write(proto.SerializeToString())
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:

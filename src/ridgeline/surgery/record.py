@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
+from ridgeline.files import whole_file
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import tensor_type
 from ridgeline.surgery.graph import ModelGraph
@@ -52,12 +53,16 @@ class Recording:
 
     def write_samples(self, names: Sequence[str], folder: Path) -> list[Path]:
         """The inputs of a part as sample files, one per sample."""
-        folder.mkdir(parents=True, exist_ok=True)
         arrays = {name: self.of(name) for name in names}
         written = []
-        for i in range(self.count):
-            written.append(path := folder / f"sample_{i:02d}.npz")
-            np.savez(path, **{name: arrays[name][i] for name in names})  # type: ignore[arg-type]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for i in range(self.count):
+                written.append(path := folder / f"sample_{i:02d}.npz")
+                with whole_file(path) as file:
+                    np.savez(file, **{name: arrays[name][i] for name in names})  # type: ignore[arg-type]
+        except OSError as error:
+            raise OptionError(f"{str(folder)!r} cannot be written to", got=str(error)) from error
         return written
 
 

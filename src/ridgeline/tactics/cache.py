@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import platform
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ import onnxruntime as ort
 import torch
 
 from ridgeline.errors import BuildError, OptionError, first_line
-from ridgeline.files import open_regular, whole_file
+from ridgeline.files import open_regular, place_of, require_place, whole_file
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Tactic, could_offer
@@ -119,7 +120,7 @@ class TimingCache:
 
 def require_own(path: Path | None) -> None:
     """Refuse a file that is no timing cache: the next write would replace it."""
-    if path is None or not path.is_file() or not path.stat().st_size:
+    if path is None or not require_place(path).exists() or not path.stat().st_size:
         return
     with path.open("rb") as file:
         is_titled = file.read(len(OWN)) == OWN
@@ -133,7 +134,7 @@ def require_own(path: Path | None) -> None:
 
 def read_lock(path: Path | None) -> TimingCache | None:
     """The choices that are pinned; None where there is no such file yet. A damaged lock is refused."""
-    if path is None or not path.exists():
+    if path is None or not require_place(path).exists():
         return None
     lock = TimingCache.read(path)
     if lock.problems:
@@ -242,7 +243,8 @@ def locked(path: Path) -> Iterator[None]:
     """One process at a time reads and writes the file. The lock is a file beside it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock").open("ab")
+        place = place_of(path)
+        lock = open_regular(place.with_name(f".{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be written", got=str(error)) from error
     with lock:
