@@ -54,6 +54,16 @@ CASES: dict[str, tuple[int, str]] = {
         "(float[2,3,4] x, float[4] g) => (float[2,3,4] y) { y = "
         "SimplifiedLayerNormalization<axis=-1,epsilon=0.00001>(x,g) }",
     ),
+    "sln2": (
+        17,
+        "(float[2,3,4] x, float[4] g) => (float[2,3,4] y, float[2,3,1] i) { y, i = "
+        "SimplifiedLayerNormalization<axis=-1,epsilon=0.001>(x,g) }",
+    ),
+    "sln3": (
+        17,
+        "(float[2,3,4] x, float[3,4] g) => (float[2,3,4] y, float[2,1,1] i) { y, i = "
+        "SimplifiedLayerNormalization<axis=1,epsilon=0.001>(x,g) }",
+    ),
     "ln12": (
         12,
         "(float[2,3,4] x, float[4] g, float[4] b) => (float[2,3,4] y) { y = "

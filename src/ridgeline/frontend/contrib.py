@@ -18,7 +18,6 @@ DEFINITIONS: dict[str, Definition] = {**contrib_ops.DEFINITIONS, **contrib_quant
 STANDARD = {
     "Gelu": "Gelu", "QuantizeLinear": "QuantizeLinear", "DequantizeLinear": "DequantizeLinear", "Pad": "Pad",
     "GatherND": "GatherND", "Trilu": "Trilu", "LayerNormalization": "LayerNormalization",
-    "SimplifiedLayerNormalization": "RMSNormalization",
 }  # fmt: skip
 
 
@@ -40,9 +39,14 @@ def _write_out(node: ir.Node) -> bool:
         node.domain, node.op_type = "", STANDARD[node.op_type]
         return True
     definition = DEFINITIONS.get(node.op_type)
-    call = Call.of(node, definition) if definition is not None else None
-    body = None if definition is None or call is None else definition.body(call)
-    if call is None or body is None:
+    return definition is not None and write_node_out(node, definition)
+
+
+def write_node_out(node: ir.Node, definition: Definition) -> bool:
+    """Put a definition's ops in place of a node; False where it does not cover this call."""
+    call = Call.of(node, definition)
+    body = definition.body(call)
+    if body is None:
         return False
     text = f'<domain: "defined", opset_import: ["" : 23]> f ({", ".join(call.given)}) => () {{ {body} }}'
     _splice(node, call, ir.from_proto(onnx.parser.parse_function(text)))

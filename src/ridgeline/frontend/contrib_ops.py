@@ -107,6 +107,21 @@ def skip_rms_norm(call: Call) -> str | None:
     return f"{_skipped(call)} y = RMSNormalization<epsilon = {epsilon:.9e}>(total, gamma)"
 
 
+def rms_norm(call: Call) -> str | None:
+    axis, epsilon = call.get("axis", -1), call.get("epsilon", 1e-5)
+    made = f"y = RMSNormalization<axis = {axis}, epsilon = {epsilon:.9e}>(x, gamma)"
+    if not call.wants("inverse"):
+        return made
+    rank = 0 if axis < 0 else call.rank("x")
+    if rank is None:
+        return None
+    return (
+        f"{made} {ints('axes', *range(axis, rank))} {number('epsilon', epsilon, 1)}"
+        f" wide = Cast<to = 1>(x) square = Mul(wide, wide) mean = ReduceMean(square, axes)"
+        " guarded = Add(mean, epsilon) deviation = Sqrt(guarded) inverse = Reciprocal(deviation)"
+    )
+
+
 def embed_layer_norm(call: Call) -> str | None:
     if call.wants("mask_index") and not call.has("mask"):
         return None
@@ -276,6 +291,7 @@ DEFINITIONS = {
     "BiasGelu": Definition(("x", "bias"), ("y",), bias_gelu),
     "FastGelu": Definition(("x", "bias"), ("y",), fast_gelu),
     "QuickGelu": Definition(("x",), ("y",), quick_gelu),
+    "SimplifiedLayerNormalization": Definition(("x", "gamma"), ("y", "inverse"), rms_norm),
     "SkipLayerNormalization": Definition(("x", "skip", "gamma", "beta", "bias"), _NORMED, skip_layer_norm),
     "SkipSimplifiedLayerNormalization": Definition(("x", "skip", "gamma", "bias"), _NORMED, skip_rms_norm),
     "EmbedLayerNormalization": Definition(

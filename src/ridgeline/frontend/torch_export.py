@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from ridgeline.errors import InputError, UnsupportedError
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.frontend.torch_dims import Axes, to_export
+from ridgeline.frontend.torch_norms import write_out_norms
 
 # protobuf ends at 2 GiB, and copies of large weights take memory
 LARGE_BYTES = 1 << 30
@@ -140,6 +141,7 @@ def _fold(model: ir.Model) -> None:
     optimizer = importlib.import_module("onnxscript.optimizer")
     optimizer.inline(model)
     optimizer.fold_constants(model)
+    write_out_norms(model)
     common_passes.RemoveUnusedNodesPass()(model)
     common_passes.OutputFixPass()(model)
     common_passes.NameFixPass()(model)
