@@ -5,7 +5,7 @@ Also: which half type reaches which output, since that decides how far rounding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -92,10 +92,12 @@ class Wide:
         self.proto = onnx.ModelProto()
         self.proto.CopyFrom(model)
         del self.proto.graph.initializer[:]
+        is_read = set(_reads(model.graph))
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(tensor, folder)
             is_cast = tensor.name in is_narrowed and tensor.data_type == TensorProto.FLOAT
-            if tensor.data_type not in HALVES and not is_cast:
+            # ONNX Runtime drops what nobody reads, and then refuses to be handed it
+            if tensor.name not in is_read or (tensor.data_type not in HALVES and not is_cast):
                 self.proto.graph.initializer.append(numpy_helper.from_array(array, tensor.name))
                 continue
             self.weights[tensor.name] = np.ascontiguousarray(array.astype(np.float32))
@@ -173,6 +175,16 @@ def _round_results(graph: onnx.GraphProto, halves: Mapping[str, int]) -> None:
                     _cast(rounded, name, TensorProto.FLOAT),
                 ]
         graph.node.extend([node, *casts])
+
+
+def _reads(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that nodes read, those in subgraphs too, and that the graph hands out."""
+    yield from (port.name for port in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _reads(inner)
 
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime as ort
 import pytest
 
 import ridgeline
@@ -160,3 +161,41 @@ def test_casts_that_a_converter_appended_at_the_end() -> None:
     del model.graph.node[:]
     model.graph.node.extend([*nodes[1:], nodes[0]])
     assert ridgeline.build(model, level=0, without="ort").report.verified
+
+
+UNREAD = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float16[4, 8] x, bool[1] c, float16[2] default) => (float16[4, 8] y, float16[8] told)
+{
+    s = Squeeze(c)
+    y = If <then_branch = t () => (float16[4, 8] a) { a = Mul(x, branch) },
+            else_branch = e () => (float16[4, 8] b) { b = Softmax(x) }> (s)
+}
+"""
+
+
+def test_weights_that_no_node_reads_do_not_hinder_the_reference() -> None:
+    model = onnx.parser.parse_model(UNREAD)
+    for name, size in {"told": 8, "default": 2, "nobody": 3, "branch": 1}.items():
+        weight = np.arange(3, 3 + size, dtype=np.float16)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    x = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float16)
+    wide = Wide(model, "")
+    assert wide.weights.keys() == {"branch", "told"}
+    for run in (
+        wide.rounding_session(ort.SessionOptions()),
+        wide.session(ort.SessionOptions(), wide.weights),
+    ):
+        made = run({"x": x, "c": np.array([True])})
+        np.testing.assert_array_equal(made["y"], x * np.float16(3))
+        np.testing.assert_array_equal(made["told"], np.arange(3, 11))
+
+
+def test_an_unread_weight_leaves_the_tolerance_as_it_is() -> None:
+    tolerances = []
+    for is_more in (False, True):
+        model = half_model("float16")
+        if is_more:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float16), "nobody"))
+        tolerances.append(ridgeline.build(model, level=0, threads=1).report.checks[0].tolerance)
+    assert tolerances[0] == tolerances[1]
