@@ -8,7 +8,7 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ PlanError             damaged, stale, or made for another target
 ├─ InputError            tensors that do not fit the plan's signature
 ├─ LimitError            more nodes, trips or memory than a budget allows; an option raises it
-├─ ProcessError          a forked process that would wait for threads only its parent has
+├─ ProcessError          a forked process without its parent's threads, or two threads in one context
 ├─ OptionError           an option that does not exist or does not fit
 └─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: exit 70; the traceback with -v
@@ -97,7 +97,7 @@ class LimitError(RidgelineError):
 
 
 class ProcessError(RidgelineError):
-    """A forked process that would wait for threads, or a GPU, that only its parent has."""
+    """A forked process without the threads, or the GPU, of its parent; or two threads in one context."""
 
 
 class OptionError(RidgelineError):

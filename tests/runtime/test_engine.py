@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import expected, model_of, quick, rand
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, ProcessError
 
 MLP = """g (float[N,8] x) => (float[N,4] y) {
   a = MatMul(x, w) b = Add(a, c) r = Relu(b) y = MatMul(r, v)
@@ -77,6 +77,33 @@ def test_threads_get_contexts_of_their_own(engine) -> None:  # type: ignore[no-u
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_one_context_is_never_run_by_two_threads_at_once(engine) -> None:  # type: ignore[no-untyped-def]
+    context = engine.context()
+    refused = []
+
+    class Slow(dict[str, np.ndarray]):
+        """Read by `run`, while another thread calls it."""
+
+        def __getitem__(self, name: str) -> np.ndarray:
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+            return super().__getitem__(name)
+
+    def call() -> None:
+        with pytest.raises(ProcessError, match="another thread") as error:
+            context.run({"x": rand(2, 8)})
+        refused.append(error.value)
+
+    x = rand(3, 8)
+    want = expected(model_of(MLP, **WEIGHTS), {"x": x})["y"]
+    close(context.run(Slow(x=x))["y"], want)
+    assert refused
+    with pytest.raises(InputError):
+        context.run({"x": rand(3, 9)})
+    close(context.run({"x": x})["y"], want)
 
 
 def test_a_thousand_runs_allocate_nothing_planned(engine) -> None:  # type: ignore[no-untyped-def]

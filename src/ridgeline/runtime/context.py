@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ridgeline.errors import InputError, RidgelineError, first_line
+from ridgeline.errors import InputError, ProcessError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
@@ -47,6 +47,7 @@ class Context:
         self._names = tuple(self._ports)
         self._latest: AnyBorder | None = None
         self._forks = process.forks
+        self._idle = [True]  # empty while a thread is inside: to take from a list is quicker than a lock
         self._valued = [self._names.index(name) for name in signature.valued]
         self._values_met = 0
         self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in self._ports.values()]
@@ -55,12 +56,21 @@ class Context:
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Outputs by name. numpy in, numpy out; torch in, torch out; results are the caller's own.
 
-        Arrays are read where they lie, so nobody may write to them until `run` returns.
+        Arrays are read where they lie, so nobody may write to them until `run` returns. `ProcessError` for a
+        second thread while one is inside: both would compute in the same memory.
         """
         if self._forks != process.forks:
             self._after_fork()
-        border = self._latest if self._watch.observation is None else None
         try:
+            self._idle.pop()
+        except IndexError:
+            raise ProcessError(
+                "this context is running in another thread",
+                want="one thread at a time",
+                help="give each thread its own engine.context(), or call engine.run, which does so",
+            ) from None
+        try:
+            border = self._latest if self._watch.observation is None else None
             made = border.run(feeds, _steps) if border is not None else None
             return made if made is not None else self._run(feeds, _steps)
         except RidgelineError:
@@ -71,10 +81,12 @@ class Context:
                 got=f"{type(error).__name__}: {first_line(error, 300)}",
                 help="look for indices outside their table, or sizes the model does not take",
             ) from error
+        finally:
+            self._idle.append(True)
 
     def _after_fork(self) -> None:
-        """Start anew: a plan that a thread of the parent is making will never be there."""
-        self._forks, self._latest = process.forks, None
+        """Start anew: a plan that a thread of the parent is making, or a run in one, will never end here."""
+        self._forks, self._latest, self._idle = process.forks, None, [True]
         self._borders.clear()
 
     def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
