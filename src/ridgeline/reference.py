@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from ridgeline.errors import BuildError, first_line
 from ridgeline.facts import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
-from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
@@ -167,6 +167,8 @@ class Reference:
     def _session(
         self, proto: onnx.ModelProto, changed: Mapping[str, np.ndarray] | None = None
     ) -> Callable[[Feeds], Outputs]:
+        if is_needed_for(proto):
+            return partial(self._evaluate, proto)
         options = self._options()
         # ORT reads these for as long as the session lives, and does not keep them alive itself
         kept = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in (changed or {}).items()}
@@ -191,9 +193,9 @@ class Reference:
         return run
 
     def _evaluate(self, proto: onnx.ModelProto, feeds: Feeds) -> Outputs:
-        """By the onnx evaluator, for what ONNX allows and ONNX Runtime refuses."""
+        """By the onnx evaluator, for what ONNX Runtime refuses or computes otherwise."""
         is_whole = self.loaded.path is None or proto is not self.loaded.original
-        self.who = f"onnx {onnx.__version__} reference evaluator, where onnxruntime {ort.__version__} refuses"
+        self.who = f"onnx {onnx.__version__} reference evaluator, in place of onnxruntime {ort.__version__}"
         evaluator = Evaluator(proto if is_whole else str(self.loaded.path))
         return self._named(evaluator.run(None, dict(feeds)))
 
@@ -208,7 +210,7 @@ class Reference:
         names: Sequence[str] | None = None,  # None: the outputs of the model
     ) -> Outputs | None:
         """Another graph of the same inputs, run as the reference is; None where ONNX Runtime refuses."""
-        if not self._crosses:
+        if not self._crosses or is_needed_for(proto):
             return None
         options = self._options()
         options.add_external_initializers(

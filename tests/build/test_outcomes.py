@@ -116,3 +116,15 @@ def test_outcome(name: str, without: tuple[str, ...]) -> None:
     )
     if case.moved:
         check(engine, model, drawn(case.moved))
+
+
+def test_scores_before_a_softcap_are_verified_by_who_has_them() -> None:
+    """ONNX Runtime gives out those behind it, whatever mode is asked for."""
+    model = onnx.parser.parse_model(f"""<ir_version: 11, opset_import: ["": 23]>
+        g ({HEADS}) => (float[B,2,S,4] y, float[B,2,S,T] scores) {{
+            y, key, value, scores = Attention<softcap = 1.0>(q, k, v)
+        }}""")
+    model.graph.node[0].output[1:3] = ["", ""]
+    engine = ridgeline.build(model, level=0, progress=False, profiles={"B": "2", "S": "3", "T": "5"})
+    assert engine.report.verified
+    assert "reference evaluator" in engine.report.reference

@@ -90,6 +90,11 @@ def resizes() -> Iterator[Case]:
             for scale in SCALES[:-1]:  # of the last one the parties make images of other sizes
                 scales = np.array([1, 1, scale, scale], "f4")
                 yield resize("Resize", f"scale {scale}", (x, None, scales), attrs, FIXED)
+    crop = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "axes": [2, 3]}
+    window = np.array([0.1, 0.2, 0.8, 0.9], "f4")
+    for size in ((8, 10), (5, 10), (5, 7)):
+        inputs = (x, window, None, np.array(size))
+        yield resize("Resize", f"size {size}", inputs, crop, FIXED)
     twice = np.array([1, 1, 2, 2], "f4")
     for name in (*FLOATS[:3], "int8", "uint8", "int32"):
         for mode in ("nearest", "linear"):
@@ -138,6 +143,14 @@ def attention() -> Iterator[Case]:
         yield attend("Attention", "one key", (q, k[:, :, :1], v[:, :, :1]), opset=23)
         yield attend("Attention", "softcap", (q, k, v), {"softcap": 1.5}, opset=23)
         yield attend("Attention", "scale", (q, k, v), {"scale": 0.25}, opset=23)
+        past = (None, plain(name, 2, 2, 3, 8, seed=5), plain(name, 2, 2, 3, 8, seed=6))
+        for rows in (1, 2):
+            inputs = (q[:, :, :rows], k[:, :, :2], v[:, :, :2], *past)
+            what = f"{rows} of 2 new queries"
+            yield attend("Attention", what, inputs, {"is_causal": 1}, n_outputs=3, opset=23)
+        for mode in range(4):
+            attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5}
+            yield attend("Attention", "scores", (q, k, v, *past), attrs, n_outputs=4, opset=23)
     nothing = tuple(np.zeros((0, 2, 4, 8), "f4") for _ in range(3))
     yield attend("Attention", "empty", nothing, opset=23)
 

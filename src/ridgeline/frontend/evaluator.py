@@ -7,8 +7,11 @@ from math import erf
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+
+from ridgeline.frontend.functions import all_nodes
 
 
 class Erf(OpRun):  # type: ignore[misc]
@@ -25,3 +28,21 @@ class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
 
     def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **more: Any) -> None:
         super().__init__(proto, new_ops=[Erf, *(op for op in new_ops or () if op is not Erf)], **more)
+
+
+def is_needed_for(proto: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime is known to compute something else than ONNX says, whatever the inputs.
+
+    The scores that an attention gives out first are those before its softcap; there, those after it.
+    """
+    for node in all_nodes(proto):
+        attrs = {attr.name: attr for attr in node.attribute}
+        if node.op_type != "Attention" or node.domain or not any(node.output[3:]):
+            continue
+        if "softcap" in attrs and attrs["softcap"].f and not _int(attrs.get("qk_matmul_output_mode")):
+            return True
+    return False
+
+
+def _int(attr: onnx.AttributeProto | None) -> int:
+    return 0 if attr is None else attr.i
