@@ -217,8 +217,8 @@ rl_unit(const Args& a, Shared& s, i64 b0, i64 rank, i64 team) {
   for (i64 b = 0; b < e.rows; ++b)
     for (i64 j = e.first; j < e.last; ++j) {
       const i64 at = rl_state(D, b0 + b, j);
-      // a sequence of no steps ends in zeros, not in the state it was given
-      const bool is_empty = S == 0 || (HAS_LENS && a.lens[b0 + b] <= 0);
+      // a sequence whose length is 0 ends in zeros, not in the state it was given
+      const bool is_empty = HAS_LENS && a.lens[b0 + b] <= 0;
       if (a.h_last) rl_copy(a.h_last + at, is_empty ? ZEROS : s.h[e.now] + b * HP + j * L, j);
       if (a.c_last) rl_copy(a.c_last + at, is_empty ? ZEROS : s.c + b * HP + j * L, j);
     }

@@ -122,7 +122,7 @@ def _scan(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One direction, step by step. A sequence past its end yields zeros and keeps its state.
 
-    One of no steps ends in zeros, not in the state it was given: ONNX is silent, ONNX Runtime has it so.
+    One of length 0 ends in zeros, not in the state it was given: ONNX is silent, ONNX Runtime has it so.
     """
     rows: list[Tensor] = []
     for t in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):
@@ -137,7 +137,7 @@ def _scan(
     if lengths is not None:
         states = tuple(torch.where((lengths > 0)[:, None], state, 0) for state in states)
     if not rows:
-        return x.new_zeros(0, *states[0].shape), tuple(torch.zeros_like(state) for state in states)
+        return x.new_zeros(0, *states[0].shape), states
     return torch.stack(rows[::-1] if reverse else rows), states
 
 
