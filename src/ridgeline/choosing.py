@@ -23,7 +23,7 @@ from ridgeline.frontend.profiles import (
     with_values,
 )
 from ridgeline.guards import Term
-from ridgeline.options import Options
+from ridgeline.options import DimRange, Options
 from ridgeline.passes.body import Program, read_program
 from ridgeline.passes.settle import Settled
 from ridgeline.passes.shape_inputs import shape_inputs
@@ -31,7 +31,7 @@ from ridgeline.reference import Reference
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
-from ridgeline.runtime.weights import default_weights, weights_of
+from ridgeline.runtime.weights import default_of, default_weights, weights_of
 from ridgeline.spec import Port, TensorSpec
 
 
@@ -90,7 +90,7 @@ def choose_shapes(
         reference.open()
     # where every guess leaves some value empty, that value may be empty at any size: the first will do
     spare: list[dict[str, TensorSpec]] = []
-    guesses = list(guessed_shapes(tensors, profile.symbols))
+    guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, weights) | profile.symbols))
     open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
     search = ShapeSearch(open_, guesses, program, weights)
     for guess in chain(guesses, spare, search):
@@ -124,6 +124,17 @@ def choose_shapes(
         ],
         help=f"say which: ridge build MODEL {_open_flags(tensors, profile, sized_by)}",
     )
+
+
+def _sizes_of_defaults(inputs: Sequence[Port], weights: Mapping[str, Tensor]) -> dict[str, DimRange]:
+    """Open dims as they are when a call leaves an input out."""
+    made = {}
+    for port in inputs:
+        default = default_of(weights, port.name)
+        for dim, size in zip(port.dims or (), () if default is None else default.shape, strict=False):
+            if isinstance(dim, str):
+                made[dim] = DimRange(size, size, size)
+    return made
 
 
 def sample_shapes(inputs: Sequence[Port], profile: Resolved, sample: Sample) -> dict[str, TensorSpec]:

@@ -40,7 +40,10 @@ def path_given(given: object, *, what: str, error: type[RidgelineError] = Option
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # whoever reads or writes there says so
     except (OSError, ValueError, TypeError) as problem:  # too long, a NUL in it, a PathLike of bytes
-        raise error(f"{what} is not a path", got=repr(given)[:200], want=str(problem)[:200]) from problem
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise error(
+            f"{what} is not a path", got=f"{repr(given)[:200]}: {why}", want="such as 'model.ridge'"
+        ) from problem
     return path
 
 

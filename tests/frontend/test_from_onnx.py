@@ -103,6 +103,49 @@ def test_a_target_shape_can_be_a_default() -> None:
     assert engine.run({"x": x, "s": np.array([3, -1])})["y"].shape == (3, 4)
 
 
+def shifted(declared: str, handed_out: str = "") -> onnx.ModelProto:
+    """With a default of four numbers for the input `c`."""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 20]>
+    g (float[N,4] x, {declared} c) => (float[N,4] y{handed_out}) {{ y = Add(x, c) }}""")
+    default = np.array([1, 2, 3, 4], np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(default, "c"))
+    return model
+
+
+@pytest.mark.parametrize("declared", ["float[4]", "float[K]"])
+@pytest.mark.parametrize("handed_out", ["", ", float[4] c", ", float[K] c", ", float[7] c"])
+def test_a_default_is_planned_at_its_own_size(declared: str, handed_out: str) -> None:
+    engine = ridgeline.build(shifted(declared, handed_out), level=0, threads=1)
+    x, other = np.ones((2, 4), np.float32), np.array([5, 6, 7, 8], np.float32)
+    for c in (np.array([1, 2, 3, 4], np.float32), other):
+        made = engine.run({"x": x} if c is not other else {"x": x, "c": c})
+        np.testing.assert_array_equal(made["y"], x + c)
+        assert not handed_out or np.array_equal(made["c"], c)
+
+
+def test_a_profile_may_give_a_default_another_size() -> None:
+    profile = {"x": "1..8x4", "c": "1"}
+    engine = ridgeline.build(shifted("float[K]"), level=0, threads=1, profiles=profile)
+    x, c = np.ones((2, 4), np.float32), np.array([3], np.float32)
+    np.testing.assert_array_equal(engine.run({"x": x, "c": c})["y"], x + c)
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("without", [["y"], ["x", "y"]])
+def test_ports_need_no_shape(opset: int, without: list[str], tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : {opset}]>
+    g (float[N,4] x) => (float[N,4] y) {{ a = Relu(x) y = Neg(a) }}""")
+    for port in (*model.graph.input, *model.graph.output):
+        if port.name in without:
+            port.type.tensor_type.ClearField("shape")
+    engine = ridgeline.build(model, level=0, threads=1, profiles={"x": "1..8x4"})
+    assert engine.report.verified
+    again = ridgeline.load(engine.save(tmp_path / "free.ridge"))
+    x = np.array([[-1, 0, 1, 2], [3, 4, 5, -6]], np.float32)
+    for each in (engine, again):
+        np.testing.assert_array_equal(each.run({"x": x})["y"], -np.maximum(x, 0))
+
+
 def test_old_files_list_every_weight_as_an_input() -> None:
     """They had to before version 4: these are constants, and no runtime takes others."""
     assert [v.name for v in load(onnx.parser.parse_model(SCALED.format(ir=3))).model.graph.inputs] == ["x"]

@@ -36,7 +36,7 @@ from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.tensor_data import data_problem, external_problem
-from ridgeline.frontend.types import to_ir, to_proto
+from ridgeline.frontend.types import say_shapes, to_ir, to_proto
 from ridgeline.frontend.wire import read_light
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
@@ -252,6 +252,7 @@ def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(proto.graph.input)
     graph.output.extend(proto.graph.output)
     graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    say_shapes(graph)
     given = {port.name for port in proto.graph.input}
     for tensor in proto.graph.initializer:
         if math.prod(tensor.dims) <= 128 and tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -336,6 +337,7 @@ def _take_defaults(model: ir.Model) -> dict[str, np.ndarray]:
         value = graph.initializers.pop(name)
         assert value.const_value is not None, "an initializer holds a tensor"
         made[name] = value.const_value.numpy()
+        value.shape = value.const_value.shape if value.shape is None else value.shape
         value.const_value = None
     return made
 

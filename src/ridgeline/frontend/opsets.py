@@ -8,7 +8,7 @@ from onnx import shape_inference, version_converter
 
 from ridgeline.errors import UnsupportedError, last_lines
 from ridgeline.frontend.legacy import KEPT, after_conversion, before_conversion, release
-from ridgeline.frontend.types import to_ir, to_proto
+from ridgeline.frontend.types import say_shapes, to_ir, to_proto
 
 CANONICAL_OPSET = 23
 # the first IR version that lets weights stand apart from inputs in every opset, and names local functions
@@ -37,6 +37,7 @@ def to_canonical(model: ir.Model, name: str) -> ir.Model:
             model = to_ir(version_converter.convert_version(to_proto(model), version + 1))
             release(model)
         converted = version_converter.convert_version(to_proto(model), CANONICAL_OPSET)
+        say_shapes(converted.graph)
         onnx.checker.check_model(converted)
     except REFUSALS as error:
         raise UnsupportedError(

@@ -83,7 +83,20 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
         proto = marked
         for port in _ports(proto):
             _mark_maps(port.type)
-    return ir.from_proto(proto)
+    model = ir.from_proto(proto)
+    # onnx_ir goes by the last declaration; of an input that is an output too, calls keep to the input's
+    declared = {port.name: port.type for port in proto.graph.input}
+    for value in model.graph.outputs:
+        if value.is_graph_input() and value.name in declared:
+            value.shape = ir.serde.deserialize_type_proto_for_shape(declared[value.name])
+    return model
+
+
+def say_shapes(graph: onnx.GraphProto) -> None:
+    """Give ports without a shape an empty one: ONNX's checker wants the field, and runtimes do without."""
+    for port in (*graph.input, *graph.output):
+        if port.type.HasField("tensor_type"):
+            port.type.tensor_type.shape.SetInParent()
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -76,7 +76,11 @@ def example_feeds(
         default = default_of(weights, name)
         if name in program.loose_inputs:
             made[name] = draw_loose(rng, program.loose_inputs[name])
-        elif default is not None and (seed == 0 or default.dtype.kind != "f"):
+        elif (
+            default is not None
+            and default.shape == shapes[name].shape
+            and (seed == 0 or default.dtype.kind != "f")
+        ):
             made[name] = default
         else:
             made[name] = _draw(
