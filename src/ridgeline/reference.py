@@ -24,6 +24,7 @@ from ridgeline.errors import BuildError, first_line
 from ridgeline.facts import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
+from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
@@ -169,6 +170,7 @@ class Reference:
     ) -> Callable[[Feeds], Outputs]:
         if is_needed_for(proto):
             return partial(self._evaluate, proto)
+        proto = with_exact_group_norms(proto)
         options = self._options()
         # ORT reads these for as long as the session lives, and does not keep them alive itself
         kept = {n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in (changed or {}).items()}
@@ -217,7 +219,8 @@ class Reference:
             list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         )
         try:
-            session_run = self._timed(ort.InferenceSession(proto.SerializeToString(), options, PROVIDERS))
+            source = with_exact_group_norms(proto).SerializeToString()
+            session_run = self._timed(ort.InferenceSession(source, options, PROVIDERS))
         except Exception:  # the reference is not ONNX Runtime then either
             return None
         try:
