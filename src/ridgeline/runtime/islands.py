@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, LimitError
 from ridgeline.kernels.elements import as_numpy, cloned, fill
 from ridgeline.passes.body import Program, Region, ir_version_for, read_program
 from ridgeline.passes.clean import remove_unused
@@ -150,7 +150,7 @@ class PlannedBody:
         given = {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}
         try:
             made = self._engine.instance(given, compiles=key == self._planned)
-        except InputError:  # the floor takes what no plan is made for, or says what is wrong with it
+        except (InputError, LimitError):  # the floor takes it, or says what is wrong
             return None
         local.instances[key] = made
         return made
