@@ -88,7 +88,7 @@ def test_what_is_no_regular_file_is_never_replaced(
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("writer", WRITERS.keys() - {"-o"})
+@pytest.mark.parametrize("writer", sorted(WRITERS.keys() - {"-o"}))
 def test_a_link_leads_to_the_file_that_is_written(
     engine: ridgeline.Engine, tmp_path: Path, writer: str
 ) -> None:
