@@ -1,5 +1,7 @@
 """Whether an engine computes what the onnx reference computes, within what rounding may do to this graph.
 
+Where it does not, ONNX Runtime is asked: the reference is wrong by the standard in places (`fuzz_mended.py`).
+
 The tolerance is measured, element by element: every node is run again by the reference on inputs that
 rounding has moved, several times over. What flips there may flip here; what does not move must be the same.
 """
@@ -33,6 +35,7 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
 INSIDE = frozenset({
     "GRU", "LSTM", "RNN", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Gelu", "DFT",
     "BatchNormalization", "MeanVarianceNormalization", "Elu", "Celu", "Selu", "Resize", "GridSample",
+    "LogSoftmax",
 })  # fmt: skip
 
 Arrays = Mapping[str, np.ndarray]
@@ -55,8 +58,9 @@ def judge(case: Case, **options: Any) -> Verdict:
     except Exception as error:
         return Verdict("crashed", f"{type(error).__name__}: {error}")
     names = [out.name for out in case.model.graph.output]
-    first = compare(got[0], {n: case.steps.of(n) for n in names}, moved_values(case))
-    if first:
+    moved = moved_values(case)
+    first = compare(got[0], {n: case.steps.of(n) for n in names}, moved)
+    if first and not _is_as_peer(case, got[0], moved):
         return Verdict("wrong", first)
     again = [n for n in names if not np.array_equal(bits(got[0][n]), bits(got[1][n]))]
     return Verdict("wrong", f"{again[0]}: another result the second time") if again else Verdict("right")
@@ -81,6 +85,20 @@ def run_peer(case: Case) -> Arrays:
     session = ort.InferenceSession(case.model.SerializeToString(), options, ["CPUExecutionProvider"])
     names = [out.name for out in case.model.graph.output]
     return dict(zip(names, session.run(names, dict(case.feeds)), strict=True))
+
+
+def _is_as_peer(case: Case, got: Arrays, moved: Sequence[Arrays]) -> bool:
+    try:
+        peer = run_peer(case)
+    except Exception:  # it lacks an op or a type
+        return False
+    # how far rounding moves a value is measured around the reference's
+    shifted = [{n: m[n] + (peer[n] - case.steps.of(n)) for n in peer if _is_moved(m, peer, n)} for m in moved]
+    return compare(got, peer, [{**peer, **values} for values in shifted]) == ""
+
+
+def _is_moved(moved: Arrays, peer: Arrays, name: str) -> bool:
+    return moved[name].shape == peer[name].shape and str(peer[name].dtype) in FLOATS
 
 
 def moved_values(case: Case) -> list[Arrays]:

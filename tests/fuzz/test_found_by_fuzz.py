@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import onnx.parser
 import pytest
 from onnx.numpy_helper import from_array
 
 import ridgeline
+from ridgeline.errors import RidgelineError
+from ridgeline.runtime.example_integers import draw_integers
+from ridgeline.spec import Op, TensorSpec
 
 RNG = np.random.default_rng(5)
 
@@ -87,3 +92,33 @@ def test_the_remainder_by_the_largest_number_in_generated_code(kind: str) -> Non
     by = np.array([np.iinfo(kind).max, 7, np.iinfo(kind).max, 5], kind)
     y = run(f"r = Mod (x, by) y = Add (r, x) => {kind}[4]", {"x": x, "by": by}, {}, without=("ort",))
     np.testing.assert_array_equal(y, np.mod(x, by) + x)
+
+
+def test_one_element_is_gathered_as_a_number() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert run("y = GatherND (x, i) => float", {"x": x, "i": np.array([1, 2])}, {}) == 5
+    assert run("y = Gather (x, i) => float", {"x": x[0], "i": np.array(2)}, {}) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = ReduceMean (x, a) => float[1,2,1]",
+        "m = ReduceMax (x, a) d = Sub (x, m) p = Exp (d) s = ReduceSum (p, a) y = Div (p, s) => float[1,2,3]",
+    ],
+)
+@pytest.mark.parametrize("without", [("ort",), ("ort", "cpp")])
+def test_axes_as_a_number_are_taken_or_refused(body: str, without: tuple[str, ...]) -> None:
+    """ONNX wants a list of them; rules meet them before anybody else does."""
+    x = RNG.standard_normal((1, 2, 3)).astype(np.float32)
+    with suppress(RidgelineError):
+        y = run(body, {"x": x}, {"a": np.array(2)}, without=without)
+        assert np.isfinite(y).all()
+
+
+def test_lengths_are_drawn_for_tables_that_are_shorter() -> None:
+    spec = TensorSpec("int64", (3,))
+    op = Op("Gather", ("table", "i"), ("y",))
+    table = TensorSpec("float32", (0, 4))
+    drawn = draw_integers(np.random.default_rng(0), "i", spec, [op], {"i": spec, "table": table}, {}, [spec])
+    assert drawn.shape == (3,)

@@ -80,8 +80,8 @@ class Match:
         return array
 
     def const(self, name: str) -> Any:
-        """As `array`, in plain lists and numbers."""
-        return self.array(name).tolist()
+        """The elements of `array` in a plain list, also where a file has a number for a list of one."""
+        return self.array(name).reshape(-1).tolist()
 
     def scalar(self, name: str) -> float:
         array = self.array(name)

@@ -87,13 +87,14 @@ def draw_integers(
     length = 0 if beside is None or meaning.equals else _length(name, spec, meaning, beside)
     if length:
         longest = min(length, high - 1) if meaning.highs else length
-        drawn = rng.integers(max(low, longest // 2 + 1), longest + 1, shape, dtype=np.int64)
+        least = min(max(low, longest // 2 + 1), longest)  # a table may be shorter than the lengths want
+        drawn = rng.integers(least, longest + 1, shape, dtype=np.int64)
         drawn.reshape(-1)[:1] = longest  # a batch is as long as its longest row
         return drawn
     distinct = None if meaning.scatter is None else _distinct(rng, *meaning.scatter, shape, (low, high))
     if distinct is not None:
         return low + distinct
-    drawn = rng.integers(low, high, shape, dtype=np.int64)
+    drawn = rng.integers(low, max(high, low + 1), shape, dtype=np.int64)
     if (low, high) == FLAGS and shape and shape[-1]:
         drawn[..., 0] = 1  # a mask that hides a whole row makes NaN of it, in any engine
     return drawn

@@ -36,7 +36,7 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     if indices.ndim == 0 and indices.device.type == "cpu":
         return x.select(axis, int(indices.item()))
     taken = x.index_select(axis, _wrapped(indices, x.shape[axis]).reshape(-1))
-    return taken.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 @floor("GatherElements")
@@ -64,7 +64,7 @@ def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     flat = _flat_positions(indices, picked).reshape(n_batch, -1)
     flat = flat + torch.arange(n_batch, device=x.device)[:, None] * n_picked
     rows = x.reshape(n_batch * n_picked, *rest).index_select(0, flat.flatten())
-    return rows.reshape(*indices.shape[:-1], *rest)
+    return rows.reshape((*indices.shape[:-1], *rest))
 
 
 @floor("ScatterElements")
