@@ -122,3 +122,17 @@ def test_lengths_are_drawn_for_tables_that_are_shorter() -> None:
     table = TensorSpec("float32", (0, 4))
     drawn = draw_integers(np.random.default_rng(0), "i", spec, [op], {"i": spec, "table": table}, {}, [spec])
     assert drawn.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'y = Einsum <equation = "ij,jk->ik"> (x, w) => float[2,2]',
+        'y = Einsum <equation = "ij,jk->ik"> (x) => float[2,2]',
+        "c = ReduceSum <keepdims = -1099511627776> (w, w) y = Add (x, c) => float[2,2]",
+    ],
+)
+def test_operands_that_no_rule_or_fold_can_read_are_refused(body: str) -> None:
+    x = RNG.standard_normal((2, 2)).astype(np.float32)
+    with pytest.raises(RidgelineError):
+        run(body, {"x": x}, {"w": RNG.standard_normal((2, 1, 2)).astype(np.float32)})

@@ -17,12 +17,16 @@ from typing import Any, ClassVar, Literal, NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.errors import failure
 from ridgeline.passes.fold_shape import Size, reshape_target, sizes
 from ridgeline.passes.match import Found, Pattern, PatternOps, Var, attribute, constant, find, root_ops
 
 SOURCES = "ridgeline.sources"
 BAND = 64  # columns: a cache line of each row, whatever the type
 RULE = "ridgeline.rule"
+
+# what reading a node raises whose operands are not what ONNX says; rules only read before they insert
+MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
 # a commutative pattern over variables fits in several ways; a node never needs more tries than this
 _MAX_READINGS = 16
@@ -244,6 +248,9 @@ def _try_rule(
         except _Refused as no:
             at = (no.at.name if no.at is not None else None) or node_name(node)
             first = first or (Refusal(rule.name, no.reason, at, m.inner_bytes()), m)
+        except MISFITS as error:  # operands that contradict the op: the checks of sites name them later
+            reason = f"operands that it cannot read, {failure(error)}"
+            first = first or (Refusal(rule.name, reason, node_name(node), None), m)
         else:
             return True
     # a pattern of one node has nothing to fuse, so nothing is lost
