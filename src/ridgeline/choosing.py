@@ -34,6 +34,9 @@ from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
 from ridgeline.runtime.weights import default_of, default_weights, weights_of
 from ridgeline.spec import Port, TensorSpec
 
+# of inputs whose sizes nobody gave: guesses that settle and take more than this are not tried
+GUESSED_BYTES = 1 << 28
+
 
 def choose_every_shapes(
     loaded: Loaded,
@@ -92,11 +95,15 @@ def choose_shapes(
     spare: list[dict[str, TensorSpec]] = []
     guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, weights) | profile.symbols))
     open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
+    moving = [p.name for p in open_ if p.dims is None or not all(isinstance(d, int) for d in p.dims)]
     search = ShapeSearch(open_, guesses, program, weights)
     for guess in chain(guesses, spare, search):
         guess = with_values(guess, profile, "opt")
         is_spare = guess in spare
         if shapes_text(guess) in problems and not is_spare:
+            continue
+        if sum(guess[name].nbytes for name in moving if name in guess) > GUESSED_BYTES:
+            problems[shapes_text(guess)] = "larger than anybody means who says nothing"
             continue
         try:
             empty = empty_values(settle_program(program, guess, weights), weights)

@@ -10,6 +10,7 @@ import pytest
 from onnx.numpy_helper import from_array
 
 import ridgeline
+from ridgeline.choosing import GUESSED_BYTES
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.spec import Op, TensorSpec
@@ -136,3 +137,44 @@ def test_operands_that_no_rule_or_fold_can_read_are_refused(body: str) -> None:
     x = RNG.standard_normal((2, 2)).astype(np.float32)
     with pytest.raises(RidgelineError):
         run(body, {"x": x}, {"w": RNG.standard_normal((2, 1, 2)).astype(np.float32)})
+
+
+@pytest.mark.parametrize("opset", [13, 23])
+def test_an_identity_of_an_unknown_type_does_not_end_the_process(opset: int) -> None:
+    """ONNX's inference looks up a type that is not there."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}, "ridgeline.test": 1]>
+        g (float[3] x) => (double[N,M] y) {{ v = Unsqueeze (x, a) y = EyeLike <dtype = 11> (v) }}"""
+    model = onnx.parser.parse_model(text)
+    for axes, kind in (([0, 0, 0, 0], RidgelineError), ([0], None)):
+        del model.graph.initializer[:]
+        model.graph.initializer.append(from_array(np.array(axes), "a"))
+        if kind is None:
+            made = ridgeline.build(model, level=0).run({"x": np.zeros(3, np.float32)})["y"]
+            np.testing.assert_array_equal(made, np.eye(1, 3))
+        else:
+            with pytest.raises(kind):
+                ridgeline.build(model, level=0)
+
+
+def test_a_guess_is_never_huge() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (double[A,B,C,D] x) => (double[A,B,C,D] y) { y = Relu (x) }"""
+    engine = ridgeline.build(onnx.parser.parse_model(text), level=0, verify="off")
+    assert engine.plan.planned_shapes["x"].nbytes <= GUESSED_BYTES
+
+
+RANGE = "r = Range (s, e, a) f = Cast <to = 1> (r) y = Add (x, f) => float[2,3]"
+
+
+def test_hostile_operands_of_slices_and_ranges_are_refused() -> None:
+    x = RNG.standard_normal((2, 3)).astype(np.float32)
+    for body, constants in (
+        ("y = Slice (x, s, e, a) => float[2,3]", {"s": [0], "e": [9], "a": [7]}),
+        ("y = Slice (x, s, e, a) => float[2,3]", {"s": [0, 0], "e": [9, 9], "a": [0]}),
+        (
+            RANGE,
+            {"s": [0, 0], "e": [3], "a": [1, 1]},
+        ),
+    ):
+        with pytest.raises(RidgelineError):
+            run(body, {"x": x}, {name: np.array(values) for name, values in constants.items()})

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from ridgeline.errors import ModelError, PlanError, UnsupportedError, last_lines
 from ridgeline.files import path_given
 from ridgeline.frontend.contrib import write_out_contrib
+from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.functions import (
     all_nodes,
     define_functions,
@@ -65,6 +66,7 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     """Read, check and convert a model. Raises one error that lists every node nobody can run."""
     name, proto, path = _read(source)
     check_depth(proto)
+    proto = without_typed_eyes(proto)
     require_inlinable(proto, limits)
     check_opsets(proto, name)
     check_tensors(proto, None if path is None else path.parent)

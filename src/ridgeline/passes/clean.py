@@ -127,10 +127,12 @@ def _is_whole_slice(node: ir.Node) -> bool:
     axes = (
         elements(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(ends))
     )
-    if source is None or axes is None or not all(isinstance(axis, int) for axis in axes):
+    if source is None or axes is None or len(axes) != len(ends):
         return False
     for axis, end in zip(axes, ends, strict=True):
-        size = source[int(axis)]
+        if not isinstance(axis, int) or not -len(source) <= axis < len(source):
+            return False
+        size = source[axis]
         reaches = end == size or (
             isinstance(end, int) and end >= (size if isinstance(size, int) else 2**31 - 1)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
@@ -30,10 +31,14 @@ def name_counts(model: ir.Model) -> bool:
                 continue
             start, step = constant(node.inputs[0]), constant(node.inputs[2])
             limit = elements(node.inputs[1])
-            is_count = start is not None and step is not None and start.item() == 0 and step.item() == 1
+            is_count = _is(start, 0) and _is(step, 1) and limit is not None and len(limit) == 1
             if not is_count or limit is None or not isinstance(limit[0], str) or not limit[0].isidentifier():
                 continue
             named = ir.Shape([limit[0]])
             if node.outputs[0].shape != named:
                 node.outputs[0].shape, is_any = named, True
     return is_any
+
+
+def _is(array: np.ndarray | None, number: int) -> bool:
+    return array is not None and array.size == 1 and bool(array.item() == number)

@@ -188,7 +188,8 @@ def _distinct(
     if op.op_type == "ScatterND":
         # as far as each axis goes, unless something was added on the way
         table = data[: shape[-1]] if bounds == (0, min(data[: shape[-1]], default=1)) else (size,) * shape[-1]
-        if not math.prod(shape[:-1]) <= math.prod(table) < 1 << 62:
+        is_room = math.prod(shape[:-1]) <= math.prod(table) < 1 << 62
+        if len(table) != shape[-1] or not is_room:  # more indices than the data has axes is no model's wish
             return None
         flat = rng.choice(math.prod(table), math.prod(shape[:-1]), replace=False)
         return np.stack(np.unravel_index(flat, table), axis=-1).reshape(shape)

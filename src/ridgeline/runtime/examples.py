@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.errors import LimitError
 from ridgeline.kernels.elements import (
     TORCH_DTYPES,
     fill,
@@ -83,9 +84,15 @@ def example_feeds(
         ):
             made[name] = default
         else:
-            made[name] = _draw(
-                rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats
-            )
+            try:
+                made[name] = _draw(
+                    rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats
+                )
+            except MemoryError as error:
+                raise LimitError(
+                    f"there is no memory for input {name!r} of {shapes[name]}",
+                    limit="planned_bytes", allowed=program.limits.planned_bytes, got=shapes[name].nbytes,
+                ) from error  # fmt: skip
     return made
 
 

@@ -20,6 +20,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from ridgeline.errors import ModelError, OptionError, did_you_mean
 from ridgeline.files import place_of, whole_file
+from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
 from ridgeline.frontend.types import tensor_type
 from ridgeline.passes.contradictions import SMALL_NUMEL
@@ -78,7 +79,7 @@ class ModelGraph:
     @cached_property
     def types(self) -> dict[str, onnx.TypeProto]:
         """Declared and inferred types of the main graph's values."""
-        light = without_large_tensors(self.proto)
+        light = without_typed_eyes(without_large_tensors(self.proto))
         try:
             inferred = shape_inference.infer_shapes(light, data_prop=True)
         except Exception:  # a broken model infers nothing; what it declares still stands
