@@ -31,7 +31,8 @@ def near(rng: random.Random, size: int) -> int:
     """Another size, mostly a likely one."""
     if rng.random() < 0.25:
         return rng.choice(SIZES)
-    return rng.choice((size + 1, max(size - 1, 0), size * 2, max(size // 2, 1), size + 7))
+    made = rng.choice((size + 1, max(size - 1, 0), size * 2, max(size // 2, 1), size + 7))
+    return max(-(2**63), min(made, 2**63 - 1))
 
 
 # models: each takes a graph and says what it did, or "" where it found nothing to change

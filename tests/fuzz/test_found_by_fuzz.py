@@ -178,3 +178,15 @@ def test_hostile_operands_of_slices_and_ranges_are_refused() -> None:
     ):
         with pytest.raises(RidgelineError):
             run(body, {"x": x}, {name: np.array(values) for name, values in constants.items()})
+
+
+def test_attributes_that_nobody_knows_are_refused() -> None:
+    x = np.array([3], np.uint8)
+    with pytest.raises(RidgelineError):
+        run('s = BitShift <direction = "UP"> (c, c) y = Add (x, s) => uint8[1]', {"x": x}, {"c": x})
+    image, weight = (RNG.standard_normal(s).astype(np.float32) for s in ((1, 2, 3, 3), (2, 2, 3, 3)))
+    with pytest.raises(RidgelineError):
+        run(
+            "y = ConvTranspose <strides = [2, 4611686018427387904]> (x, w) => float[1,2,7,7]",
+            {"x": image}, {"w": weight},
+        )  # fmt: skip

@@ -36,6 +36,7 @@ CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 SHAPES = ("shapes", "give shapes that the model takes")
 TYPES = ("element types", "ONNX does not have this op for these types: put a cast before it")
 OF_TYPES = ("inconsistent type", "unsupported type")
+LARGEST_SIZE = 2**63 - 1  # that ONNX's types can say
 
 
 @dataclass
@@ -129,6 +130,8 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
             own = own_spec(op, state.specs, state.values)
         except MisfitError as misfit:
             raise _misfit(op, state, str(misfit)) from misfit
+        if own is not None and max(own.shape, default=0) > LARGEST_SIZE:
+            raise _misfit(op, state, f"a size of {max(own.shape)}")
         if own is not None:
             _note(state, op.outputs[0], own)
     else:
@@ -237,11 +240,11 @@ def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Seque
         except (IndexError, TypeError, ValueError) as error:
             raise _misfit(op, state, _first_line(error)) from error
         return made if isinstance(made, (list, tuple)) else [np.asarray(made)]
-    evaluator = _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
     feeds = {n: a for n, a in zip(op.inputs, arrays, strict=True) if n}
     try:
+        evaluator = _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
         return [np.asarray(a) for a in evaluator.run(None, feeds)]
-    except Exception:  # the reference lacks the op or the type: it then runs as a step instead
+    except Exception:  # the reference lacks the op, the type or the attribute: it then runs as a step instead
         return []
 
 

@@ -259,6 +259,8 @@ floor("BitwiseNot")(through_int64(torch.bitwise_not))
 
 @floor("BitShift")
 def bit_shift(x: Tensor, shift: Tensor, *, direction: str) -> Tensor:
+    if direction not in ("LEFT", "RIGHT"):
+        raise ValueError(f"BitShift has no direction {direction!r}, want LEFT or RIGHT")
     bits, count = x.to(torch.int64), shift.to(torch.int64)
     if direction == "LEFT":
         return torch.bitwise_left_shift(bits, count).to(x.dtype)
