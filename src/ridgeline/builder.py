@@ -33,7 +33,7 @@ from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.gpu_graph import no_garbage
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.options import Limits, Options, Progress, logger, make_limits, make_options
+from ridgeline.options import NULL_TARGETS, Limits, Options, Progress, logger, make_limits, make_options
 from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
@@ -63,6 +63,7 @@ from ridgeline.verify import check_padded, data_files, load_data, versions
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
+NULL_CPU, NULL_CUDA = Target("cpu", "x86_64", 2, is_null=True), Target("cuda", "sm_90", 1, is_null=True)
 HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
 
@@ -132,7 +133,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
     """The table of contents. A sample is a call of the PyTorch module that the source came from."""
     clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
     target = require_process(resolve_target(options))
-    runs_here = target.kind == "cpu" or is_here(target)
+    runs_here = is_here(target)
     check_choices(options, target)
     with clock.stage("load"):
         loaded, facts = load(source, options.limits), Facts.beside(options.timing_cache)
@@ -215,6 +216,8 @@ def load_engine(
 
 def resolve_target(options: Options) -> Target:
     """The machine that is built for: this one's processor, this one's GPU, or a GPU by its architecture."""
+    if options.target in NULL_TARGETS:
+        return NULL_CUDA if ":" in options.target else NULL_CPU
     if options.target == "cpu":
         return Target("cpu", platform.machine(), options.cores)
     kind, _, arch = options.target.partition(":")
@@ -261,7 +264,7 @@ def open_workshops(
     """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
     program, weights = read_program(model, options.limits), weights_of(model)
     has_gpu = target.kind == "cuda" and is_here(target)
-    if target.kind == "cpu" and torch.get_num_threads() != target.threads:
+    if target.kind == "cpu" and not target.is_null and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
     tactics = tactics_for(
         target,
@@ -301,7 +304,8 @@ def select_every(
         if shops[i].target.kind == "cpu":
             shops[i] = with_bodies(shops[i])
         shop = shops[i]
-        choose = select_here if shop.target.kind == "cpu" else select_cuda if runs_here else select_elsewhere
+        is_untold = shop.target.kind == "cpu" or shop.target.is_null
+        choose = select_here if is_untold else select_cuda if runs_here else select_elsewhere
         made.append(choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights)))
     return made
 
@@ -350,7 +354,7 @@ def check_engine(
     sample: Sample | None,
 ) -> Report:
     """What can be verified here: the engine at every profile, or the graph of one for another machine."""
-    runs_here = engine.plan.target.kind == "cpu" or is_here(engine.plan.target)
+    runs_here = is_here(engine.plan.target)
     if reference is None:
         return Report(unverified="" if runs_here else checks.unverified(engine.plan))
     if runs_here:

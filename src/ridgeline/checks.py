@@ -200,6 +200,8 @@ def joined(reports: list[Report]) -> Report:
 
 def unverified(plan: Plan) -> str:
     """Why an engine for a GPU elsewhere is not verified yet, and what was seen to hold."""
+    if plan.target.is_null:
+        return "built for no machine"
     steps = [step for each in (plan, *plan.others) for step in each.steps]
     kernels = "its kernels compile and none spills; " if any("triton" in s.tactic for s in steps) else ""
     return f"built without its GPU: {kernels}its first run there verifies it"

@@ -102,10 +102,10 @@ class Workshop:
     def find(self, key: str) -> Entry | None:
         if self.lock is not None:
             return self.lock.entries.get(site_of(key))
+        if self.target.is_null or (self.target.kind == "cpu" and not self.options.level):
+            return None  # nothing was timed, and not every candidate was tried
         if self.target.kind == "cuda" and not self.device_key:
             return self.cache.find_anywhere(key)
-        if self.target.kind == "cpu" and not self.options.level:
-            return None  # nothing was timed, and not every candidate was tried
         return self.cache.find(key, self.context)
 
     def known(self, site: Site) -> Entry:

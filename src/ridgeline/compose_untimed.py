@@ -34,8 +34,19 @@ from ridgeline.tactics.cache import Entry, Measured
 
 def select_here(shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]) -> Selection:
     """As the level asks for; a lock pins what was chosen at any level."""
+    if shop.target.is_null:
+        return select_by_rule(shop)
     choose = select if shop.options.level or shop.lock is not None else select_untimed
     return choose(shop, inputs, feeds)
+
+
+def select_by_rule(shop: Workshop) -> Selection:
+    """The rule of the null target: in each region the first willing tactic, with the first of its configs."""
+    made = Selection()
+    work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
+    choose_regions(shop, work, made, _list_sites)
+    made.steps = tuple(single(shop, region, made) for region in work)
+    return made
 
 
 def select_untimed(

@@ -21,8 +21,10 @@ Progress: TypeAlias = Callable[[str, int, int, str], None]
 
 VERIFY_MODES = ("off", "fast", "full")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+# of no machine: every machine makes the same plan for them, and runs it nowhere
+NULL_TARGETS = ("null", "null:sm_90")
 # `cuda` alone is the GPU of this machine; with an architecture it need not be here
-TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHITECTURES))
+TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHITECTURES), *NULL_TARGETS)
 PRECISIONS = ("fp32",)
 MAX_LEVEL = 5
 MAX_THREADS = 1024

@@ -184,9 +184,11 @@ class Target:
     kind: str = "cpu"
     arch: str = ""
     threads: int = 1
+    is_null: bool = False  # of no machine: choices follow a rule, so that they are the same everywhere
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.arch}" if self.arch else self.kind
+        kind = f"null {self.kind}" if self.is_null else self.kind
+        return f"{kind}:{self.arch}" if self.arch else kind
 
 
 @dataclass(frozen=True)

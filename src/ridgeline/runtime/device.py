@@ -13,9 +13,10 @@ from functools import cache
 import torch
 
 from ridgeline.errors import DeviceError as DeviceError
-from ridgeline.errors import RidgelineError, first_line
+from ridgeline.errors import PlanError, RidgelineError, first_line
 from ridgeline.kernels.triton.driver import driver_version
 from ridgeline.plan.plan import Memory
+from ridgeline.runtime.forking import require_process
 from ridgeline.spec import Target
 
 MAKE_ROOM = "close other programs on the GPU, or build for smaller shapes"
@@ -83,8 +84,20 @@ def current_device() -> Device:
 
 
 def is_here(target: Target) -> bool:
-    """Whether this machine has the GPU that is built for, so that candidates can be timed on it."""
+    """Whether this machine is the one that is built for, so that candidates can be timed on it."""
+    if target.is_null or target.kind == "cpu":
+        return not target.is_null
     return why_no_gpu() is None and current_device().arch == target.arch
+
+
+def require_runs(target: Target) -> None:
+    """Raise in a process that lost its parent's threads, and for the null target."""
+    require_process(target)
+    if target.is_null:
+        raise PlanError(
+            f"an engine for the target {target} runs nowhere",
+            help="it shows what a plan would be: build with --target cpu or cuda to run the model",
+        )
 
 
 def require_device(target: Target) -> Device:

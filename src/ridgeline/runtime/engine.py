@@ -28,10 +28,10 @@ from ridgeline.plan.report import Report
 from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.cuda_instance import CudaBorder, CudaInstance, gpu_memory
-from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory
+from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory, require_runs
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
-from ridgeline.runtime.forking import PerProcess, require_process
+from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.instance import Instance, settle_program
 from ridgeline.runtime.io import AnyBorder, Border
 from ridgeline.runtime.islands import Islands, fused_body, subgraphs
@@ -162,7 +162,7 @@ class Engine:
 
         With `wait` new shapes are planned before they run; without it nothing is compiled before they run.
         """
-        require_process(self.plan.target)
+        require_runs(self.plan.target)
         if self._is_cuda:
             require_device(self.plan.target)
             for variant in self.variants:
@@ -191,7 +191,7 @@ class Engine:
 
     def _border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
         """At once where the plan was made for these shapes; others run on standby until theirs is."""
-        require_process(self.plan.target)
+        require_runs(self.plan.target)
         is_padded = self.plan.pads and self.signature.find(specs) is None
         if is_padded or specs == self.at(specs).plan.planned_shapes:
             return self._border_now(specs, dtypes)
@@ -248,7 +248,7 @@ class Engine:
 
     def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance:
         """The engine at these shapes, in new memory. Without compiling, steps that would run on the floor."""
-        require_process(self.plan.target)
+        require_runs(self.plan.target)
         if self._is_cuda:
             return self.cuda_instance(inputs)
         with torch.inference_mode():
@@ -266,7 +266,7 @@ class Engine:
         self, inputs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
     ) -> CudaInstance:
         """The engine at these shapes on the GPU, over the caller's own inputs if they are given."""
-        require_process(self.plan.target)
+        require_runs(self.plan.target)
         require_device(self.plan.target)
         variant = self.at(inputs)
         if variant is not self:

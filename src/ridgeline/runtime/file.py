@@ -281,8 +281,8 @@ def _read_manifest(raw: Any, path: Path) -> Manifest:
     if named != set(MEMBERS):
         raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
     target, here = manifest.target, f"cpu:{platform.machine()}"
-    # an engine for a GPU may be looked at anywhere; whether it fits the one here is asked when it runs
-    if target != here and not target.startswith("cuda:"):
+    # others may be looked at anywhere; whether a GPU here fits is asked when the engine runs
+    if target != here and target.startswith("cpu:"):
         raise PlanError(
             f"{str(path)!r} was made for another target",
             got=target,
