@@ -20,6 +20,7 @@ import torch
 from bench.zoo import ZOO, fetch
 
 from ridgeline.errors import RidgelineError
+from ridgeline.runtime.device import current_device
 
 # kernels in Triton run in its interpreter here, which must be on before Triton is first imported; those that
 # are compiled are compiled in processes of their own
@@ -51,6 +52,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Only tests/gpu sees a GPU: the others speak of machines without one."""
     if item.path.is_relative_to(GPU_TESTS):
         return (yield)
+    current_device.cache_clear()  # an earlier test may have seen it
     with patch("torch.cuda.is_available", return_value=False):
         return (yield)
 

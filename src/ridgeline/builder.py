@@ -304,8 +304,8 @@ def select_every(
         if shops[i].target.kind == "cpu":
             shops[i] = with_bodies(shops[i])
         shop = shops[i]
-        is_untold = shop.target.kind == "cpu" or shop.target.is_null
-        choose = select_here if is_untold else select_cuda if runs_here else select_elsewhere
+        needs_no_gpu = shop.target.kind == "cpu" or shop.target.is_null
+        choose = select_here if needs_no_gpu else select_cuda if runs_here else select_elsewhere
         made.append(choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights)))
     return made
 

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
-import pytest
 
 import ridgeline
 from ridgeline.analyze.explain import explain_engine
 from ridgeline.errors import first_line
-from ridgeline.runtime.device import why_no_gpu
 
 Ridge = Callable[..., tuple[int, str, str]]
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
@@ -101,7 +99,6 @@ def test_islands_elsewhere_are_listed_and_not_predicted() -> None:
     assert story.steps[-1].contest.median_us is None
 
 
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU here")
 def test_a_gpu_engine_without_a_gpu_says_where_to_run_it(ridge: Ridge, here: Path, tiny_model: Path) -> None:
     options = ["--target", "cuda:sm_90", "--level", "0", "-o", "g.ridge", "--shapes", "x=1x3x32x32"]
     assert ridge("build", tiny_model, *options)[0] == 0

@@ -142,7 +142,7 @@ def test_operands_that_no_rule_or_fold_can_read_are_refused(body: str) -> None:
 @pytest.mark.parametrize("opset", [13, 23])
 def test_an_identity_of_an_unknown_type_does_not_end_the_process(opset: int) -> None:
     """ONNX's inference looks up a type that is not there."""
-    text = f"""<ir_version: 10, opset_import: ["": {opset}, "ridgeline.test": 1]>
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
         g (float[3] x) => (double[N,M] y) {{ v = Unsqueeze (x, a) y = EyeLike <dtype = 11> (v) }}"""
     model = onnx.parser.parse_model(text)
     for axes, kind in (([0, 0, 0, 0], RidgelineError), ([0], None)):

@@ -6,28 +6,27 @@ or a node that contradicts itself. An identity of the input's type and a Cast sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import onnx
+
+from ridgeline.frontend.functions import Holder, all_holders, all_nodes
 
 
 def without_typed_eyes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model, or a copy in which a Cast stands for `dtype`."""
-    if not any(_type_of(node) for nodes in _node_lists(proto) for node in nodes):
+    if not any(map(_type_of, all_nodes(proto))):
         return proto
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    for nodes in list(_node_lists(made)):
-        for place, node in reversed(list(enumerate(nodes))):
+    for holder in list(all_holders([made.graph, *made.functions])):
+        for place, node in reversed(list(enumerate(holder.node))):
             kind = _type_of(node)
             if kind:
-                _split(nodes, place, kind)
+                _split(holder, place, kind)
     return made
 
 
-def _split(nodes: Any, place: int, kind: int) -> None:
-    node = nodes[place]
+def _split(holder: Holder, place: int, kind: int) -> None:
+    node = holder.node[place]
     wanted, plain = node.output[0], f"{node.output[0]}/eye"
     kept = [attribute for attribute in node.attribute if attribute.name != "dtype"]
     del node.attribute[:]
@@ -35,7 +34,7 @@ def _split(nodes: Any, place: int, kind: int) -> None:
     node.output[0] = plain
     cast = onnx.NodeProto(op_type="Cast", input=[plain], output=[wanted], name=f"{wanted}/cast")
     cast.attribute.add(name="to", i=kind, type=onnx.AttributeProto.INT)
-    nodes.insert(place + 1, cast)
+    holder.node.insert(place + 1, cast)
 
 
 def _type_of(node: onnx.NodeProto) -> int:
@@ -43,14 +42,3 @@ def _type_of(node: onnx.NodeProto) -> int:
     if node.op_type != "EyeLike" or node.domain not in ("", "ai.onnx") or not node.output:
         return 0
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "dtype"), 0)
-
-
-def _node_lists(proto: onnx.ModelProto) -> Iterator[Any]:
-    """Of the graph, its functions and all subgraphs."""
-    pending: list[Any] = [proto.graph, *proto.functions]
-    while pending:
-        nodes = pending.pop().node
-        yield nodes
-        for node in nodes:
-            for attribute in node.attribute:
-                pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]

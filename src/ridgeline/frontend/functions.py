@@ -13,6 +13,7 @@ from onnx.inliner import inline_local_functions
 from ridgeline.errors import LimitError, ModelError
 from ridgeline.options import Limits
 
+Holder: TypeAlias = onnx.GraphProto | onnx.FunctionProto  # of nodes
 FunctionId: TypeAlias = tuple[str, str, str]  # domain, name, overload
 
 LOCAL = "ridgeline.defined"
@@ -116,11 +117,17 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     return _nodes_within([proto.graph, *proto.functions])
 
 
-def _nodes_within(holders: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> Iterator[onnx.NodeProto]:
-    pending = list(holders)
+def _nodes_within(holders: Sequence[Holder]) -> Iterator[onnx.NodeProto]:
+    return (node for holder in all_holders(holders) for node in holder.node)
+
+
+def all_holders(first: Sequence[Holder]) -> Iterator[Holder]:
+    """These graphs and functions, and every subgraph in them."""
+    pending = list(first)
     while pending:
-        for node in pending.pop().node:
-            yield node
+        holder = pending.pop()
+        yield holder
+        for node in holder.node:
             pending += [attr.g for attr in node.attribute if attr.HasField("g")]
             pending += [graph for attr in node.attribute for graph in attr.graphs]
 
