@@ -23,11 +23,11 @@ import triton
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
+from ridgeline.base.gpu_timing import capture, interleave_graphs
+from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import first_line
-from ridgeline.gpu_timing import capture, interleave_graphs
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import compile_kernels
-from ridgeline.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics import triton_attention
 from ridgeline.tactics.attention_site import AttentionSite, require_attention
 from ridgeline.tactics.base import Tactic

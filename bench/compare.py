@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from ridgeline.frontend.from_onnx import load
-from ridgeline.reference import Reference
+from ridgeline.verify.reference import Reference
 
 
 def open_session(path: Path) -> ort.InferenceSession:

@@ -21,9 +21,9 @@ import torch
 import ridgeline
 import ridgeline.builder  # libraries are imported before any clock starts
 from bench.gpu_cases import CASES, export, half, randomise
-from ridgeline.gpu_timing import interleave_graphs
+from ridgeline.base.gpu_timing import interleave_graphs
+from ridgeline.base.timing import paired_ratio
 from ridgeline.runtime.device import current_device
-from ridgeline.timing import paired_ratio
 
 ROUNDS = 11
 DEFAULT = ("resnet50_b1", "bert_base_s128_b1", "vit_b16_b1", "mobilenet_v2_b1", "gpt2_s512_b1")

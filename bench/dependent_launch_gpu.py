@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.gpu_timing import capture, interleave_graphs
+from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.source import Kernel

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.base.gpu_timing import capture, interleave_graphs
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import first_line
-from ridgeline.gpu_timing import capture, interleave_graphs
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
-from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.triton_product import TritonProduct

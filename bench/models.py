@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import ridgeline
 from bench.gpu_cases import CASES, Case, export, half, randomise
-from ridgeline.gpu_timing import capture, interleave_graphs
+from ridgeline.base.gpu_timing import capture, interleave_graphs
+from ridgeline.base.timing import paired_ratio
 from ridgeline.runtime.device import current_device
-from ridgeline.timing import paired_ratio
 
 ROUNDS = 11
 HOST_CALLS, HOST_ROUNDS = 100, 5
@@ -101,7 +101,7 @@ def _median_host_us(call: Callable[[], object]) -> float:
 
 MEMORY = """
 import gc, json, sys, torch, ridgeline, ridgeline.builder
-from ridgeline.gpu_timing import capture
+from ridgeline.base.gpu_timing import capture
 def free():
     torch.cuda.synchronize(); gc.collect(); torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]

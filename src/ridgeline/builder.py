@@ -15,26 +15,19 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from ridgeline import checks
-from ridgeline.bodies import with_bodies
-from ridgeline.choosing import choose_every_shapes
-from ridgeline.compose import Selection, Workshop
-from ridgeline.compose_cross import select_elsewhere
-from ridgeline.compose_cuda import select_cuda
-from ridgeline.compose_untimed import select_here
-from ridgeline.eager import check_guards, check_sample
+from ridgeline.base.gpu_graph import no_garbage
+from ridgeline.base.progress import shown
+from ridgeline.base.spec import Target
 from ridgeline.errors import InputError, ModelError, OptionError, PlanError
-from ridgeline.facts import Facts
 from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
-from ridgeline.gpu_graph import no_garbage
+from ridgeline.ir.body import read_program
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.options import NULL_TARGETS, Limits, Options, Progress, logger, make_limits, make_options
-from ridgeline.passes.body import read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
@@ -42,9 +35,6 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal
 from ridgeline.plan.check import check_sizes
 from ridgeline.plan.report import Report
-from ridgeline.planning import make_plan
-from ridgeline.progress import shown
-from ridgeline.reference import Reference
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.engine import Engine
@@ -55,11 +45,21 @@ from ridgeline.runtime.on_board import LEFT_OUT
 from ridgeline.runtime.padded import require_paddable
 from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_memory
 from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
-from ridgeline.settling import settle
-from ridgeline.spec import Target
+from ridgeline.select.offline import select_elsewhere
+from ridgeline.select.planning import make_plan
+from ridgeline.select.plans import Selection, Workshop
+from ridgeline.select.plans_cuda import select_cuda
+from ridgeline.select.retune import settle
+from ridgeline.select.shapes import choose_every_shapes
+from ridgeline.select.subgraphs import with_bodies
+from ridgeline.select.untimed import select_here
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
-from ridgeline.verify import check_padded, data_files, load_data, versions
+from ridgeline.verify import trials as checks
+from ridgeline.verify.compare import check_padded, data_files, load_data, versions
+from ridgeline.verify.module import check_guards, check_sample
+from ridgeline.verify.reference import Reference
+from ridgeline.verify.remembered import Facts
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
+from ridgeline.base.files import path_given
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.files import path_given
 
 logger = logging.getLogger("ridgeline.build")
 

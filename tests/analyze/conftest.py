@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.base.spec import Port, Target, TensorSpec
 from ridgeline.options import DimRange
 from ridgeline.plan.plan import Candidate, Memory, Plan, Refusal, RegionNote, Step, Work
 from ridgeline.plan.report import Check, Report
-from ridgeline.spec import Port, Target, TensorSpec
 
 
 def _step(name: str, op_types: tuple[str, ...], tactic: str, median_us: float | None, **more: object) -> Step:

@@ -15,13 +15,13 @@ import pytest
 import ridgeline
 from ridgeline import builder
 from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
-from ridgeline.facts import digest_arrays
 from ridgeline.frontend.from_onnx import load
-from ridgeline.reference import Reference
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import CACHE_TITLE, TimingCache
 from ridgeline.tactics.cpp import CppGemv
-from ridgeline.verify import compare
+from ridgeline.verify.compare import compare
+from ridgeline.verify.reference import Reference
+from ridgeline.verify.remembered import digest_arrays
 
 NORM = """<ir_version: 10, opset_import: ["": 20]>
 g (float[N,16] x) => (float[N,16] y) <float[16] s = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> {

@@ -12,9 +12,8 @@ import pytest
 
 import ridgeline
 from cross_models import MODELS, convnet, mlp
+from ridgeline.base.spec import Config, Site, Target
 from ridgeline.builder import fuse, open_workshops
-from ridgeline.choosing import choose_every_shapes
-from ridgeline.compose_cross import select_elsewhere
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.triton import compiler
@@ -24,8 +23,9 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.on_board import require_kernels
-from ridgeline.settling import _offer
-from ridgeline.spec import Config, Site, Target
+from ridgeline.select.offline import select_elsewhere
+from ridgeline.select.retune import _offer
+from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import HasKernels
 from ridgeline.tactics.cache import TimingCache

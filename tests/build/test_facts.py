@@ -13,12 +13,12 @@ import pytest
 
 import ridgeline
 from ridgeline.errors import VerifyError
-from ridgeline.facts import FROM_CACHE, Facts
 from ridgeline.frontend.from_onnx import load
 from ridgeline.plan.report import Check
-from ridgeline.reference import Reference
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cpp import CppGemv
+from ridgeline.verify.reference import Reference
+from ridgeline.verify.remembered import FROM_CACHE, Facts
 
 
 def build(model: Path, cache: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ridgeline
-from ridgeline.spec import Config, Site
+from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cpp import CppProduct, CppTactic
 

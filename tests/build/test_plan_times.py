@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import ridgeline
-from ridgeline import plan_times
-from ridgeline.call_times import busy_notes
-from ridgeline.plan_times import Rival, race_plans
+from ridgeline.select import plan_times
+from ridgeline.select.plan_times import Rival, race_plans
+from ridgeline.verify.call_times import busy_notes
 
 
 def test_every_step_that_runs_has_a_time(tiny_model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ridgeline
-from ridgeline.progress import ERASE
+from ridgeline.base.progress import ERASE
 
 
 class Terminal(io.StringIO):
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     # not sys.stderr itself: pytest changes that between the fixture and the test
-    monkeypatch.setattr("ridgeline.progress.sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr("ridgeline.base.progress.sys", SimpleNamespace(stderr=stream))
     return stream
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx.parser
 
 from ridgeline.frontend.from_onnx import load
-from ridgeline.reference import Reference
+from ridgeline.verify.reference import Reference
 
 PICKS = """<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[1] y)
     <float[3] table = {1.0, 2.0, 4.0}> { i = Cast<to = 7>(x) p = Gather(table, i) y = Mul(p, x) }"""

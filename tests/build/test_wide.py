@@ -14,9 +14,9 @@ import pytest
 
 import ridgeline
 from ridgeline.frontend.from_onnx import load
-from ridgeline.reference import Reference
-from ridgeline.verify import compare
-from ridgeline.wide import Wide, half_type, halves_inside
+from ridgeline.verify.compare import compare
+from ridgeline.verify.float32_reference import Wide, half_type, halves_inside
+from ridgeline.verify.reference import Reference
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>

@@ -11,8 +11,8 @@ import pytest
 from text_graphs import assert_same, ops, parse, random_feeds, run, with_weights
 
 import ridgeline
+from ridgeline.base.spec import Target
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.spec import Target
 
 SIZES = {"B": 2, "S": 6, "T": 7}
 

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import pytest
 
 import ridgeline
+from ridgeline.base.spec import Target
 from ridgeline.errors import InputError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.spec import Target
 
 # both branches call their constant the same
 TWICE = """<ir_version: 9, opset_import: ["" : 21]> g (float[4] x, bool b) => (float[4] y) {{

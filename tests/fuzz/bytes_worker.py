@@ -26,12 +26,12 @@ from hostile_models import make_model
 
 import ridgeline
 from ridgeline.errors import RidgelineError
-from ridgeline.facts import Facts
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.report import Check
 from ridgeline.runtime.file import Stored, read_engine, write_engine
 from ridgeline.tactics.cache import TimingCache
+from ridgeline.verify.remembered import Facts
 
 BASES = ("gemm", "softmax", "conv_small", "pointwise", "lstm")
 # most seeds end before a kernel is compiled; those that do not should not wait for the compiler

@@ -22,8 +22,8 @@ from fuzz_mended import MENDED
 from onnx.reference import ReferenceEvaluator
 
 import ridgeline
+from ridgeline.base.spec import EPSILON
 from ridgeline.errors import RidgelineError
-from ridgeline.spec import EPSILON
 
 DRAWS = 8
 # a few roundings inside one op, on the way in and on the way out

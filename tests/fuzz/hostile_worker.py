@@ -27,11 +27,11 @@ from hostile_mutations import mutate_engine, mutate_model
 
 import ridgeline
 from ridgeline import builder
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import RidgelineError
 from ridgeline.kernels.cpp import compiler
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime import instance
-from ridgeline.spec import TensorSpec
 
 SANITIZERS = (
     "-std=c++17", "-O1", "-g1", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp",

@@ -10,10 +10,10 @@ import pytest
 from onnx.numpy_helper import from_array
 
 import ridgeline
-from ridgeline.choosing import GUESSED_BYTES
+from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.example_integers import draw_integers
-from ridgeline.spec import Op, TensorSpec
+from ridgeline.select.shapes import GUESSED_BYTES
 
 RNG = np.random.default_rng(5)
 

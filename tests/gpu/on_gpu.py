@@ -17,6 +17,7 @@ from torch import Tensor
 from triton_cases import evaluate
 from triton_cases import make_site as codegen_site
 
+from ridgeline.base.spec import EPSILON, Config, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import TYPES, Problem
@@ -24,7 +25,6 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.device import current_device
 from ridgeline.runtime.held import reach
 from ridgeline.runtime.instance import place
-from ridgeline.spec import EPSILON, Config, Site, Target, TensorSpec
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.triton_attention import TritonAttention, arguments, grid_of, require_attention
 from ridgeline.tactics.triton_codegen import TritonTactic, _Bound

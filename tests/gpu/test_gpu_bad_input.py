@@ -16,11 +16,11 @@ import torch
 
 import ridgeline
 from ridgeline.analyze.show import summarise
+from ridgeline.base.spec import Target
 from ridgeline.errors import InputError
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.engine import Engine
-from ridgeline.spec import Target
 
 OTHER_ARCH = "sm_75"
 SANITIZER_LIMIT_S = 60

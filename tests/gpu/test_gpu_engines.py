@@ -12,10 +12,10 @@ import torch
 from networks import Net
 
 import ridgeline
+from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.instance import Instance
-from ridgeline.spec import TensorSpec
 
 RUNS = 1000
 

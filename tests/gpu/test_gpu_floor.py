@@ -7,12 +7,12 @@ import test_floor as cases
 import torch
 from test_floor import EXCEPTIONS, Case
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.elements import SUB_BYTE, to_torch
 from ridgeline.kernels.floor.dtypes import to_tensor
 from ridgeline.runtime.device import current_device
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.select.sites_cuda import bound_call
 from ridgeline.tactics.aten import HOST_INPUTS, Aten
-from ridgeline.tactics.select_cuda import bound_call
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 from library_cases import make_site, node, run_body
 from torch import Tensor
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.spec import Op, Site
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cublas import Cublas
 from ridgeline.tactics.cublas_lt import CublasLt

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from triton_cases import evaluate
 
-from ridgeline.gpu_timing import capture
+from ridgeline.base.gpu_timing import capture
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import FIRST_WORD
 from ridgeline.runtime.held import reach
-from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_codegen import TritonRows, _Bound
 
 HALF = torch.float16

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from triton_cases import make_site, without_pdl
 
-from ridgeline.gpu_timing import capture
+from ridgeline.base.gpu_timing import capture
+from ridgeline.base.spec import Config, Op, Target
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.spec import Config, Op, Target
 from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows, TritonTactic
 
 ROWS, COLUMNS = 64, 65536

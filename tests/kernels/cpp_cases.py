@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import find_compiler
-from ridgeline.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.products import Problem
 from ridgeline.kernels.triton.source import Generated, Kernel, interpret
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_product import TritonProduct
 
 GPU = Target("cuda", "sm_90")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cpp_cases import needs_compiler
 
-from ridgeline import files
+from ridgeline.base import files
 from ridgeline.kernels.cpp import compiler
 from ridgeline.kernels.cpp.compiler import compile_cpp
 

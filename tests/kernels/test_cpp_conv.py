@@ -11,7 +11,7 @@ import torch
 from cpp_cases import check, empty, make_site, needs_compiler, random
 from torch import Tensor
 
-from ridgeline.spec import Op, Site
+from ridgeline.base.spec import Op, Site
 from ridgeline.tactics.cpp import CppGemv
 from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
 

@@ -11,7 +11,7 @@ from cpp_cases import check, close, make_site, needs_compiler, random
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.cpp_conv_rows import CppConvRows
 
 

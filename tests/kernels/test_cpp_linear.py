@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cpp_cases import check, make_site, needs_compiler, random
 
-from ridgeline.spec import Op
+from ridgeline.base.spec import Op
 from ridgeline.tactics.cpp import CppGemm, CppGemv
 
 

@@ -12,11 +12,11 @@ import torch
 from cpp_cases import needs_compiler
 from onnx.reference import ReferenceEvaluator
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.ir.body import model_proto
+from ridgeline.ir.settle import type_proto
 from ridgeline.kernels.cpp.moves import _runs, find_moves
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import type_proto
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.cpp_moves import CppMoves
 
 Arrays = dict[str, np.ndarray]

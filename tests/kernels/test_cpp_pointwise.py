@@ -11,8 +11,8 @@ import pytest
 import torch
 from cpp_cases import check, empty, make_site, needs_compiler, random
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics import cpp
 from ridgeline.tactics.cpp import CppPointwise
 

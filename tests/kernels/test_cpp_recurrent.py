@@ -14,10 +14,10 @@ from cpp_cases import close, needs_compiler, random
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.ir.body import model_proto
+from ridgeline.ir.settle import type_proto
 from ridgeline.kernels.floor import call_floor
-from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import type_proto
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.recurrent import CppRecurrent
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

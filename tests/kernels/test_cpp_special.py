@@ -9,8 +9,8 @@ import torch
 from cpp_cases import dtype_name, empty, needs_compiler
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.cpp import CppPointwise, CppReduce, CppTactic
 
 UINT32, UINT64 = 12, 13

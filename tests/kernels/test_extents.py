@@ -8,16 +8,16 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
+from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.frontend.from_onnx import load
+from ridgeline.ir.body import read_program
+from ridgeline.ir.sites import make_site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Step
-from ridgeline.passes.body import read_program
-from ridgeline.passes.sites import make_site
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.weights import weights_of
-from ridgeline.spec import Site, Target, TensorSpec
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.registry import cpu_tactics
 

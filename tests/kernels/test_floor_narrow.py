@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from ridgeline.base.spec import Op
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.kernels.elements import (
     BIT_WIDTHS,
@@ -24,7 +25,6 @@ from ridgeline.kernels.elements import (
 )
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.floor.narrow import bounds, closed, moved_as_bits, opened
-from ridgeline.spec import Op
 
 NARROW = sorted(BIT_WIDTHS)
 INTEGERS = [name for name in NARROW if "int" in name]

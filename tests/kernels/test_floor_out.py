@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Op
 from ridgeline.kernels.floor import FLOOR, call_floor
-from ridgeline.spec import Op
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 import torch
 
+from ridgeline.base.spec import Op
 from ridgeline.kernels.floor import call_floor
-from ridgeline.spec import Op
 
 Arrays = Sequence[np.ndarray | None]
 

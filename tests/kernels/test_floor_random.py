@@ -8,8 +8,8 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from ridgeline.base.spec import Op
 from ridgeline.kernels.floor import FLOOR, call_floor
-from ridgeline.spec import Op
 
 
 def reference(text: str, **feeds: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.dtypes import to_tensor
-from ridgeline.spec import Op, TensorSpec
 
 UNSIGNED = [np.uint16, np.uint32, np.uint64]
 

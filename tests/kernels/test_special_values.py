@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 from triton_cases import make_site, run_stages
 
-from ridgeline.spec import Op, Site, Target
+from ridgeline.base.spec import Op, Site, Target
 from ridgeline.tactics.cpp import CppPointwise, CppReduce
 from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
 

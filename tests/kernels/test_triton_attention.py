@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import interpret
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.triton_attention import (
     Blocks,

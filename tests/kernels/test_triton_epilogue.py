@@ -12,11 +12,11 @@ from cpp_cases import close, empty, random
 from torch import Tensor
 from triton_cases import disassembled, evaluate, make_site
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel, interpret
-from ridgeline.spec import Op, Site
 
 # stands for a product: sums come from memory, rows by columns
 HOST = """

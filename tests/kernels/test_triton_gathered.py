@@ -9,7 +9,7 @@ from cpp_cases import random
 from torch import Tensor
 from triton_cases import check, make_site
 
-from ridgeline.spec import Op
+from ridgeline.base.spec import Op
 from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
 
 # B batch, S sequence, H heads, D head width

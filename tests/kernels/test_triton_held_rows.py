@@ -10,11 +10,11 @@ import torch
 from cpp_cases import random
 from triton_cases import check, interpret_together, machine_code, make_site, run_stages, without_pdl
 
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.held_rows import ABSENT, FIRST_WORD
 from ridgeline.kernels.triton.stage import WORDS
-from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_codegen import TritonRows
 
 TACTIC = TritonRows()

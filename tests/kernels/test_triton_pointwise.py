@@ -8,7 +8,7 @@ import torch
 from cpp_cases import random
 from triton_cases import AMPERE, GPU, check, machine_code, make_site
 
-from ridgeline.spec import Op, Target
+from ridgeline.base.spec import Op, Target
 from ridgeline.tactics.triton_codegen import TritonPointwise
 
 UNARY = [

@@ -7,7 +7,7 @@ import torch
 from cpp_cases import random
 from triton_cases import check, machine_code, make_site
 
-from ridgeline.spec import Config, Op
+from ridgeline.base.spec import Config, Op
 from ridgeline.tactics.triton_codegen import TritonRows
 
 REDUCES = ["Sum", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp", "Prod", "LogSum"]

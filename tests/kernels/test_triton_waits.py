@@ -20,8 +20,8 @@ from product_cases import make_site as product_site
 from product_cases import op
 from triton_cases import GPU, make_site
 
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Body, Op, Site, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.triton_attention import TritonAttention
 from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows, TritonTactic

@@ -20,12 +20,12 @@ import torch
 from cpp_cases import close, dtype_name, empty
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.triton_codegen import TritonTactic
 
 os.environ["TRITON_INTERPRET"] = "1"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 from text_graphs import assert_same, random_feeds, run, with_weights
 
-from ridgeline.passes.body import read_program
+from ridgeline.base.spec import Target, TensorSpec
+from ridgeline.ir.body import read_program
+from ridgeline.ir.settle import settle
 from ridgeline.passes.partition import partition
-from ridgeline.passes.settle import settle
-from ridgeline.spec import Target, TensorSpec
 
 CUDA = Target("cuda", "sm_90")
 

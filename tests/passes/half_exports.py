@@ -13,16 +13,16 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.frontend.from_onnx import load
-from ridgeline.passes.body import read_program
+from ridgeline.ir.body import read_program
+from ridgeline.ir.layout import assign_layouts
+from ridgeline.ir.settle import Settled, settle
+from ridgeline.ir.sites import make_site
+from ridgeline.ir.views import views_of
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.layout import assign_layouts
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.passes.settle import Settled, settle
-from ridgeline.passes.sites import make_site
-from ridgeline.passes.views import views_of
-from ridgeline.spec import Target, TensorSpec
 
 CUDA = Target("cuda", "sm_90")
 KINDS = {ir.DataType.FLOAT16: "float16", ir.DataType.FLOAT: "float32", ir.DataType.INT64: "int64"}

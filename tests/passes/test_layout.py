@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ridgeline.passes.body import read_program
-from ridgeline.passes.layout import assign_layouts
-from ridgeline.passes.settle import settle
-from ridgeline.spec import TensorSpec
+from ridgeline.base.spec import TensorSpec
+from ridgeline.ir.body import read_program
+from ridgeline.ir.layout import assign_layouts
+from ridgeline.ir.settle import settle
 
 
 def last(lines: str, outputs: str = "float[1,16,4,4] y", channels: int = 16) -> set[str]:

@@ -8,11 +8,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from ridgeline.passes.body import read_program
+from ridgeline.base.spec import EPSILON, TensorSpec
+from ridgeline.ir.body import read_program
+from ridgeline.ir.settle import settle
 from ridgeline.passes.partition import partition
 from ridgeline.passes.rule import Refusal
-from ridgeline.passes.settle import settle
-from ridgeline.spec import EPSILON, TensorSpec
 
 
 def fused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cuda_regions import regions
 
-from ridgeline.spec import Target
+from ridgeline.base.spec import Target
 
 MERGED = "q, k, v = Split<axis = -1, num_outputs = 3>(x)\n"
 ATTEND = "{} = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, v)\n"

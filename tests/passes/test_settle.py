@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError
-from ridgeline.passes.body import Program, read_program
-from ridgeline.passes.settle import Settled, settle
-from ridgeline.spec import TensorSpec
+from ridgeline.ir.body import Program, read_program
+from ridgeline.ir.settle import Settled, settle
 
 
 def program_of(text: str) -> Program:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, count, ops, parse, random_feeds, run
 
+from ridgeline.base.spec import Target
 from ridgeline.passes.canonical_mask import RULES
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.fold_spread import fold_spread
@@ -14,7 +15,6 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes
 from ridgeline.passes.spread import spread_values
-from ridgeline.spec import Target
 
 SIZES = {"B": 2, "S": 4}
 # 4 queries and keys; positions are spread over the batch, and every mask is made of them

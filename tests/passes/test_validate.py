@@ -9,14 +9,14 @@ import pytest
 from onnx import numpy_helper, parser
 
 import ridgeline
+from ridgeline.base.spec import Op
 from ridgeline.errors import InputError, ModelError
+from ridgeline.ir.op_given import Given, MisfitError
+from ridgeline.ir.op_rules import RULES
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.passes.op_given import Given, MisfitError
-from ridgeline.passes.op_rules import RULES
-from ridgeline.spec import Op
 
 ANCHORS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "LSTM", "GRU", "RNN")
 HEAD = '<ir_version: 10, opset_import: ["" : 23]>\n'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.passes.views import joins_of, views_of
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.ir.views import joins_of, views_of
 
 
 def site(op_type: str, parts: tuple[int, ...], kind: str, dtype: str = "float16", batch: int = 1) -> Site:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.guards import Term, broken, evaluate, holds, read_guards, text
+from ridgeline.base.guards import Term, broken, evaluate, holds, read_guards, text
 
 N: Term = ("size", "x", 0)
 EVEN: Term = ("==", ("%", N, 2), 0)

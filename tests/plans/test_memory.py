@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.plan.memory import StepIO, account, aligned, lay_out
-from ridgeline.spec import TensorSpec
 
 
 def chain(n: int, size: int = 256) -> tuple[list[StepIO], dict[str, TensorSpec]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ridgeline
+from ridgeline.base.spec import Target
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime import device
 from ridgeline.runtime.device import (
@@ -23,7 +24,6 @@ from ridgeline.runtime.device import (
     why_no_gpu,
 )
 from ridgeline.runtime.held import storages
-from ridgeline.spec import Target
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 import ridgeline
+from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.examples import OTHER_FLOATS
-from ridgeline.spec import TensorSpec
 
 CONSTANTS = "<int64[1] zeros = {0}, int64[1] ones = {1}, int64 zero = {0}, int64 one = {1}, int64 four = {4}>"
 GRAPHS = {

@@ -20,8 +20,8 @@ import pytest
 from models import model_of, quick, rand
 
 import ridgeline
+from ridgeline.base.files import PART
 from ridgeline.errors import PlanError
-from ridgeline.files import PART
 
 Members = dict[str, bytes]
 NET = """net (float[N,16] x) => (float[N,8] y, float[N,8] s) {

@@ -8,12 +8,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from ridgeline.passes.body import read_program
-from ridgeline.passes.sites import make_site, merge
+from ridgeline.base.spec import Target, TensorSpec
+from ridgeline.ir.body import read_program
+from ridgeline.ir.sites import make_site, merge
 from ridgeline.runtime.examples import site_inputs
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.weights import weights_of
-from ridgeline.spec import Target, TensorSpec
 
 
 def drawn(graph: str, **specs: str) -> dict[str, np.ndarray]:

@@ -10,9 +10,9 @@ import torch
 from moving_models import expected, model_of, rand
 
 import ridgeline
+from ridgeline.base.spec import Op
 from ridgeline.errors import RidgelineError
 from ridgeline.kernels.floor import call_floor
-from ridgeline.spec import Op
 
 CUT = "y = Slice(x, starts, ends, axis) a = Exp(y)"
 CONSTANTS = {

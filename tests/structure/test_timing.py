@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline import timing
-from ridgeline.timing import Timing, interleave, paired_ratio
+from ridgeline.base import timing
+from ridgeline.base.timing import Timing, interleave, paired_ratio
 
 
 class World:

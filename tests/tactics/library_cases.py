@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 
 Shape = tuple[int, ...]

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.source import interpret
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.sdpa import AttentionBmm, Sdpa

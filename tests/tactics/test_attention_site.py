@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.floor import call_floor
-from ridgeline.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.attention_site import read_attention, require_attention
 from ridgeline.tactics.sdpa import Sdpa
 from ridgeline.tactics.sdpa_cuda import CudaSdpa

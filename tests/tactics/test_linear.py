@@ -4,7 +4,7 @@ import pytest
 import torch
 from library_cases import check, make_site, node, run_op
 
-from ridgeline.spec import Target
+from ridgeline.base.spec import Target
 from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.onednn_linear import OneDnnLinear
 

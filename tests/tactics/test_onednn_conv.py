@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from library_cases import check, make_site, node, run_op
 
-from ridgeline.spec import Target
+from ridgeline.base.spec import Target
 from ridgeline.tactics.conv_gemm import ConvAsGemm
 from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
 

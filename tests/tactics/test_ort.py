@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.ort import Ort
 
 

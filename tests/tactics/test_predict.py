@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.predict import predict_us
 from ridgeline.tactics.registry import cuda_tactics

@@ -6,7 +6,7 @@ import pytest
 import torch
 from library_cases import check, make_site, node
 
-from ridgeline.spec import Op, Target
+from ridgeline.base.spec import Op, Target
 from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
 
 TACTICS = {tactic.name: tactic for tactic in (Sdpa(), AttentionBmm())}

@@ -14,14 +14,14 @@ from torch.export import Dim
 from torch_modules import QUICK, WIDTH, Encoder, assert_agrees, ids, seeded
 
 import ridgeline
-from ridgeline.eager import ENGINE, EXPORT, check_sample
 from ridgeline.errors import InputError, OptionError, UnsupportedError, VerifyError
 from ridgeline.frontend import torch_export
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.from_torch import Sample, export_module
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.reference import Reference
+from ridgeline.verify.module import ENGINE, EXPORT, check_sample
+from ridgeline.verify.reference import Reference
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from torch.export import Dim
 from torch_modules import QUICK, seeded
 
 import ridgeline
+from ridgeline.base.guards import broken
 from ridgeline.errors import InputError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import Flat
 from ridgeline.frontend.torch_export import quiet, trace
 from ridgeline.frontend.torch_guards import read_assumed
-from ridgeline.guards import broken
 from ridgeline.torch_in import module as compiled_module
 
 BY_NAME = {case.name: case for case in CASES}

@@ -16,11 +16,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ridgeline.analyze.tensors import Difference, differences
+from ridgeline.base.spec import EPSILON
+from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.loose import element_name, flattened
-from ridgeline.spec import EPSILON
-from ridgeline.timing import Timing, interleave
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ridgeline.base.spec import TensorSpec
+from ridgeline.base.work import body_flops
 from ridgeline.errors import InputError, OptionError
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.observe import Histogram, Shape
 from ridgeline.runtime.padded import why_or_cuts
-from ridgeline.spec import TensorSpec
-from ridgeline.work import body_flops
 
 
 def padding_verdict(engine: Engine, dims: Sequence[str]) -> str:

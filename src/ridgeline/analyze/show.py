@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Check, Report
-from ridgeline.spec import Port
 
 
 @dataclass(frozen=True)

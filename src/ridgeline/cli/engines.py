@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.builder import build, load_engine
 from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.progress import StageProgress
@@ -15,7 +16,6 @@ from ridgeline.cli.render import talk
 from ridgeline.errors import OptionError, PlanError, did_you_mean
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.engine import Engine
-from ridgeline.spec import TensorSpec
 
 
 def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
+from ridgeline.base.files import path_given, require_place, whole_file
 from ridgeline.errors import ModelError, OptionError
-from ridgeline.files import path_given, require_place, whole_file
 
 
 def require_file(path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import ModelError
 from ridgeline.frontend.types import type_of, type_text
-from ridgeline.spec import TensorSpec
 
 
 def other_outputs(rows: Sequence[str]) -> ModelError:

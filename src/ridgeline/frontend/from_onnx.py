@@ -19,8 +19,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from google.protobuf.message import DecodeError, EncodeError
 
+from ridgeline.base.files import path_given
 from ridgeline.errors import ModelError, PlanError, UnsupportedError, last_lines
-from ridgeline.files import path_given
 from ridgeline.frontend.contrib import write_out_contrib
 from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.functions import (

@@ -7,10 +7,10 @@ from itertools import zip_longest
 
 import onnx_ir as ir
 
+from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import ModelError
 from ridgeline.frontend.types import type_of, type_text
 from ridgeline.options import DimRange
-from ridgeline.spec import Port, TensorSpec
 
 # guesses for a dim nobody gave a size for, in the order they are tried
 GUESSES = (64, 32, 224, 320, 512, 16, 128, 1024, 16000, 1)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.options import DimRange, Profile, Ranges, ValueRange, Values
-from ridgeline.spec import Port, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ridgeline.base.guards import ARITY, MAX_DEPTH, SIZE, Term, evaluate, holds, sizes_in
 from ridgeline.errors import UnsupportedError
-from ridgeline.guards import ARITY, MAX_DEPTH, SIZE, Term, evaluate, holds, sizes_in
 from ridgeline.options import MAX_DIM
 
 # torch takes every open size to be at least this, and writes no guard for it

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import MOVEMENT, VIEWS
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.op_kinds import MOVEMENT, VIEWS
 
 IsFree: TypeAlias = Callable[[ir.Node], bool]
 

@@ -17,14 +17,14 @@ import onnx
 import onnx_ir as ir
 from onnx.numpy_helper import to_array
 
+from ridgeline.base.spec import Op
 from ridgeline.errors import BuildError, InputError, ModelError, first_line
 from ridgeline.frontend.functions import node_label
 from ridgeline.frontend.types import port_text, tensor_type, type_text
-from ridgeline.passes.body import attr_value
-from ridgeline.passes.op_given import Given, MisfitError, Shape
-from ridgeline.passes.op_rules import RULES
-from ridgeline.passes.shape_rules import RULES as INFERRED_WRONGLY
-from ridgeline.spec import Op
+from ridgeline.ir.body import attr_value
+from ridgeline.ir.op_given import Given, MisfitError, Shape
+from ridgeline.ir.op_rules import RULES
+from ridgeline.ir.shape_rules import RULES as INFERRED_WRONGLY
 
 # values that shape arithmetic may read; weights are only looked at for their type
 SMALL_NUMEL = 128

@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import VIEWS
 from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
-from ridgeline.passes.op_kinds import VIEWS
 from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
 
 NAME = "DividedSplit"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ridgeline.passes.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
+from ridgeline.base.spec import Target, TensorSpec
+from ridgeline.ir.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
+from ridgeline.ir.settle import Settled
 from ridgeline.passes.rule import Refusal, node_name
-from ridgeline.passes.settle import Settled
-from ridgeline.spec import Target, TensorSpec
 
 HOST = Target()
 MAX_OPS = 32

@@ -15,15 +15,15 @@ import onnx
 import onnx_ir as ir
 from onnx import shape_inference
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.ir.body import array_tensor
+from ridgeline.ir.host_ops import WRONG_IN_REFERENCE
+from ridgeline.ir.settle import dtype_of, spec_of, type_proto
 from ridgeline.options import DEFAULT_LIMITS
-from ridgeline.passes.body import array_tensor
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
-from ridgeline.passes.host_ops import WRONG_IN_REFERENCE
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
-from ridgeline.passes.settle import dtype_of, spec_of, type_proto
-from ridgeline.spec import TensorSpec
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 # a folded constant must not make the engine file much larger than the model

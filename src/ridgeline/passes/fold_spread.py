@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import POINTWISE
 from ridgeline.passes.fold_shape import Size, sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.op_kinds import POINTWISE
 from ridgeline.passes.rule import Names, add_initializer
 from ridgeline.passes.spread import Cores, known, spread_values
 

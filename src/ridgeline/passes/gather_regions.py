@@ -10,9 +10,9 @@ import math
 
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import POINTWISE
 from ridgeline.passes.absorb import moves_before
 from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
-from ridgeline.passes.op_kinds import POINTWISE
 
 
 def gather_regions(part: Partition) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import MOVEMENT, PRODUCTS
 from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.op_kinds import MOVEMENT, PRODUCTS
 from ridgeline.passes.rule import (
     RULE,
     SOURCES,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.op_kinds import POINTWISE
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.op_kinds import POINTWISE
 from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
 
 NAME = "UnreadRows"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ridgeline.passes.body import DOMAIN, node_sources, op_of
+from ridgeline.base.spec import Body, Op
+from ridgeline.ir.body import DOMAIN, node_sources, op_of
 from ridgeline.passes.rule import SOURCES, node_name
-from ridgeline.spec import Body, Op
 
 # constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
 INLINE_NUMEL = 1

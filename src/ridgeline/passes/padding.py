@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ridgeline.passes.body import Program
+from ridgeline.base.spec import Body, Op
+from ridgeline.ir.body import Program
+from ridgeline.ir.settle import Settled
 from ridgeline.passes.padding_rules import RULES, At, Forbidden, difference
-from ridgeline.passes.settle import Settled
 from ridgeline.passes.shape_inputs import SHAPE_OPERANDS
-from ridgeline.spec import Body, Op
 
 
 def padded_axes(program: Program, real: Settled, padded: Settled) -> dict[str, int | None]:

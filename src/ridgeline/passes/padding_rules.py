@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.passes.op_kinds import POINTWISE
-from ridgeline.passes.settle import Settled
-from ridgeline.spec import Op
+from ridgeline.base.spec import Op
+from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.settle import Settled
 
 
 class Forbidden(Exception):

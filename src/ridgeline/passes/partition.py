@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ridgeline.base.spec import Target
+from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
+from ridgeline.ir.settle import Settled
 from ridgeline.passes.absorb import guard_of, views_after, views_before
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
-from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.passes.outline import name_nodes, outline
 from ridgeline.passes.rule import Refusal
-from ridgeline.passes.settle import Settled
-from ridgeline.spec import Target
 
 MAX_POINTWISE_OUTPUTS = 4
 # how many ops may be tried at once to bring several live values back to one, as SiLU and GELU spellings need

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ridgeline.base.spec import Target
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes import (
     canonical_activation,
@@ -37,7 +38,6 @@ from ridgeline.passes.narrow import drop_unread_rows
 from ridgeline.passes.rule import Change, Fusion, Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
-from ridgeline.spec import Target
 
 # folding a shape can settle a branch, which can complete a pattern; no known model needs a third round
 MAX_ROUNDS = 3

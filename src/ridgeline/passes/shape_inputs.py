@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ridgeline.passes.body import Program
-from ridgeline.spec import Op, Port
+from ridgeline.base.spec import Op, Port
+from ridgeline.ir.body import Program
 
 # the operands that decide the shape of an op's result
 SHAPE_OPERANDS: dict[str, tuple[int, ...]] = {

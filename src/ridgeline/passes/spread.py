@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.host_ops import HOST_OPS
 from ridgeline.passes.fold_shape import Size, sizes
-from ridgeline.passes.host_ops import HOST_OPS
 from ridgeline.passes.match import attribute, constant
 
 # a mask of 2048 queries by 2048 keys still counts; more is data

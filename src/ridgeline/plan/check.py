@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from ridgeline.base.spec import ITEM_BITS, Port, TensorSpec
 from ridgeline.errors import PlanError
+from ridgeline.ir.body import Program, Region
 from ridgeline.options import MAX_DIM, MAX_THREADS
-from ridgeline.passes.body import Program, Region
 from ridgeline.plan.plan import Plan
-from ridgeline.spec import ITEM_BITS, Port, TensorSpec
 
 ARCH = re.compile(r"sm_[0-9]{2,3}")
 

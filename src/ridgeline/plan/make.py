@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.passes.body import Region
+from ridgeline.base.spec import Config, Site
+from ridgeline.base.work import body_bytes, body_flops
+from ridgeline.ir.body import Region
 from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.cache import Entry
-from ridgeline.work import body_bytes, body_flops
 
 
 def candidates(entry: Entry) -> tuple[Candidate, ...]:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.plan.plan import Block, Memory
-from ridgeline.spec import TensorSpec
 
 ALIGNMENT = 64
 

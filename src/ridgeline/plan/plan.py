@@ -9,10 +9,10 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from ridgeline.guards import Term, read_guards
+from ridgeline.base.guards import Term, read_guards
+from ridgeline.base.spec import Config, Port, Target, TensorSpec
+from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.options import DimRange, ValueRange
-from ridgeline.spec import Config, Port, Target, TensorSpec
-from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 

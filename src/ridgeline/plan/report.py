@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from ridgeline.typed_json import parse_json, read_as
+from ridgeline.base.typed_json import parse_json, read_as
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, ProcessError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.forking import process
@@ -18,7 +19,6 @@ from ridgeline.runtime.io import AnyBorder
 from ridgeline.runtime.observe import Watch
 from ridgeline.runtime.signature import Feeds, Signature, values_of
 from ridgeline.runtime.standby import Newcomer
-from ridgeline.spec import TensorSpec
 
 KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them

@@ -16,15 +16,15 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, TensorSpec
 from ridgeline.errors import BuildError, InputError, LimitError
+from ridgeline.ir.body import read_program
+from ridgeline.ir.settle import NEVER_EMPTY, Settled
 from ridgeline.kernels.elements import dtype_name
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
-from ridgeline.passes.body import read_program
-from ridgeline.passes.settle import NEVER_EMPTY, Settled
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.weights import weights_of
-from ridgeline.spec import Body, TensorSpec
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import require_rows
 

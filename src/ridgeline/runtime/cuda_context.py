@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
 from ridgeline.runtime.io import AnyBorder
 from ridgeline.runtime.signature import Signature
-from ridgeline.spec import TensorSpec
 
 
 class CudaContext(Context):

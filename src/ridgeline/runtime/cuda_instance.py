@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.gpu_graph import CaptureError, own_stream, pool_bytes, record, stream_bytes, warm
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
-from ridgeline.gpu_graph import CaptureError, own_stream, pool_bytes, record, stream_bytes, warm
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.held import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned import never_free_pinned, new_pinned
 from ridgeline.runtime.weights import DeviceWeights
-from ridgeline.spec import TensorSpec
 from ridgeline.tactics.base import Launch
 
 ALIGNMENT = 16  # of addresses that kernels were compiled for

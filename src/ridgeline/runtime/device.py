@@ -12,12 +12,12 @@ from functools import cache
 
 import torch
 
+from ridgeline.base.spec import Target
 from ridgeline.errors import DeviceError as DeviceError
 from ridgeline.errors import PlanError, RidgelineError, first_line
 from ridgeline.kernels.triton.driver import driver_version
 from ridgeline.plan.plan import Memory
 from ridgeline.runtime.forking import require_process
-from ridgeline.spec import Target
 
 MAKE_ROOM = "close other programs on the GPU, or build for smaller shapes"
 # after these the driver refuses everything else this process asks for

@@ -14,14 +14,16 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ridgeline.base.files import path_given, require_place
+from ridgeline.base.gpu_timing import times_in_turn
+from ridgeline.base.spec import Body, Port, Site, TensorSpec
+from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import OptionError, PlanError, UnsupportedError
-from ridgeline.files import path_given, require_place
-from ridgeline.gpu_timing import times_in_turn
+from ridgeline.ir.body import Program, Region, read_program
+from ridgeline.ir.settle import Settled
+from ridgeline.ir.sites import make_site, merge
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.passes.body import Program, Region, read_program
-from ridgeline.passes.settle import Settled
-from ridgeline.passes.sites import make_site, merge
 from ridgeline.plan.check import check_steps
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
@@ -42,10 +44,8 @@ from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
 from ridgeline.runtime.standby import Newcomer
 from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
-from ridgeline.spec import Body, Port, Site, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.ort import inside_bodies
-from ridgeline.timing import wall_times_in_turn
 
 # makes the choices that were only predicted; handed in by the build, which knows how to measure
 Settle: TypeAlias = Callable[["Engine"], tuple[Plan, Report]]

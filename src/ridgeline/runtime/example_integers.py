@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ridgeline.base.spec import ITEM_BITS, Op, TensorSpec
 from ridgeline.kernels.elements import BIT_WIDTHS
-from ridgeline.spec import ITEM_BITS, Op, TensorSpec
 
 # ops that hand on the integers of these operands; None stands for all of them
 _CARRIES: dict[str, tuple[int, ...] | None] = {

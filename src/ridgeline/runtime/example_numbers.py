@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ridgeline.spec import Op, TensorSpec
+from ridgeline.base.spec import Op, TensorSpec
 
 # an end that lies behind every axis, in any integer type that may hold it
 FAR = 2**31 - 1

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import LimitError
+from ridgeline.ir.body import Program
+from ridgeline.ir.settle import Settled, settled_value
 from ridgeline.kernels.elements import (
     TORCH_DTYPES,
     fill,
@@ -21,14 +24,11 @@ from ridgeline.kernels.elements import (
     on_device,
     to_torch,
 )
-from ridgeline.passes.body import Program
-from ridgeline.passes.settle import Settled, settled_value
 from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.loose import draw_loose
 from ridgeline.runtime.weights import default_of
-from ridgeline.spec import Body, Op, Site, TensorSpec
 
 # draws floats of a shape
 Floats: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

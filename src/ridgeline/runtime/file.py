@@ -23,8 +23,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 from torch import Tensor
 
+from ridgeline.base.files import whole_file
+from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
-from ridgeline.files import whole_file
 from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
 from ridgeline.kernels.elements import as_numpy, dtype_name
@@ -41,7 +42,6 @@ from ridgeline.runtime.weights_file import (
     weight_chunks,
     weights_header,
 )
-from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 MANIFEST = "manifest.json"

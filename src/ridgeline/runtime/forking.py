@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 import torch
 
+from ridgeline.base.spec import Target
 from ridgeline.errors import ProcessError
-from ridgeline.spec import Target
 
 T = TypeVar("T")
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError, PlanError
+from ridgeline.ir.body import Program, Region
+from ridgeline.ir.layout import assign_layouts
+from ridgeline.ir.settle import Settled, settle
+from ridgeline.ir.sites import make_site
+from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
-from ridgeline.passes.body import Program, Region
-from ridgeline.passes.layout import assign_layouts
-from ridgeline.passes.settle import Settled, settle
-from ridgeline.passes.sites import make_site
-from ridgeline.passes.views import joins_of, views_of
 from ridgeline.plan.check import host_bytes
 from ridgeline.plan.memory import Layout, StepIO, lay_out
-from ridgeline.spec import Site, Target, TensorSpec
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
 KEPT_PLACES = 8

@@ -14,17 +14,17 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError
+from ridgeline.ir.body import Program, Region, ir_version_for, read_program
+from ridgeline.ir.settle import Settled, type_proto
 from ridgeline.kernels.elements import as_numpy, cloned, fill
-from ridgeline.passes.body import Program, Region, ir_version_for, read_program
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.passes.settle import Settled, type_proto
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.instance import Instance, settle_program
 from ridgeline.runtime.weights import weights_of
-from ridgeline.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.errors import BuildError, first_line
+from ridgeline.ir.body import Region
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import CompileError
-from ridgeline.passes.body import Region
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.islands import Islands
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Compiles, Launch, Tactic, could_offer
 

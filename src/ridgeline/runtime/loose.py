@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from torch import Tensor
 
+from ridgeline.base.spec import Port
 from ridgeline.errors import InputError
 from ridgeline.frontend.types import ELEMENT_NAMES
 from ridgeline.kernels.elements import DTYPE_NAMES, as_numpy, cloned, numpy_dtype
 from ridgeline.kernels.values import Items, taken_in
-from ridgeline.spec import Port
 
 UNKNOWN_SIZE = 2
 WORDS = ("ridge", "line", "1.5", "")

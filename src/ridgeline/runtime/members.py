@@ -12,7 +12,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from ridgeline.files import open_regular
+from ridgeline.base.files import open_regular
 
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")  # signature, five fields of no concern, sizes, two lengths
 UTF8_NAME = 0x800

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ridgeline.base.files import open_regular, whole_file
+from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
-from ridgeline.files import open_regular, whole_file
-from ridgeline.spec import Port
 
 FORMAT = 1
 Shape = tuple[int, ...]

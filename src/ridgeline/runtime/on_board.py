@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ridgeline.base.spec import Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.plan.plan import Step
-from ridgeline.spec import Site
 from ridgeline.tactics.base import HasKernels, Tactic, could_offer
 from ridgeline.tactics.own_kernels import kernels_of
 

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, OptionError, first_line
+from ridgeline.ir.body import Program
 from ridgeline.options import DimRange
-from ridgeline.passes.body import Program
 from ridgeline.passes.padding import padded_axes
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.instance import Instance, settle_program
 from ridgeline.runtime.io import AnyBorder
 from ridgeline.runtime.signature import Signature
-from ridgeline.spec import TensorSpec
 
 Cut = tuple[int, int]  # axis, real size
 

@@ -14,11 +14,11 @@ from time import perf_counter
 
 from torch import Tensor
 
+from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import InputError
-from ridgeline.passes.body import Program
-from ridgeline.passes.settle import Settled
+from ridgeline.ir.body import Program
+from ridgeline.ir.settle import Settled
 from ridgeline.runtime.instance import settle_program
-from ridgeline.spec import Port, TensorSpec
 
 Shapes = Mapping[str, TensorSpec]
 # sizes, trials and time worth spending on a model whose shapes nobody gave

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ridgeline.base.guards import Term, broken
+from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import InputError, did_you_mean
-from ridgeline.guards import Term, broken
 from ridgeline.kernels.elements import DTYPE_NAMES
 from ridgeline.options import Ranges, Values
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.loose import take_loose
-from ridgeline.spec import Port, TensorSpec
 
 Feeds = Mapping[str, Any]
 

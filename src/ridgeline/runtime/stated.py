@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError
-from ridgeline.passes.views import views_of
+from ridgeline.ir.views import views_of
 from ridgeline.plan.memory import account
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Island
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.instance import lay_out_steps, settle_program, step_io
 from ridgeline.runtime.islands import island_reason, subgraphs
-from ridgeline.spec import TensorSpec
 from ridgeline.tactics.base import Footprint, Foretells
 
 # enough for a median, and quick where an island takes long

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.kernels.elements import BIT_WIDTHS, TORCH_DTYPES, bits, dtype_name, packed, unpacked
-from ridgeline.typed_json import parse_json, read_as
 
 ALIGNMENT = 64
 SAFETENSORS = {

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from onnx import shape_inference
 from onnx.external_data_helper import load_external_data_for_tensor
 
+from ridgeline.base.files import place_of, whole_file
 from ridgeline.errors import ModelError, OptionError, did_you_mean
-from ridgeline.files import place_of, whole_file
 from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
 from ridgeline.frontend.types import tensor_type

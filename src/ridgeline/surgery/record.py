@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from ridgeline.base.files import whole_file
 from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
-from ridgeline.files import whole_file
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import tensor_type
 from ridgeline.surgery.graph import ModelGraph

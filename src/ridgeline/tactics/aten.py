@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.passes.op_kinds import POINTWISE, PRODUCTS, ROWS
-from ridgeline.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.control import CONTROL_OPS
 from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, why_slow

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.spec import Op, Site, TensorSpec
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.tactics.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Site
 
 Call: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
 # points one argument of a frozen call at the memory that begins at an address

@@ -24,12 +24,12 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
+from ridgeline.base.files import open_regular, place_of, require_place, whole_file
+from ridgeline.base.spec import Config, Site
+from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import BuildError, OptionError, first_line
-from ridgeline.files import open_regular, place_of, require_place, whole_file
 from ridgeline.kernels.triton.source import triton_version
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Tactic, could_offer
-from ridgeline.typed_json import parse_json, read_as
 
 FORMAT = 1
 CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"

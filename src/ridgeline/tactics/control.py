@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import LimitError
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.values import Items
 from ridgeline.options import Limits
-from ridgeline.spec import Body, Op, TensorSpec
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 RunBody: TypeAlias = Callable[[Sequence[Any]], list[Any]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.spec import Config, Site
+from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec import Op, Site, TensorSpec
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.tactics.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.dialect import lower
 from ridgeline.kernels.cpp.linear import (
@@ -36,7 +37,6 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Launch, Move
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")

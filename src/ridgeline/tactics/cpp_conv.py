@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.conv import (
     PARALLEL_MACS,
@@ -22,7 +23,6 @@ from ridgeline.kernels.cpp.conv import (
 from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Lines, pack
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv
 from ridgeline.tactics.cpp import CppProduct, CppTactic, constant, gemm_configs, gemv_configs, thread_counts

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.conv_rows import ConvRows, conv_rows_source
 from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Tile, pack
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.conv_site import read_cpu_conv
 from ridgeline.tactics.cpp import CppTactic, constant, gemm_configs, gemv_configs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.moves import find_moves, moves_source
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.cpp import CppTactic
 
 

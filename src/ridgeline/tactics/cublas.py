@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Op, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.conv_site import read_conv
 from ridgeline.tactics.epilogue import constant_tensors, find_anchor, sum_biases

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.cublas import Cublas, Fill, Product
 from ridgeline.tactics.remainder import Absorbed, absorb
 

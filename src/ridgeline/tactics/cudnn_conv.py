@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
 from ridgeline.tactics.cublas import DTYPES

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.spec import Body, Op, Site, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 
 # one op outside the library call; its outputs in order, None for one it does not make
 RunOp: TypeAlias = Callable[[Op, Sequence[Tensor | None]], Sequence[Tensor | None]]

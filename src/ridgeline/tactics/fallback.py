@@ -14,16 +14,16 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import is_loose
+from ridgeline.ir.body import model_proto
+from ridgeline.ir.settle import NEVER_EMPTY, type_proto
 from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.narrow import moved_as_bits
 from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
-from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import NEVER_EMPTY, type_proto
-from ridgeline.spec import Body, Op, TensorSpec
 
 Values = Sequence[Any]
 RunOp = Callable[[Values], Sequence[Any]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ridgeline.spec import Op, Site, TensorSpec
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.tactics.epilogue import (
     Binary,
     Epilogue,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.spec import Config, Site
+from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import (

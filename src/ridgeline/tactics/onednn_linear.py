@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ridgeline.spec import Config, Site
+from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.epilogue import Binary, RunOp, Step, Unary, bind_rest, bind_steps, constant_tensors
 from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear

@@ -17,12 +17,12 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.ir.body import model_proto
+from ridgeline.ir.settle import type_proto
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.passes.body import model_proto
-from ridgeline.passes.settle import type_proto
-from ridgeline.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.tactics.aten import is_settled
 from ridgeline.tactics.base import Launch, Move, Tactic
 from ridgeline.tactics.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors

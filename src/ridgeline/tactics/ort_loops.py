@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import InputError, LimitError, first_line
+from ridgeline.ir.settle import settle_body
 from ridgeline.options import Limits
-from ridgeline.passes.settle import settle_body
-from ridgeline.spec import Body, Op, TensorSpec
 from ridgeline.tactics.control import first_trip
 
 GUARD = "ridgeline.loop_trips"

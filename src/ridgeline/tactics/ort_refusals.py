@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import InputError, LimitError
+from ridgeline.ir.settle import NEVER_EMPTY, Settled, settle_body
 from ridgeline.options import Limits
-from ridgeline.passes.settle import NEVER_EMPTY, Settled, settle_body
-from ridgeline.spec import Body, Op, Site, TensorSpec
 from ridgeline.tactics.control import first_trip
 
 Specs: TypeAlias = Mapping[str, TensorSpec]

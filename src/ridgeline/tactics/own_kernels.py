@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import (
     COMPILED_HERE,
@@ -17,7 +18,6 @@ from ridgeline.kernels.triton.compiler import (
 )
 from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import HasKernels, Tactic, could_offer
 
 ALIGNED_BYTES = 16  # where kernels take tensors to begin

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ridgeline.base.spec import Body, Config, Op, Site
+from ridgeline.base.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.ranking import CYCLES_PER_US, Device, block_us, device_of, tile_us
-from ridgeline.spec import Body, Config, Op, Site
 from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_site import require_conv
 from ridgeline.tactics.cublas import read_product
 from ridgeline.tactics.triton_attention import Blocks, estimate_cycles
-from ridgeline.work import body_bytes, body_flops, op_flops
 
 Estimate: TypeAlias = Callable[[Any, Site, Config], float]
 

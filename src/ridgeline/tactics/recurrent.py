@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS
 from ridgeline.kernels.cpp.recurrent import Cut, find_recurrent, pack_recurrent, recurrent_source
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cpp import CppTactic
 from ridgeline.tactics.epilogue import constant_tensors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ridgeline.base.spec import Target
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.spec import Target
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_gemm import ConvAsGemm

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.spec import Body, Op, Site, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.tactics.epilogue import is_constant
 
 RAW = "library.result"  # the name of the library's result inside the rest

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.spec import Config, Site
+from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Launch
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ridgeline.base.spec import Config, Site
 from ridgeline.errors import UnsupportedError, first_line
-from ridgeline.spec import Config, Site
 from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.sdpa import is_blind

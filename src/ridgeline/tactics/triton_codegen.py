@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
@@ -26,7 +27,6 @@ from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
-from ridgeline.spec import Config, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.own_kernels import compile_ahead, empty_like_spec, lies_as, require_fit, why_not_own
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import (
     Block,
@@ -19,7 +20,6 @@ from ridgeline.kernels.triton.products import (
     row_stride,
 )
 from ridgeline.kernels.triton.ranking import rank_depthwise
-from ridgeline.spec import ITEM_BITS, Config, Site
 from ridgeline.tactics.conv_site import ConvSite, read_conv
 from ridgeline.tactics.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
 

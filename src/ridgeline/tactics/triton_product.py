@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
@@ -19,7 +20,6 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.spec import Config, Op, Site, TensorSpec
 from ridgeline.tactics.base import Footprint, Launch
 from ridgeline.tactics.epilogue import constant_tensors
 from ridgeline.tactics.own_kernels import (

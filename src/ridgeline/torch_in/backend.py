@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
+from ridgeline.base.progress import shown
 from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import Flat, export_flat, home_of
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.options import Options, make_options
-from ridgeline.progress import shown
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, wants_gradients
 from ridgeline.torch_in.layouts import Layouts

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.guards import broken
 from ridgeline.builder import build_exported
 from ridgeline.errors import InputError
 from ridgeline.frontend.from_torch import Call, Exported, resolved
-from ridgeline.guards import broken
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
 from ridgeline.options import Options
 from ridgeline.runtime.engine import Engine

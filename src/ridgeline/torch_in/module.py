@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from ridgeline.base.progress import shown
 from ridgeline.errors import InputError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import bind, export_module, home_of, read_example
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
 from ridgeline.options import Options, make_options
-from ridgeline.progress import shown
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, refuse_gradients
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling

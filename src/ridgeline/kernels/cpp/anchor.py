@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.dialect import CPP
 from ridgeline.kernels.cpp.loops import Loop, assign, load, store
 from ridgeline.kernels.scalar import anchor as scalar
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Op, Site
 
 # vectors as wide as the machine's; unaligned, since rows start anywhere
 VECTORS = """

@@ -23,8 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ridgeline.base.files import private_folder, prune, why_not_private
 from ridgeline.errors import RidgelineError
-from ridgeline.files import private_folder, prune, why_not_private
 
 TIMEOUT_S = 120.0
 # one for each kernel at each shape: dozens of nets, about 60 MB; those used longest ago go first

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns, require_sizes
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Op, Site
 
 LINE_BYTES = 32 * 1024  # of a thread's output line: it stays in L1 until the epilogue has read it
 WINDOW_BYTES = 128 * 1024  # of the input lines under one output line

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ridgeline.base.spec import Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_items, require_sizes
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.windows import reads_outside
-from ridgeline.spec import Site
 
 WINDOW_BYTES = 256 * 1024  # of gathered rows; with the sums beside them they fit a thread's stack
 MOST_ROWS = 96

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.program import Number, Program, Step, Term, Traits
 from ridgeline.kernels.scalar.reductions import ARITHMETIC, lower_body
-from ridgeline.spec import Site
 
 CPP = Traits("C++", baked_items=256)
 C_TYPES = {

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
 from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import Op, Site
 
 GEMV_ROWS = 8
 DEPTH = 384  # of K at a time: a panel of it stays in L2 beside the rows of x; 128 to 512 measured alike

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ridgeline.base.spec import ITEM_BITS, Op, Site, TensorSpec
 from ridgeline.kernels.cpp.loops import parallel
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.spec import ITEM_BITS, Op, Site, TensorSpec
 
 ITEM_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 # more pieces than this make a long text for little

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS
 from ridgeline.kernels.cpp.dialect import term
 from ridgeline.kernels.cpp.linear import TILE
@@ -21,7 +22,6 @@ from ridgeline.kernels.cpp.recurrent_text import CELLS, FRAME, ROWS
 from ridgeline.kernels.floor.recurrent import DEFAULTS, parametrised
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Number, Program
-from ridgeline.spec import Op, Site
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # of products with x at a time, in bytes: they stay in L2 until their step comes

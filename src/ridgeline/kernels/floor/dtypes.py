@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
-from ridgeline.spec import Op, TensorSpec
 
 # by ONNX's TensorProto.DataType; the missing number is that of strings, which no torch tensor holds
 DTYPES = {ONNX_TYPES[name]: dtype for name, dtype in TORCH_DTYPES.items() if name in ONNX_TYPES}

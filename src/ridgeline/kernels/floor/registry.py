@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.kernels.values import Items
-from ridgeline.spec import Op, TensorSpec
 
 Reason: TypeAlias = Callable[[Op, Mapping[str, TensorSpec]], str | None]
 Run = TypeVar("Run", bound=Callable[..., Any])

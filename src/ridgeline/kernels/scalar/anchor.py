@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 from ridgeline.kernels.scalar.ops import Handler, per_channel
 from ridgeline.kernels.scalar.program import Program, Traits
-from ridgeline.spec import Op, Site
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 

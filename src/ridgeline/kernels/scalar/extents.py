@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Term
-from ridgeline.spec import ITEM_BITS
 
 
 def extents_of(program: Program) -> dict[str, int]:

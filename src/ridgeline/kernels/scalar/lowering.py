@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import ONE, Axes, Refusal
 from ridgeline.kernels.scalar.program import (
     Guard,
@@ -22,7 +23,6 @@ from ridgeline.kernels.scalar.program import (
     Traits,
     compute_dtype,
 )
-from ridgeline.spec import Op, Site, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ridgeline.base.spec import Op
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
 from ridgeline.kernels.scalar.ops import Handler, args_of, number, reshaped
-from ridgeline.spec import Op
 
 
 def _cut(low: Lowering, x: Val, dim: int, size: int, start: int, step: int = 1) -> Val:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from ridgeline.base.spec import Op
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Val
-from ridgeline.spec import Op
 
 Handler: TypeAlias = Callable[[Lowering, Op], Sequence[Val]]
 

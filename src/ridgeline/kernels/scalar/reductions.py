@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 from ridgeline.kernels.scalar.ops import (
@@ -21,7 +22,6 @@ from ridgeline.kernels.scalar.ops import (
     reshaped,
 )
 from ridgeline.kernels.scalar.program import Program, Traits
-from ridgeline.spec import Op, Site
 
 
 def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:

@@ -22,11 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from ridgeline.base.files import prune, whole_file, why_not_private
+from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import RidgelineError
-from ridgeline.files import prune, whole_file, why_not_private
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.options import available_cores
-from ridgeline.typed_json import parse_json, read_as
 
 CACHE_DIR = Path("~/.cache/ridgeline/cubin")
 KEPT_KERNELS = 10_000  # of one architecture; those used longest ago go first

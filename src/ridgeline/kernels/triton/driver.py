@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.gpu_graph import cuda_driver
 from ridgeline.errors import RidgelineError
-from ridgeline.gpu_graph import cuda_driver
 from ridgeline.kernels.triton.compiler import Compiled
 
 SCALARS: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.anchor import lower_around
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
@@ -31,7 +32,6 @@ from ridgeline.kernels.triton.text import (
     pointers_of,
     store_text,
 )
-from ridgeline.spec import Site
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Memory, Number, Step, Term, compute_dtype
 from ridgeline.kernels.triton.folds import Group
@@ -26,7 +27,6 @@ from ridgeline.kernels.triton.text import (
     store_text,
     stored_text,
 )
-from ridgeline.spec import ITEM_BITS
 
 # a row's parts are the lanes of a warp: every warp looks for itself, and its lanes agree on what they saw
 MAX_SPLITS = 32

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.triton.source import Generated, Kernel
 from ridgeline.kernels.windows import reads_outside
-from ridgeline.spec import ITEM_BITS
 
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 GEMV_ROWS = 16

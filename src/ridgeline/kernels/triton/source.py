@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ridgeline.files import private_folder, why_not_private
+from ridgeline.base.files import private_folder, why_not_private
 
 # helpers that generated text and hand-written kernels share: a change there is a change of every kernel
 SHARED_MODULES = ("ridgeline.kernels.triton.math", "ridgeline.kernels.triton.tiles")

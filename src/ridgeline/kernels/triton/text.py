@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.axes import Coordinate
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term, Traits, compute_dtype
 from ridgeline.kernels.scalar.reductions import ARITHMETIC, lower_body
-from ridgeline.spec import Site
 
 TRITON = Traits("Triton", folds_keep_nan=True)
 # dtype -> the type in a kernel's signature, the type in its text

@@ -1,0 +1,56 @@
+"""Layouts: which rank-4 values lie channels last. Decided from the graph alone, the same for every tactic.
+
+Convolutions on the CPU run best on channels-last images, so what lies between them keeps that order;
+the model's own inputs and outputs stay as users give and expect them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.base.spec import TensorSpec
+from ridgeline.ir.body import Program
+from ridgeline.ir.op_kinds import KEEPS_LAYOUT, POINTWISE
+from ridgeline.ir.settle import Settled
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+# what generated code computes, in any order of the elements
+COMPUTED = POINTWISE | {"GroupNormalization", "InstanceNormalization", "BatchNormalization"}
+# fewer channels than this are read as well in any order
+MANY_CHANNELS = 16
+
+
+def assign_layouts(program: Program, settled: Settled) -> None:
+    """Mark specs channels_last in place."""
+    last: set[str] = set()
+    convolved = _only_convolved(program)
+    for region in program.regions:
+        kinds = {op.op_type for op in region.body.ops}
+        convolves = bool(kinds & CONVOLUTIONS)
+        keeps = kinds <= KEEPS_LAYOUT and any(name in last for name in region.inputs)
+        turns = kinds <= COMPUTED and all(_is_wide(settled.specs.get(n)) for n in region.outputs)
+        if not convolves and not keeps and not (turns and convolved.issuperset(region.outputs)):
+            continue
+        ops, _ = program.flat_ops([region])
+        for name in {n for op in ops for n in op.outputs} | set(region.outputs):
+            spec = settled.specs.get(name)
+            if spec is not None and len(spec.shape) == 4 and spec.is_float and name not in program.outputs:
+                last.add(name)
+    for name in last:
+        settled.specs[name] = replace(settled.specs[name], layout="channels_last")
+
+
+def _only_convolved(program: Program) -> set[str]:
+    """Values that convolutions alone read: whoever computes them may as well write them as those want."""
+    images: set[str] = set()
+    others: set[str] = set(program.outputs)
+    for region in program.regions:
+        first = {op.inputs[0] for op in region.body.ops if op.op_type in CONVOLUTIONS}
+        for inner, outer in zip(region.body.inputs, region.inputs, strict=True):
+            uses = [op for op in region.body.ops if inner in op.inputs]
+            (images if inner in first and len(uses) == 1 else others).add(outer)
+    return images - others
+
+
+def _is_wide(spec: TensorSpec | None) -> bool:
+    return spec is not None and len(spec.shape) == 4 and spec.shape[1] >= MANY_CHANNELS

@@ -1,0 +1,195 @@
+"""Shapes of ops that move items: reshapes, cuts, joins, padding, gathers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ridgeline.ir.op_given import Given, MisfitError, Rule, Shape, broadcast, placed_axis, require_into
+
+
+def _require_items(before: Shape, after: Shape) -> None:
+    if math.prod(before) != math.prod(after):
+        raise MisfitError(f"{list(before)} has {math.prod(before)} items, {list(after)} {math.prod(after)}")
+
+
+def _reshape(given: Given) -> Sequence[Shape | None]:
+    shape, target = given.shape(0), given.listed(1, "shape")
+    if target is None:
+        after = given.made[0]
+        if after is not None:
+            _require_items(shape, after)
+        return [None]
+    made = list(target)
+    if not given.integer("allowzero", 0):
+        for place, size in enumerate(made):
+            if size == 0:
+                if place >= len(shape):
+                    raise MisfitError(f"{list(target)} keeps axis {place} of {list(shape)}")
+                made[place] = shape[place]
+    if made.count(-1) > 1 or any(size < -1 for size in made):
+        raise MisfitError(f"{list(target)} is no shape")
+    if -1 in made:
+        rest = -math.prod(made)
+        made[made.index(-1)] = math.prod(shape) // rest if rest else 0
+    _require_items(shape, tuple(made))
+    return [tuple(made)]
+
+
+def _flatten(given: Given) -> Sequence[Shape]:
+    shape, axis = given.shape(0), given.integer("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise MisfitError(f"axis {axis} of {len(shape)} axes")
+    axis = axis + len(shape) if axis < 0 else axis
+    return [(math.prod(shape[:axis]), math.prod(shape[axis:]))]
+
+
+def _squeeze(given: Given) -> Sequence[Shape | None]:
+    shape, axes = given.shape(0), given.listed(1, "axes")
+    if axes is None:
+        return [None]
+    gone = {placed_axis(axis, len(shape)) for axis in axes}
+    if any(shape[axis] != 1 for axis in gone):
+        raise MisfitError(f"axes {sorted(gone)} of {list(shape)} are not all of size one")
+    gone = gone or {axis for axis, size in enumerate(shape) if size == 1}
+    return [tuple(size for axis, size in enumerate(shape) if axis not in gone)]
+
+
+def _unsqueeze(given: Given) -> Sequence[Shape | None]:
+    shape, axes = given.shape(0), given.listed(1, "axes")
+    if axes is None:
+        return [None]
+    rank = len(shape) + len(axes)
+    new = {placed_axis(axis, rank) for axis in axes}
+    if len(new) != len(axes):
+        raise MisfitError(f"axes {list(axes)} repeat")
+    sizes = iter(shape)
+    return [tuple(1 if axis in new else next(sizes) for axis in range(rank))]
+
+
+def _transpose(given: Given) -> Sequence[Shape]:
+    shape = given.shape(0)
+    order = given.integers("perm", tuple(reversed(range(len(shape)))))
+    if sorted(order) != list(range(len(shape))):
+        raise MisfitError(f"perm {list(order)} of {len(shape)} axes")
+    return [tuple(shape[axis] for axis in order)]
+
+
+def _expand(given: Given) -> Sequence[Shape | None]:
+    target = given.values.get(1)
+    if target is None:
+        if given.made[0] is not None:
+            require_into(given, 0, given.made[0])
+        return [None]
+    if any(size < 0 for size in target):
+        raise MisfitError(f"{list(target)} is no shape")
+    return [broadcast(given.shape(0), target)]
+
+
+def _concat(given: Given) -> Sequence[Shape]:
+    shapes = [shape for shape in given.shapes if shape is not None]
+    if not shapes or not shapes[0]:
+        raise MisfitError("nothing to concatenate")
+    axis = given.axis("axis", 0, len(shapes[0]))
+    for shape in shapes[1:]:
+        if shape[:axis] != shapes[0][:axis] or shape[axis + 1 :] != shapes[0][axis + 1 :]:
+            raise MisfitError(f"{list(shapes[0])} and {list(shape)} differ beside axis {axis}")
+    return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
+
+
+def _split(given: Given) -> Sequence[Shape | None]:
+    shape, count = given.shape(0), len(given.op.outputs)
+    if not shape:
+        raise MisfitError("a scalar is split")
+    axis = given.axis("axis", 0, len(shape))
+    sizes = given.listed(1, "split")
+    if sizes is None:  # known to the run alone: what the outputs are must still add up
+        if any(made is None or len(made) != len(shape) for made in given.made):
+            return [None] * count
+        sizes = tuple(made[axis] for made in given.made if made is not None)
+    elif not sizes:
+        piece = -(-shape[axis] // max(count, 1))
+        sizes = tuple(min(piece, max(shape[axis] - i * piece, 0)) for i in range(count))
+    if len(sizes) != count or sum(sizes) != shape[axis] or any(size < 0 for size in sizes):
+        raise MisfitError(f"parts {list(sizes)} of {shape[axis]} items in {count} outputs")
+    return [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
+
+
+def _slice(given: Given) -> Sequence[Shape | None]:
+    shape = list(given.shape(0))
+    starts, ends = given.listed(1, "starts"), given.listed(2, "ends")
+    axes, steps = given.listed(3, "axes"), given.listed(4, "steps")
+    if starts is None or ends is None or axes is None or steps is None:
+        return [None]
+    axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise MisfitError("starts, ends, axes and steps differ in number")
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not step:
+            raise MisfitError("a step is zero")
+        place = placed_axis(axis, len(shape))
+        shape[place] = len(range(shape[place])[start:end:step])
+    return [tuple(shape)]
+
+
+def _pad(given: Given) -> Sequence[Shape | None]:
+    shape, pads, axes = given.shape(0), given.listed(1, "pads"), given.values.get(3)
+    if pads is None or (given.has(3) and axes is None):
+        return [None]
+    placed = [placed_axis(a, len(shape)) for a in (axes if axes is not None else range(len(shape)))]
+    if len(pads) != 2 * len(placed) or len(set(placed)) != len(placed):
+        raise MisfitError(f"{len(pads)} pads for {len(placed)} axes")
+    made = list(shape)
+    for place, axis in enumerate(placed):
+        made[axis] += pads[place] + pads[place + len(placed)]
+    if any(size < 0 for size in made):
+        raise MisfitError(f"pads {list(pads)} take more than {list(shape)} has")
+    return [tuple(made)]
+
+
+def _gather(given: Given) -> Sequence[Shape]:
+    shape = given.shape(0)
+    if not shape:
+        raise MisfitError("a scalar is gathered from")
+    axis = given.axis("axis", 0, len(shape))
+    return [(*shape[:axis], *given.shape(1), *shape[axis + 1 :])]
+
+
+def _tile(given: Given) -> Sequence[Shape | None]:
+    shape, repeats = given.shape(0), given.values.get(1)
+    if repeats is None:
+        return [None]
+    if len(repeats) != len(shape) or any(count < 0 for count in repeats):
+        raise MisfitError(f"repeats {list(repeats)} of {list(shape)}")
+    return [tuple(size * count for size, count in zip(shape, repeats, strict=True))]
+
+
+def _image(given: Given) -> tuple[int, int, int, int, int]:
+    """Sizes of an image, and the block that an op deals in."""
+    shape, block = given.shape(0), given.integer("blocksize", 0)
+    if len(shape) != 4 or block < 1:
+        raise MisfitError(f"blocks of {block} in {list(shape)}")
+    n, c, h, w = shape
+    return n, c, h, w, block
+
+
+def _depth_to_space(given: Given) -> Sequence[Shape]:
+    n, c, h, w, block = _image(given)
+    if c % block**2:
+        raise MisfitError(f"{c} channels in blocks of {block}")
+    return [(n, c // block**2, h * block, w * block)]
+
+
+def _space_to_depth(given: Given) -> Sequence[Shape]:
+    n, c, h, w, block = _image(given)
+    if h % block or w % block:
+        raise MisfitError(f"an image of {h} by {w} in blocks of {block}")
+    return [(n, c * block**2, h // block, w // block)]
+
+
+MOVE_RULES: dict[str, Rule] = {
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice,
+    "Pad": _pad, "Gather": _gather, "Tile": _tile, "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
+}  # fmt: skip

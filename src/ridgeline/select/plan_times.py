@@ -1,0 +1,113 @@
+"""Whole plans timed against each other, and their steps in place: the steps must add up to the whole.
+
+Steps are timed alone first, against their rivals. One that had no rival has no time yet: it gets the one it
+takes in the running plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.base.timing import wall_times_in_turn
+from ridgeline.errors import BuildError, LimitError, failure
+from ridgeline.options import Options
+from ridgeline.runtime.instance import Instance
+from ridgeline.select.sites import EFFORTS, race, ranked
+from ridgeline.tactics.cache import Entry, Measured
+
+# thread pools of different libraries spin after their last call and steal a core from the next
+SETTLE_S = 0.01
+# how far a plan and the sum of its steps may be apart before both are measured again, and how often
+APART, SLACK_US, RACES = 2.0, 20.0, 3
+# what timing the steps of one plan may take, and the most rounds that it needs
+IN_PLACE_S, MAX_ROUNDS = 0.05, 10
+
+
+@dataclass
+class Rival:
+    """A whole plan that can be run, with the time of each of its steps as far as it is known."""
+
+    instance: Instance
+    steps_us: list[float | None]
+
+    def is_apart(self, whole_us: float) -> bool:
+        """Whether the steps add up to something else than the plan takes."""
+        parts_us = sum(us or 0.0 for us in self.steps_us)
+        short, long = sorted((parts_us, whole_us))
+        return long > APART * short + SLACK_US
+
+    def time_steps(self, whole_us: float) -> None:
+        """Fill in what is not known; where the steps do not add up, take all of them as they run in place."""
+        calls = self.instance.calls
+        if len(calls) == 1:
+            self.steps_us[self.instance.call_steps[0]] = whole_us
+        is_complete = all(self.steps_us[i] is not None for i in self.instance.call_steps)
+        if is_complete and not self.is_apart(whole_us):
+            return
+        rounds = max(1, min(MAX_ROUNDS, int(IN_PLACE_S * 1e6 / max(whole_us, 1.0))))
+        medians = wall_times_in_turn(calls, rounds)
+        totals: dict[int, float] = {}
+        for index, us in zip(self.instance.call_steps, medians, strict=True):
+            totals[index] = totals.get(index, 0.0) + us
+        for index, us in totals.items():
+            if self.steps_us[index] is None:
+                self.steps_us[index] = round(us, 3)
+        if self.is_apart(whole_us):
+            for index, us in totals.items():
+                self.steps_us[index] = round(us, 3)
+
+
+def compare_plans(
+    known: Mapping[str, Sequence[float | None]], make: Callable[[str], Instance], *, options: Options
+) -> tuple[Entry, dict[str, list[float | None]]]:
+    """Time whole plans as they will run; and what each of their steps takes, where that was not `known`."""
+    plan_s = EFFORTS[options.level].plan_s
+    options.tell("compare plans", 0, len(known))
+    rivals: dict[str, Rival] = {}
+    dropped = []
+    for name, steps_us in known.items():
+        try:
+            rivals[name] = Rival(run_once(make(name)), list(steps_us))
+        except LimitError:
+            raise
+        except Exception as error:  # a plan that breaks is refused with its message; another one may do
+            dropped.append(Measured(name, {}, refused=failure(error)))
+    if not rivals:
+        raise none_runs(dropped)
+    times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
+    timed = [Measured(name, {}, us) for name, us in zip(rivals, times, strict=True)]
+    options.tell("compare plans", len(known), len(known))
+    entry = Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
+    return entry, {name: rival.steps_us for name, rival in rivals.items()}
+
+
+def race_plans(rivals: Sequence[Rival], *, each_s: float) -> tuple[list[float], bool]:
+    """Medians of the plans in µs, and whether the best was unsteady; every step has a time afterwards.
+
+    A plan that takes more than twice what its steps take was timed while the machine did something else, or
+    its steps were: all are timed again, and the smaller time counts.
+    """
+    calls = [rival.instance.execute for rival in rivals]
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(RACES):
+            found, is_unsteady = race(calls, each_s=each_s, pause_s=SETTLE_S)
+            times = [min(pair) for pair in zip(found, times or found, strict=True)]
+            for rival, us in zip(rivals, times, strict=True):
+                rival.time_steps(us)
+            if not any(rival.is_apart(us) for rival, us in zip(rivals, times, strict=True)):
+                return times, is_unsteady
+    return times, True
+
+
+def run_once(instance: Instance) -> Instance:
+    with torch.inference_mode():
+        instance.execute()
+    return instance
+
+
+def none_runs(refused: Sequence[Measured]) -> BuildError:
+    return BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in refused])

@@ -1,0 +1,72 @@
+"""From a selection to the frozen plan: steps with their provenance, what lost, what was not fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.frontend.from_onnx import Loaded
+from ridgeline.frontend.ports import ports
+from ridgeline.ir.sites import merge
+from ridgeline.passes.rule import Refusal
+from ridgeline.plan.make import candidates, reason, region_note, step_of
+from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
+from ridgeline.plan.plan import Refusal as PlanRefusal
+from ridgeline.select.plans import Selection, Workshop
+from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.verify.float32_reference import half_type
+from ridgeline.verify.trials import Shapes
+
+# the types of the model decide; fp32 is what is left of the option
+HALVES = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def make_plan(
+    loaded: Loaded, shop: Workshop, shapes: Shapes, selection: Selection, refusals: Sequence[Refusal]
+) -> Plan:
+    ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
+    hosts = [n for r in shop.program.regions if shop.settled.is_host(r) for n in r.outputs]
+    return Plan(
+        model=loaded.name,
+        target=shop.target,
+        precision=HALVES.get(half_type(loaded.original), shop.options.precision),
+        inputs=shapes.inputs,
+        outputs=ports(loaded.model.graph.outputs, what="output"),
+        guards=shapes.guards,
+        profile=dict(shapes.profile.shapes),
+        value_profile=dict(shapes.profile.values),
+        planned_shapes=dict(shapes.opt),
+        steps=planned_steps(shop, selection),
+        memory=Memory(0, 0, 0, 0, 0, 0),
+        regions=region_notes(shop, selection),
+        host_values=tuple(hosts),
+        refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
+        alternatives=ranked,
+        waits=shop.options.deterministic or shop.options.new_shapes == "wait",
+        pads=shop.options.pad,
+        bodies=shop.islands.plans if shop.islands is not None else {},
+        why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
+    )
+
+
+def planned_steps(shop: Workshop, selection: Selection) -> tuple[Step, ...]:
+    tactics = {tactic.name: tactic for tactic in shop.tactics}
+    return tuple(
+        step_of(
+            merge(shop.program, choice.regions),
+            choice.regions,
+            tactic=choice.tactic,
+            config=choice.config,
+            site=choice.site,
+            entry=choice.entry,
+            kernels=[k.digest for k in kernels_of(tactics, choice.site, choice.tactic, choice.config)],
+        )
+        for choice in selection.steps
+    )
+
+
+def region_notes(shop: Workshop, selection: Selection) -> tuple[RegionNote, ...]:
+    return tuple(
+        region_note(region, selection.sites[region.name], selection.entries.get(region.name))
+        for region in shop.program.regions
+        if region.name in selection.sites
+    )

@@ -1,0 +1,98 @@
+"""Settling: a plan that a build elsewhere could only predict is measured and checked on its own GPU.
+
+Only candidates whose kernels are on board compete, so that nothing more is compiled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from ridgeline.base.spec import Site
+from ridgeline.kernels.elements import to_torch
+from ridgeline.options import Options
+from ridgeline.plan.plan import Plan, Step
+from ridgeline.plan.report import Report
+from ridgeline.runtime.device import require_device
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.on_board import collect
+from ridgeline.runtime.stated import with_memory
+from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.select.plans import Workshop
+from ridgeline.select.plans_cuda import select_cuda
+from ridgeline.tactics.cache import Measured, TimingCache
+from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.verify.trials import compare_expected
+
+UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
+
+
+def settle(engine: Engine) -> tuple[Plan, Report]:
+    """The plan with its candidates timed in place, and the report with its first run checked."""
+    start = perf_counter()
+    plan, shapes = engine.plan, engine.plan.planned_shapes
+    # kernels of a file that is not trusted are made again here; of one that is, all are found
+    collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
+    shop = _workshop(engine)
+    arrays = example_feeds(engine.program, shapes, engine.weights, seed=0)
+    feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
+    selection = select_cuda(shop, shapes, feeds, offer=_offer(engine))
+    engine.choose(replace(plan, steps=planned_steps(shop, selection), regions=region_notes(shop, selection)))
+    engine.choose(with_memory(engine, shapes))
+    rows = compare_expected(engine) if engine.expected else []
+    report = replace(
+        engine.report,
+        checks=(*engine.report.checks, *rows),
+        unverified="" if rows else UNCHECKED,
+        limits={},
+        sites_timed=selection.timed,
+        stage_seconds={**engine.report.stage_seconds, "settle": round(perf_counter() - start, 3)},
+    )
+    return engine.plan, report
+
+
+def _workshop(engine: Engine) -> Workshop:
+    target = engine.plan.target
+    return Workshop(
+        program=engine.program,
+        settled=settle_program(engine.program, engine.plan.planned_shapes, engine.weights),
+        weights=DeviceWeights(engine.weights),
+        host_weights=engine.weights,
+        target=target,
+        device_key=require_device(target).key,
+        tactics=engine.tactics,
+        options=Options(target=str(target)),
+        cache=TimingCache(),
+        lock=None,
+    )
+
+
+def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measured]]]:
+    """Who may compete for a site: those the plan kept whose kernels are on board."""
+    steps = {region: step for step in engine.plan.steps for region in step.regions}
+    tactics = {tactic.name: tactic for tactic in engine.tactics}
+
+    def is_on_board(site: Site, candidate: Measured) -> bool:
+        kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
+        return all(engine.store.find(kernel, site.target.arch) is not None for kernel in kernels)
+
+    def offer(site: Site) -> tuple[list[Measured], list[Measured]]:
+        known = _candidates(steps[site.name])
+        willing = [m for m in known if m.refused is None and is_on_board(site, m)]
+        kept = {id(m) for m in willing}
+        left = [m if m.refused else replace(m, refused="not on board") for m in known if id(m) not in kept]
+        return willing, left
+
+    return offer
+
+
+def _candidates(step: Step) -> list[Measured]:
+    """Without their predictions: what is not timed now stays without a time."""
+    chosen = Measured(step.tactic, step.config)
+    return [chosen, *(Measured(c.tactic, c.config, refused=c.refused) for c in step.losers)]

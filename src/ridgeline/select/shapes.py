@@ -1,0 +1,186 @@
+"""Shapes to plan for: those of the profiles, else the first guess that the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from torch import Tensor
+
+from ridgeline.base.guards import Term
+from ridgeline.base.spec import Port, TensorSpec
+from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedError, first_line
+from ridgeline.frontend.from_onnx import Loaded
+from ridgeline.frontend.from_torch import Sample
+from ridgeline.frontend.ports import guessed_shapes, ports
+from ridgeline.frontend.profiles import (
+    Resolved,
+    profile_shapes,
+    resolve_profile,
+    shapes_text,
+    with_names_that_fit,
+    with_own_names,
+    with_values,
+)
+from ridgeline.ir.body import Program, read_program
+from ridgeline.ir.settle import Settled
+from ridgeline.options import DimRange, Options
+from ridgeline.passes.shape_inputs import shape_inputs
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
+from ridgeline.runtime.weights import default_of, default_weights, weights_of
+from ridgeline.verify import trials as checks
+from ridgeline.verify.reference import Reference
+
+# of inputs whose sizes nobody gave: guesses that settle and take more than this are not tried
+GUESSED_BYTES = 1 << 28
+
+
+def choose_every_shapes(
+    loaded: Loaded,
+    reference: Reference | None,
+    options: Options,
+    sample: Sample | None = None,
+    guards: Sequence[Term] = (),
+) -> list[checks.Shapes]:
+    """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
+    inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
+    if options.target != "cpu":
+        refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
+    program = read_program(loaded.model, options.limits)
+    weights = weights_of(loaded.model) | default_weights(loaded.defaults)
+    sized_by = shape_inputs(program, inputs)
+    made = []
+    for profile in options.profiles or ({},):
+        resolved = resolve_profile(inputs, profile)
+        for name in resolved.values:
+            if name not in sized_by:
+                raise OptionError(
+                    f"values are given for input {name!r}, and no shape depends on them",
+                    help="leave them out: it is data, and any value will do",
+                )
+        shapes = choose_shapes(inputs, resolved, program, weights, reference, sample, sized_by)
+        open_ = [name for name in sized_by if name not in resolved.values]
+        made.append(
+            replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}, guards=tuple(guards))
+        )
+    return made
+
+
+def choose_shapes(
+    inputs: tuple[Port, ...],
+    profile: Resolved,
+    program: Program,
+    weights: Mapping[str, Tensor],
+    reference: Reference | None,
+    sample: Sample | None,
+    sized_by: Collection[str],
+) -> checks.Shapes:
+    """The profile's shapes, those of a sample call, else the first guess that the model takes."""
+    tensors = [port for port in inputs if not port.is_loose]
+    corners = {which: profile_shapes(tensors, profile, which) for which in ("min", "opt", "max")}
+    opt = corners["opt"]
+    if opt is not None:
+        settle_program(program, opt, weights)
+        return checks.Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
+    if sample is not None:
+        return checks.Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
+    problems: dict[str, str] = {}
+    over: list[LimitError] = []
+    if reference is not None:
+        reference.open()
+    # where every guess leaves some value empty, that value may be empty at any size: the first will do
+    spare: list[dict[str, TensorSpec]] = []
+    guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, weights) | profile.symbols))
+    open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
+    moving = [p.name for p in open_ if p.dims is None or not all(isinstance(d, int) for d in p.dims)]
+    search = ShapeSearch(open_, guesses, program, weights)
+    for guess in chain(guesses, spare, search):
+        guess = with_values(guess, profile, "opt")
+        is_spare = guess in spare
+        if shapes_text(guess) in problems and not is_spare:
+            continue
+        if sum(guess[name].nbytes for name in moving if name in guess) > GUESSED_BYTES:
+            problems[shapes_text(guess)] = "larger than anybody means who says nothing"
+            continue
+        try:
+            empty = empty_values(settle_program(program, guess, weights), weights)
+            if empty and not is_spare:
+                problems[shapes_text(guess)] = f"{empty[0]!r} would be empty"
+                spare.append(guess)
+                continue
+            if reference is not None:
+                reference.run(example_feeds(program, guess, weights, seed=0), keep=True)
+        except Exception as error:  # not a shape this model takes: the next guess may be
+            if isinstance(error, LimitError) and error.limit == "loop_trips":
+                raise  # another shape would take as long to fail
+            problems[shapes_text(guess)] = first_line(error)
+            over += [error] if isinstance(error, LimitError) else []
+            continue
+        named = with_names_that_fit(inputs, guess)
+        return checks.Shapes(named, guess, None, None, is_guess=True, profile=profile)
+    if over and len(over) == len(problems):
+        raise over[0]
+    raise BuildError(
+        "no shape could be guessed that this model takes",
+        rows=[
+            *([f"the search was stopped after {MOST_SECONDS:.0f} s"] if search.is_cut_short else []),
+            *(f"{text}: {problem}" for text, problem in problems.items()),
+        ],
+        help=f"say which: ridge build MODEL {_open_flags(tensors, profile, sized_by)}",
+    )
+
+
+def _sizes_of_defaults(inputs: Sequence[Port], weights: Mapping[str, Tensor]) -> dict[str, DimRange]:
+    """Open dims as they are when a call leaves an input out."""
+    made = {}
+    for port in inputs:
+        default = default_of(weights, port.name)
+        for dim, size in zip(port.dims or (), () if default is None else default.shape, strict=False):
+            if isinstance(dim, str):
+                made[dim] = DimRange(size, size, size)
+    return made
+
+
+def sample_shapes(inputs: Sequence[Port], profile: Resolved, sample: Sample) -> dict[str, TensorSpec]:
+    """Shapes of a sample call; a dim that the profile names has the profile's size."""
+    made = {}
+    for port in inputs:
+        sizes = tuple(sample.feeds[port.name].shape)
+        dims = port.dims if port.dims is not None else sizes
+        given = [profile.symbols.get(dim) if isinstance(dim, str) else None for dim in dims]
+        shape = tuple(size if r is None else r.opt for size, r in zip(sizes, given, strict=True))
+        made[port.name] = TensorSpec(port.dtype, shape)
+    return with_values(made, profile, "opt")
+
+
+def refuse_loose(every: Sequence[Port]) -> None:
+    """A GPU holds numbers only."""
+    rows = [f"{port.name}: {port}" for port in every if port.is_loose]
+    if rows:
+        raise UnsupportedError("a GPU takes and gives tensors of numbers", rows=rows, help="--target cpu")
+
+
+def empty_values(settled: Settled, weights: Mapping[str, Tensor]) -> list[str]:
+    """What a guess leaves nothing of: most likely no shape the model was made for."""
+    return [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
+
+
+def _open_flags(inputs: Sequence[Port], profile: Resolved, sized_by: Collection[str]) -> str:
+    """What was not given, with a blank where only the user knows the number."""
+    flags = []
+    for port in inputs:
+        if port.name in profile.shapes or port.name in profile.values:
+            continue
+        if port.name in sized_by:
+            length = port.dims[0] if port.dims and isinstance(port.dims[0], int) else 1
+            flags.append(f"--shapes '{port.name}=[{', '.join('…' * length)}]'")
+        elif port.dims is None or any(isinstance(dim, str) for dim in port.dims):
+            dims = port.dims if port.dims is not None else ("…",)
+            flags.append(
+                f"--shapes {port.name}={'x'.join(str(d) if isinstance(d, int) else '…' for d in dims)}"
+            )
+    values = " (in brackets: the values of a shape tensor)" if any("[" in flag for flag in flags) else ""
+    return " ".join(flags) + values

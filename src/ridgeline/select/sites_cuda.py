@@ -1,0 +1,170 @@
+"""Selection on a GPU: candidates of a site compiled together, checked against the floor, timed in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.gpu_graph import CaptureError
+from ridgeline.base.gpu_timing import capture, interleave_graphs, times_in_turn
+from ridgeline.base.spec import EPSILON, Site, TensorSpec
+from ridgeline.errors import BuildError, failure, first_line
+from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
+from ridgeline.select.sites import UNSTEADY, check_workspace, ranked
+from ridgeline.tactics.aten import Aten, is_settled
+from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.cache import Entry, Measured
+
+CALLS_PER_GRAPH = 10
+# a candidate this many times slower than the best at first sight stays behind
+HOPELESS = 2.0
+# an honest kernel differs from the floor by roundings of its type; a wrong one by as much as its values
+ROUNDINGS = 64
+# of quantised results, those that may lie one step aside
+ROUNDED_SHARE = 0.01
+
+
+def time_site_cuda(
+    site: Site,
+    weights: Mapping[str, Tensor],
+    tactics: Sequence[Tactic],
+    *,
+    rounds: int,
+    willing: Sequence[Measured],
+    refused: Sequence[Measured],
+    draw: Callable[[], Sequence[Tensor | None]],
+    workspace_bytes: int | None = None,
+) -> Entry:
+    """Every willing candidate, timed side by side; one that fails or computes something else is refused."""
+    if not is_settled(site):
+        return Entry(site.name, (*willing, *refused), 0)
+    by_name = {tactic.name: tactic for tactic in tactics}
+    dropped = list(refused)
+    inputs = draw()
+    want = _reference(site, by_name, weights, inputs)
+    runnable: list[tuple[Measured, torch.cuda.CUDAGraph]] = []
+    eager: list[tuple[Measured, Callable[[], object], str]] = []
+    for candidate in willing:
+        try:
+            launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
+            check_workspace(launch.packed_bytes, workspace_bytes)
+            call, outputs = bound_call(launch, site, inputs)
+            _require_close(outputs(), want, may_round=_rounds_to_integers(site))
+            torch.cuda.synchronize()
+            runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
+        except CaptureError as error:  # right, but not in a graph: for where nothing else runs
+            eager.append((candidate, call, f"cannot be captured in a CUDA graph: {error}"))
+        except Exception as error:  # a candidate that breaks is a refusal with its message
+            _require_device(f"{candidate.tactic} {dict(candidate.config)} at {site.name}")
+            dropped.append(Measured(candidate.tactic, candidate.config, refused=failure(error)))
+    if eager and not runnable:
+        medians = times_in_turn([call for _, call, _ in eager], rounds) if rounds else [None] * len(eager)
+        timed = [replace(m, median_us=us) for (m, _, _), us in zip(eager, medians, strict=True)]
+        return Entry(site.name, (*ranked(timed), *dropped))
+    dropped += [replace(m, refused=reason) for m, _, reason in eager]
+    if not runnable:
+        raise BuildError(
+            f"no tactic for {site.name} ({', '.join(op.op_type for op in site.body.ops)})",
+            rows=[f"{m.tactic:24} {m.refused}" for m in dropped],
+        )
+    if rounds == 0:
+        return Entry(site.name, (*(m for m, _ in runnable), *dropped), 0)
+    graphs = [graph for _, graph in runnable]
+    first = [t.min_us for t in interleave_graphs(graphs, calls=CALLS_PER_GRAPH, rounds=1)]
+    rivals = [i for i, us in enumerate(first) if us <= HOPELESS * min(first)]
+    timings = interleave_graphs([graphs[i] for i in rivals], calls=CALLS_PER_GRAPH, rounds=rounds)
+    found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
+    best = min(timings, key=lambda t: t.median_us)
+    timed = [
+        Measured(m.tactic, m.config, round(found.get(i, first[i]), 3)) for i, (m, _) in enumerate(runnable)
+    ]
+    return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=best.spread > UNSTEADY)
+
+
+def _require_device(what: str) -> None:
+    """Raise when a candidate took the device down: nothing can be run in this process any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise BuildError(
+            f"{what} broke the device",
+            got=first_line(error),
+            help=f"build again without it: --without {what.split()[0]}",
+        ) from error
+
+
+def bound_call(
+    launch: Launch, site: Site, inputs: Sequence[Tensor | None]
+) -> tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]:
+    """The launch over these inputs as a call, and a way to run it once and see what it made."""
+    given = list(inputs)
+    if launch.wants_host_values:
+        for i, name in enumerate(site.body.inputs):
+            if name in site.values and name not in site.weights:
+                given[i] = to_torch(site.values[name])
+    if not launch.writes_out:
+        return (lambda: launch.run(given, ())), (lambda: launch.run(given, ()) or ())
+    outputs = [_poisoned(spec) for spec in site.outputs]
+    call = launch.frozen(given, outputs)
+
+    def run() -> Sequence[Tensor]:
+        call()
+        return outputs
+
+    return call, run
+
+
+def _poisoned(spec: TensorSpec) -> Tensor:
+    dtype = TORCH_DTYPES[spec.dtype]
+    made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cuda")
+    return made.fill_(float("nan")) if dtype.is_floating_point else made.zero_()
+
+
+def _reference(
+    site: Site,
+    tactics: Mapping[str, Tactic],
+    weights: Mapping[str, Tensor],
+    inputs: Sequence[Tensor | None],
+) -> Sequence[Tensor] | None:
+    """What the floor makes of these inputs; None where it cannot run them."""
+    floor = tactics["aten"]
+    assert isinstance(floor, Aten), "the floor is always there"
+    try:
+        _, run = bound_call(floor.bind(site, {}, weights), site, inputs)
+        return run()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        return None
+
+
+def _rounds_to_integers(site: Site) -> bool:
+    """Whether integers come from floats here: two right kernels may round a value near a half differently."""
+    return any(op.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for op in site.body.ops)
+
+
+def _is_rounding(got: Tensor, want: Tensor) -> bool:
+    """A step aside, here and there."""
+    off = (got.double() - want.double()).abs()
+    return bool(off.max() <= 1 and off.mean() <= ROUNDED_SHARE)
+
+
+def _require_close(made: Sequence[Tensor], want: Sequence[Tensor] | None, *, may_round: bool) -> None:
+    """Raise when these results cannot be right."""
+    if want is None:
+        return
+    for got, wanted in zip(made, want, strict=True):
+        if got.shape != wanted.shape:
+            raise BuildError(f"made {list(got.shape)} where the floor makes {list(wanted.shape)}")
+        if not wanted.is_floating_point():
+            if not torch.equal(got, wanted) and not (may_round and _is_rounding(got, wanted)):
+                raise BuildError("wrong result: whole numbers differ from the floor's")
+            continue
+        eps = EPSILON.get(str(wanted.dtype).removeprefix("torch."), EPSILON["bfloat16"])
+        finite = torch.isfinite(wanted)
+        scale = float(torch.where(finite, wanted, 0).abs().max()) if wanted.numel() else 0.0
+        off = torch.where(finite, (got.float() - wanted.float()).abs(), 0.0)
+        worst = float(off.max()) if off.numel() else 0.0
+        if not worst <= ROUNDINGS * eps * scale:  # a NaN is no better
+            raise BuildError(f"wrong result: off {worst:.3g} from the floor at a scale of {scale:.3g}")

@@ -1,0 +1,80 @@
+"""The bodies of control flow, planned as the main graph is: fused, timed, each a plan of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ridgeline.base.spec import Body, Port, TensorSpec
+from ridgeline.errors import RidgelineError
+from ridgeline.ir.body import Region, read_program
+from ridgeline.kernels.elements import to_torch
+from ridgeline.plan.plan import Memory, Plan
+from ridgeline.plan.report import Report
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
+from ridgeline.runtime.weights import weights_of
+from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.select.plans import Selection, Workshop
+from ridgeline.select.untimed import select_here
+from ridgeline.tactics.ort import inside_bodies
+
+
+def with_bodies(shop: Workshop) -> Workshop:
+    """The workshop with every body planned whose shapes on its first run follow from the inputs'."""
+    engines: dict[str, BodyEngine] = {}
+    keys: list[str] = []
+    for region in shop.program.regions:
+        for key, body in subgraphs(region):
+            specs = entry_specs(region, body, shop.settled)
+            if specs is None:
+                continue
+            try:
+                inner, selection, engine = _plan_body(shop, region, key, body, specs)
+            except RidgelineError:  # what cannot be planned runs op by op, as any island does
+                continue
+            engines[key] = engine
+            keys += [*inner.body_keys, *selection.keys]
+    return replace(shop, islands=Islands(shop.program, engines), body_keys=keys)
+
+
+def _plan_body(
+    shop: Workshop, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
+) -> tuple[Workshop, Selection, Engine]:
+    model, given = fused_body(body, specs, shop.host_weights, shop.program, shop.target)
+    program, weights = read_program(model, shop.options.limits), weights_of(model)
+    inner = with_bodies(
+        replace(
+            shop,
+            program=program,
+            settled=settle_program(program, given, weights),
+            weights=weights,
+            host_weights=weights,
+            elsewhere=(),
+            tactics=inside_bodies(shop.tactics),
+        )
+    )
+    arrays = example_feeds(program, given, weights, seed=0)
+    feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
+    selection = select_here(inner, given, feeds)
+    plan = Plan(
+        model=key,
+        target=shop.target,
+        precision=shop.options.precision,
+        inputs=tuple(Port(name, spec.dtype, None) for name, spec in given.items()),
+        outputs=(),
+        profile={},
+        planned_shapes=specs,
+        steps=planned_steps(inner, selection),
+        memory=Memory(0, 0, 0, 0, 0, 0),
+        regions=region_notes(inner, selection),
+        bodies=inner.islands.plans if inner.islands is not None else {},
+        waits=True,
+    )
+    engine = Engine(
+        plan, Report(), model, weights, inner.tactics, islands=inner.islands, limits=shop.options.limits
+    )
+    return inner, selection, engine

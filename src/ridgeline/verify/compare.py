@@ -1,0 +1,214 @@
+"""Verification: no engine leaves unless it computes what the model computes, within what rounding may do."""
+
+from __future__ import annotations
+
+import math
+import platform
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
+
+from ridgeline.base.spec import EPSILON
+from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, did_you_mean
+from ridgeline.plan.report import Check
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.padded import shapes_to_pad
+from ridgeline.verify.reference import Reference, Tolerance, distance_of, reach_of
+
+Outputs = dict[str, np.ndarray]
+UNTOLD = (
+    "output {!r} of the original model is {} for every input drawn, and the engine's is too: that compares "
+    "little; verify it with inputs that mean something (--data)"
+)
+
+
+def compare(
+    name: str, got: Mapping[str, Any], want: Outputs, limits: Mapping[str, Tolerance], shapes: str
+) -> list[Check]:
+    """One row per output. It says when its tolerance was measured in an earlier build."""
+    wanted, made = flattened(want), flattened(got)
+    missing = np.zeros(0, object)
+    rows = [
+        _compare_one(name, out, np.asarray(made.get(out, missing)), np.asarray(array), limits[out], shapes)
+        for out, array in wanted.items()
+    ]
+    return [_with_note(row, "tolerance", limits[row.output].note) for row in rows]
+
+
+def _with_note(row: Check, what: str, note: str) -> Check:
+    return replace(row, note="; ".join(filter(None, (row.note, f"{what} {note}")))) if note else row
+
+
+def _compare_one(
+    name: str, output: str, got: np.ndarray, want: np.ndarray, limit: Tolerance, shapes: str
+) -> Check:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        note = f"got {got.dtype}{list(got.shape)}, want {want.dtype}{list(want.shape)}"
+        return Check(name, output, shapes, math.inf, limit.distance, False, note)
+    if str(want.dtype) not in EPSILON:
+        share = float(np.mean(got != want)) if want.size else 0.0
+        is_near = share == 0 or distance_of(got, want) <= limit.distance
+        note = "share of other values" if is_near else "values far from the reference's"
+        return Check(name, output, shapes, share, limit.share, share <= limit.share and is_near, note)
+    finite = np.isfinite(want) & np.isfinite(got)
+    same_special = True
+    if not finite.all():
+        same_special = bool(np.array_equal(got[~finite], want[~finite], equal_nan=True))
+        got, want = got[finite], want[finite]
+    error = reach_of(got, want)
+    passed = error <= limit.distance and same_special
+    note = "" if same_special else "NaN or infinity where the reference has none, or the other way round"
+    return Check(name, output, shapes, error, limit.distance, passed, note)
+
+
+def nan_share(array: np.ndarray) -> float:
+    """The share of NaN; 0 for what cannot hold one, and for nothing."""
+    is_float = str(array.dtype) in EPSILON and bool(array.size)
+    return float(np.mean(np.isnan(array))) if is_float else 0.0
+
+
+def nan_notes(expected: Outputs) -> list[str]:
+    """Warnings about NaN that the original model itself computes."""
+    shares = {output: nan_share(array) for output, array in expected.items()}
+    return [
+        f"output {output!r} of the original model is NaN in {share:.1%} of its elements"
+        for output, share in shares.items()
+        if share
+    ]
+
+
+class Telling:
+    """Which outputs of the original tell right engines from wrong ones: those that are not always alike."""
+
+    def __init__(self, outputs: Iterable[str]) -> None:
+        self.are_nan = set(outputs)  # throughout
+        self._first: Outputs = {}
+        self._ends: dict[str, list[Any]] = {name: [] for name in self.are_nan}  # smallest and largest numbers
+        self._moved: dict[str, bool] = {}  # whether trials differ; missing where there was one only
+
+    @property
+    def untold(self) -> set[str]:
+        return {name for name in self._ends if self._why(name)}
+
+    def add(self, want: Outputs) -> bool:
+        """Take in what one trial made; whether more outputs tell something since."""
+        before = self.untold
+        for name, ends in self._ends.items():
+            array = want[name]
+            if nan_share(array) < 1:
+                self.are_nan.discard(name)
+            finite = array[np.isfinite(array)]
+            ends += [finite.min(), finite.max()] if finite.size else []
+            first = self._first.setdefault(name, array)
+            if first is not array:
+                is_other = first.shape != array.shape or not np.array_equal(first, array, equal_nan=True)
+                self._moved[name] = self._moved.get(name, False) or is_other
+        return bool(before - self.untold)
+
+    def notes(self) -> list[str]:
+        """Warnings about the outputs that told nothing."""
+        return [UNTOLD.format(name, self._why(name)) for name in sorted(self.untold)]
+
+    def _why(self, name: str) -> str:
+        ends = self._ends[name]
+        if name in self.are_nan:
+            return "NaN throughout"
+        if not ends:
+            is_empty = name in self._first and not self._first[name].size
+            return "empty" if is_empty else "infinite or NaN throughout"
+        if min(ends) == max(ends) and (len(ends) > 2 or self._first[name].size > 1):
+            return f"{ends[0]} throughout"
+        return "" if self._moved.get(name, True) else "the same"
+
+
+def only_nan(name: str) -> ModelError:
+    return ModelError(
+        f"{name!r} itself computes NaN, and nothing else, for every input drawn: there is nothing to compare",
+        help="give it inputs that mean something: --data FOLDER; if those give NaN too, the export is broken",
+    )
+
+
+def require(checks: Sequence[Check], where: str) -> None:
+    """Raise when a check failed; `where` names the stage or the region at fault."""
+    failed = [check for check in checks if not check.passed]
+    if not failed:
+        return
+    raise VerifyError(
+        f"the engine does not compute what the model computes: {len(failed)} of {len(checks)} checks failed",
+        checks=checks,
+        rows=[
+            f"{c.name}: {c.output} off {c.max_error:.3g}, tolerance {c.tolerance:.3g} at {c.shapes} {c.note}"
+            for c in failed
+        ],
+        got=where,
+        help="this is a bug in what is named above: report it; a tactic can be left out with --without",
+    )
+
+
+def check_padded(engine: Engine, reference: Reference) -> list[Check]:
+    """Inputs one row short of each profile, which run padded, against the original, which pads nothing."""
+    rows: list[Check] = []
+    for dim, specs in shapes_to_pad([variant.plan for variant in engine.variants], engine.signature):
+        feeds = engine.example_inputs(0, specs)
+        try:
+            got = engine.context(wait=True).run(feeds)
+        except InputError:
+            continue  # refused: nothing is padded along this dim
+        try:
+            want = reference.run(feeds)
+        except Exception:  # so few rows are none of the original's inputs: there is nothing to compare with
+            continue
+        shapes = ", ".join(f"{name}[{'x'.join(map(str, spec.shape))}]" for name, spec in specs.items())
+        rows += compare(f"padded along {dim}", got, want, reference.tolerance(feeds, want), shapes)
+    require(rows, where="padding: rows that are cut off again reach others")
+    return rows
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Users' files of inputs: at least one."""
+    if not folder.exists():
+        raise OptionError(f"there is no folder {str(folder)!r}", want="a folder of .npz files, or one")
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    if not files:
+        raise OptionError(f"no .npz file is in {str(folder)!r}", want="files with one array per input")
+    return files
+
+
+def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
+    """Users' own inputs: every .npz in the folder, one array per input."""
+    made = []
+    for path in data_files(folder):
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                feeds = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise OptionError(f"{str(path)!r} does not load", got=str(error)) from error
+        missing = [name for name in inputs if name not in feeds]
+        if missing:
+            raise OptionError(f"{path.name} holds no array for {missing[0]!r}", got=", ".join(feeds))
+        for name in feeds:
+            if name not in inputs:
+                raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
+        made.append((path.name, feeds))
+    return made
+
+
+def versions() -> dict[str, str]:
+    """Of what computes here, for reports."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": ort.__version__,
+        "onnx": onnx.__version__,
+        "onnx_ir": ir.__version__,
+        "numpy": np.__version__,
+    }

@@ -1,0 +1,260 @@
+"""Where an engine stops computing what its model computes: in reading it, a pass, fusion or a kernel.
+
+Looked for when a check has failed, and only then: every stage is done again, and what it leaves is run by
+somebody else. The first graph that is wrong names its stage; where none is, the steps of the engine are run
+one by one on right inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ridgeline.base.spec import EPSILON, Body
+from ridgeline.errors import RidgelineError, first_line
+from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.from_onnx import load
+from ridgeline.ir.body import read_program
+from ridgeline.kernels.elements import crosses, dtype_name, fill, on_device, to_numpy, to_torch
+from ridgeline.passes.partition import partition
+from ridgeline.passes.pipeline import Stage, canonicalise
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.file import fused_proto, write_inside
+from ridgeline.runtime.instance import Instance, settle_program
+from ridgeline.runtime.weights import weights_of
+from ridgeline.tactics.aten import compile_body
+from ridgeline.verify.compare import compare
+from ridgeline.verify.reference import Reference, Tolerance
+
+FIRST_WRONG = "the first stage that is wrong: "
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the original model makes of some inputs, and how far rounding may carry that."""
+
+    reference: Reference
+    feeds: dict[str, Any]
+    want: Mapping[str, np.ndarray]
+    limits: Mapping[str, Tolerance]
+
+    def is_right(self, model: ir.Model, weights: Mapping[str, Tensor] | None = None) -> bool | None:
+        """Whether a graph computes the same, as somebody else runs it; None where nobody else can."""
+        weights = weights_of(model) if weights is None else weights
+        got = _run(self.reference, *as_others_run_it(model, weights), self.feeds)
+        if got is None:
+            return None
+        return all(row.passed for row in compare("", got, dict(self.want), self.limits, ""))
+
+    def values(
+        self, model: ir.Model, weights: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, np.ndarray] | None:
+        """Values inside a graph, as somebody else runs it; None where nobody else can."""
+        proto, arrays = as_others_run_it(model, weights)
+        known = {port.name for port in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        try:
+            return self.reference.run_other(proto, arrays, self.feeds, names)
+        except Exception:  # it runs without these outputs, and nothing more can be said
+            return None
+
+
+def find_culprit(engine: Engine, expected: Expected, *, has_run: bool = True) -> str:
+    """The first stage of the build that is wrong, in words. Kernels are asked only if the engine has run."""
+    if expected.is_right(engine.model, engine.weights) is False:
+        return FIRST_WRONG + _wrong_stage(engine, expected)
+    if not has_run:
+        return "no stage: the graph is right as others run it"
+    names = [name for step in engine.plan.steps for name in step.outputs]
+    return first_wrong_region(engine, expected.feeds, expected.values(engine.model, engine.weights, names))
+
+
+def _wrong_stage(engine: Engine, expected: Expected) -> str:
+    """The graph is wrong: of all stages that made it, the first."""
+    loaded = expected.reference.loaded
+    try:
+        model = load(loaded.original if loaded.path is None else loaded.path).model
+        if expected.is_right(model) is False:
+            return f"reading the model, which brings it to opset {model.opset_imports.get('', '?')}"
+        canonicalise(model, target=engine.plan.target, watch=partial(_watched, expected, _state_of(model)))
+        if expected.is_right(model) is False:
+            return "the passes together; none of them alone"
+        partition(
+            model,
+            settle_program(
+                read_program(model, engine.program.limits), engine.plan.planned_shapes, weights_of(model)
+            ),
+            target=engine.plan.target,
+        )
+    except _Found as found:
+        return str(found)
+    except RidgelineError as error:
+        return f"none that could be done again ({first_line(error)})"
+    if expected.is_right(model) is False:
+        return "fusion: the regions do not compute what their ops compute"
+    return "none: done again, every stage is right; the engine was made from another model or by other code"
+
+
+class _Found(Exception):
+    """Ends the passes at the one that is wrong."""
+
+
+@contextmanager
+def _watched(expected: Expected, state: list[Any], stage: Stage, model: ir.Model) -> Iterator[None]:
+    """Compares what a pass leaves, unless it changed nothing; `state` is what the one before it left."""
+    before = model.clone()
+    yield
+    after = _state_of(model)
+    if after == state:
+        return
+    state[:] = after
+    if expected.is_right(model) is False:
+        where = _wrong_value(expected, before, model)
+        raise _Found(f"pass {stage.name!r}{_wrong_rule(expected, stage, before)}{where}")
+
+
+def _state_of(model: ir.Model) -> list[Any]:
+    """Nodes with their attributes, and the weights by identity: equal if a pass changed nothing."""
+    nodes = [
+        (node.op_type, *map(_name, node.inputs), *map(_name, node.outputs), *node.attributes.values())
+        for graph in model.graphs()
+        for node in graph
+    ]
+    weights = [(name, value.const_value) for name, value in model.graph.initializers.items()]
+    return [nodes, [(name, id(tensor)) for name, tensor in weights], weights]
+
+
+def _name(value: ir.Value | None) -> str | None:
+    return None if value is None else value.name
+
+
+def _wrong_rule(expected: Expected, stage: Stage, model: ir.Model) -> str:
+    """Of a pass that applies rules, the first one that makes the graph wrong."""
+    run: Any = stage.run
+    for rule in run.keywords.get("rules", ()) if isinstance(run, partial) else ():
+        run.func(model, **{**run.keywords, "rules": (rule,)})
+        if expected.is_right(model) is False:
+            return f", rule {rule.name}"
+    return ""
+
+
+def _wrong_value(expected: Expected, before: ir.Model, after: ir.Model) -> str:
+    """The first value that a pass kept by name and made another of."""
+    weights = weights_of(after)
+    left = {out.name for node in after.graph for out in node.outputs}
+    made = [str(out.name) for node in before.graph for out in node.outputs]
+    right = expected.values(
+        before, weights_of(before), [name for name in made if name in left | set(weights)]
+    )
+    found = expected.values(after, weights, [name for name in made if name in left])
+    if right is None or found is None:
+        return ""
+    got = _as_tensors(found) | {name: weights[name] for name in made if name in weights}
+    wrong = (name for name, want in _as_tensors(right).items() if name in got and _off(got[name], want) > 1)
+    return next((f", first at {name!r}" for name in wrong), "")
+
+
+def as_others_run_it(
+    model: ir.Model, weights: Mapping[str, Tensor]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The graph as ONNX, and its large weights as arrays where ONNX Runtime takes arrays of their type."""
+    proto = fused_proto(model, weights)
+    arrays = {}
+    for entry in (entry for entry in proto.graph.initializer if entry.external_data):
+        tensor = weights[entry.name]
+        if crosses(dtype_name(tensor)):
+            arrays[entry.name] = to_numpy(tensor)
+        else:
+            write_inside(entry, tensor)
+    return proto, arrays
+
+
+def _run(
+    reference: Reference, proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], feeds: dict[str, Any]
+) -> dict[str, np.ndarray] | None:
+    """By ONNX Runtime, else by the onnx evaluator; None where neither runs it."""
+    try:
+        made = reference.run_other(proto, arrays, feeds)
+        if made is not None:
+            return made
+        for entry in proto.graph.initializer:
+            if entry.name in arrays:
+                write_inside(entry, to_torch(arrays[entry.name]))
+        return dict(zip(reference.names, Evaluator(proto).run(None, feeds), strict=True))
+    except Exception:  # whatever it is, this graph says nothing
+        return None
+
+
+def first_wrong_region(
+    engine: Engine, feeds: Mapping[str, Any], values: Mapping[str, np.ndarray] | None = None
+) -> str:
+    """The first step that is wrong, each run on right inputs; else the one furthest off.
+
+    `values` are the right ones; without them they are those of the same ops, run one by one through PyTorch.
+    """
+    instance = engine.context(wait=True).instance(feeds)
+    with torch.inference_mode():
+        want = _floor_values(engine, instance) if values is None else _as_tensors(values)
+        worst = (0.0, "none")
+        for i, call in enumerate(instance.calls):
+            step = engine.plan.steps[instance.call_steps[i]]
+            _give_right_inputs(instance, step.inputs, want)
+            call()
+            label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
+            for name in (name for name in step.outputs if name in want):
+                off = _off(instance.result(name)[0].cpu(), want[name])
+                if off > 1:
+                    return f"first diverging region: {label}"
+                worst = max(worst, (off, label))
+    return f"no region diverges much alone; the furthest off is {worst[1]}"
+
+
+def _floor_values(engine: Engine, instance: Instance) -> dict[str, Tensor]:
+    program = engine.program
+    names = [n for step in instance.steps for n in step.region.outputs]
+    ops, constants = program.flat_ops(program.regions)
+    whole = Body(
+        inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
+    )
+    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports, limits=program.limits)
+    given = [t.cpu().clone() for t in instance.inputs.values()]
+    return dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
+
+
+def _as_tensors(values: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return {name: to_torch(array) for name, array in arrays.items() if array.dtype.kind not in "OUS"}
+
+
+def _give_right_inputs(instance: Instance, names: tuple[str, ...], want: Mapping[str, Tensor]) -> None:
+    """Overwrite what the steps before have made, so that an earlier error is not told of a later step."""
+    for name in names:
+        right, there = want.get(name), instance.tensors.get(name)
+        if right is not None and there is not None and there.shape == right.shape:
+            fill(there, on_device(right, str(there.device)))
+
+
+def _off(got: Tensor, want: Tensor) -> float:
+    """Distance in units of what rounding may do to one region: 1024 eps of its largest value."""
+    if got.shape != want.shape:
+        return math.inf
+    if not want.numel():
+        return 0.0
+    if not want.is_floating_point():
+        return 0.0 if torch.equal(got, want) else math.inf
+    eps = EPSILON.get(str(want.dtype).removeprefix("torch."), EPSILON["bfloat16"])
+    distance = (got.double() - want.double()).abs()
+    both_special = ~torch.isfinite(got.double()) & (got.double().nan_to_num() == want.double().nan_to_num())
+    distance = torch.where(both_special, 0.0, distance.nan_to_num(nan=math.inf))
+    scale = want.double().abs().nan_to_num(posinf=0.0).max()
+    return float(distance.max() / (1024 * eps * scale + 1e-300))

@@ -1,0 +1,126 @@
+"""The checks of a build once more: on the machine that runs the engine, by somebody who has the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from torch import nn
+
+from ridgeline.base.files import path_given
+from ridgeline.base.spec import Port
+from ridgeline.errors import ModelError, PlanError, VerifyError
+from ridgeline.frontend.from_onnx import Source, load
+from ridgeline.frontend.functions import count_nodes
+from ridgeline.frontend.ports import ports
+from ridgeline.frontend.profiles import Resolved, profile_shapes
+from ridgeline.options import Options, Progress
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Report
+from ridgeline.runtime.counted_run import CountedRun
+from ridgeline.runtime.engine import Engine
+from ridgeline.verify import trials as checks
+from ridgeline.verify.compare import check_padded, data_files, versions
+from ridgeline.verify.reference import Reference
+
+
+def verify_engine(
+    engine: Engine,
+    model: Source,
+    *,
+    data: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify an engine against the model it was made from, as a full build does.
+
+    `data` is a folder of .npz files, or one, to verify with besides random inputs. Raises `VerifyError` with
+    the first divergence when the engine does not compute what the model computes.
+    """
+    if not isinstance(engine, Engine):
+        raise PlanError(
+            "this is not an engine",
+            got=type(engine).__name__,
+            want="what ridgeline.build or ridgeline.load returns",
+            help="ridgeline.load(path) reads an engine file",
+        )
+    options = Options(data=None if data is None else path_given(data, what="data"), progress=progress)
+    if options.data is not None:
+        data_files(options.data)
+    if isinstance(model, nn.Module):
+        raise ModelError(
+            "an engine is verified against an ONNX model here, not against a module",
+            got=type(model).__name__,
+            want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
+            help="torch.onnx.export(module, args, 'model.onnx', dynamo=True) writes one; builds from a module"
+            " are verified against the module itself",
+        )
+    loaded = load(model, engine.program.limits)
+    for what, own, theirs in (
+        ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
+        ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
+    ):
+        _require_same(what, own, theirs, engine.plan.model, loaded.name)
+    counted = CountedRun.of(loaded.model, engine.program.limits)
+    reference = Reference(loaded, threads=options.cores, counted=counted)
+    start = perf_counter()
+    try:
+        reports = [
+            checks.verify(variant, reference, _shapes_of(variant.plan), options)
+            for variant in engine.variants
+        ]
+        rows = check_padded(engine, reference)
+    except VerifyError as error:
+        raise _of_another(error, engine) from error
+    report = checks.joined(reports)
+    return replace(
+        report,
+        nodes=count_nodes(loaded.original.graph.node),
+        checks=(*report.checks, *rows),
+        stage_seconds={"verify": round(perf_counter() - start, 3)},
+        warnings=tuple(dict.fromkeys((*report.warnings, *engine.notes))),
+        versions=versions(),
+        islands=engine.report.islands,
+    )
+
+
+def _of_another(error: VerifyError, engine: Engine) -> VerifyError:
+    """The same for somebody who did not build the engine, and may have another model, machine or version."""
+    here = versions()
+    others = [
+        f"made with {name} {version}, here is {here.get(name)}"
+        for name, version in engine.report.versions.items()
+        if version != here.get(name)
+    ]
+    return VerifyError(
+        error.what,
+        checks=error.checks,
+        rows=(*error.rows, *others),
+        got=error.got,
+        help="is this the model that the engine was made from? Another export, version or machine can explain"
+        " it: build from this model here, and if that engine fails too, report it",
+    )
+
+
+def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine: str, model: str) -> None:
+    """Names, types and ranks; dims may be named otherwise in another export of the same model."""
+    got, want = ({port.name: port for port in side} for side in (theirs, own))
+    if got.keys() != want.keys() or not all(_are_alike(got[name], want[name]) for name in want):
+        raise ModelError(
+            f"the engine of {engine!r} was not made from {model!r}: the {what}s differ",
+            got=", ".join(f"{name}: {port}" for name, port in got.items()),
+            want=", ".join(f"{name}: {port}" for name, port in want.items()),
+        )
+
+
+def _are_alike(one: Port, other: Port) -> bool:
+    ranks = {len(port.dims) for port in (one, other) if port.dims is not None}
+    return one.dtype == other.dtype and len(ranks) < 2
+
+
+def _shapes_of(plan: Plan) -> checks.Shapes:
+    profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
+    tensors = [port for port in plan.inputs if not port.is_loose]
+    low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
+    return checks.Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)

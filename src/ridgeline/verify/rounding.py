@@ -1,0 +1,69 @@
+"""Values moved by as much as rounding moves them: the measure of what a right engine may be off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+
+from ridgeline.base.spec import EPSILON
+from ridgeline.frontend.from_onnx import all_tensors
+
+# runs a model moved by rounding; each seed moves the inputs otherwise
+Probe: TypeAlias = Callable[[Mapping[str, Any], int], dict[str, np.ndarray]]
+CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
+
+
+def longest_sum(proto: onnx.ModelProto) -> int:
+    """The most terms that one product or convolution of the model adds up."""
+    sizes = {t.name: tuple(t.dims) for t in all_tensors(proto) if t.name}
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            sizes.update((node.output[0], tuple(a.t.dims)) for a in node.attribute if a.name == "value")
+    longest = 16
+    for node in proto.graph.node:
+        if node.op_type not in CONTRACTIONS or len(node.input) < 2 or node.input[1] not in sizes:
+            continue
+        shape = sizes[node.input[1]]
+        terms = math.prod(shape[1:]) if CONTRACTIONS[node.op_type] else max(shape[-2:], default=1)
+        longest = max(longest, terms)
+    return longest
+
+
+def run_probes(probes: Sequence[Probe], feeds: Mapping[str, Any], draws: int) -> list[dict[str, np.ndarray]]:
+    """What the probes compute, so many draws of each.
+
+    A move can lead to where a model does not run, such as an index past its table. Such a draw measures
+    nothing, whatever the library says of it.
+    """
+    made = []
+    for seed in range(draws * len(probes)):
+        with suppress(Exception):
+            made.append(probes[seed % len(probes)](feeds, seed))
+    return made
+
+
+def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
+    """The array with every element moved by up to `steps` eps of its type."""
+    reach = steps * EPSILON[str(array.dtype)]
+    # a short pattern repeated: as good as fresh numbers here, and many times quicker on large weights
+    pattern = np.random.default_rng(seed).uniform(-reach, reach, min(array.size, 65521)).astype(array.dtype)
+    moved = np.resize(pattern, array.shape)
+    moved *= array
+    # masks hold the largest float there is, and that cannot move up
+    np.copyto(moved, 0, where=np.abs(array) > 1e30)
+    moved += array
+    return moved
+
+
+def jitter_feeds(feeds: Mapping[str, Any], steps: float, seed: int) -> dict[str, Any]:
+    """The inputs with every single and double moved by up to `steps` eps of its type."""
+    return {n: jitter(a, steps, seed + 7) if _moves(a) else a for n, a in feeds.items()}
+
+
+def _moves(array: Any) -> bool:
+    return bool(np.ndim(array)) and str(getattr(array, "dtype", "")) in ("float32", "float64")

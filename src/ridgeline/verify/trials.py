@@ -1,0 +1,400 @@
+"""The checks a build runs on its engine: which inputs, at which shapes, against whom."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from torch import Tensor
+
+from ridgeline.base.guards import Term
+from ridgeline.base.spec import Port, TensorSpec
+from ridgeline.errors import BuildError, LimitError, OptionError, first_line
+from ridgeline.frontend.declared import other_outputs
+from ridgeline.frontend.profiles import Resolved, shapes_flags
+from ridgeline.frontend.types import to_ir
+from ridgeline.ir.body import Program, read_program
+from ridgeline.kernels.elements import as_numpy, to_torch
+from ridgeline.kernels.values import taken_in
+from ridgeline.options import Options
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Check, Report
+from ridgeline.runtime.counted_run import CountedRun
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
+from ridgeline.runtime.loose import flattened
+from ridgeline.verify.call_times import busy_notes, call_overhead
+from ridgeline.verify.compare import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
+from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
+from ridgeline.verify.reference import Reference, Tolerance
+from ridgeline.verify.remembered import FROM_CACHE
+
+BATCH = 3
+BOUND_AGAIN_BYTES = 64 << 20
+# what an engine for another machine takes along to check its first run with, and under which names
+EXPECTED_BYTES = 64 << 20
+GIVEN, WANTED = "given/", "wanted/"
+WRITTEN_AND_READ = "plan and graph written and read"
+NO_EXAMPLE = "not verified: the original model refuses the values drawn for its inputs ({})"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The inputs' signature, and the concrete shapes a build works with."""
+
+    inputs: tuple[Port, ...]
+    opt: Mapping[str, TensorSpec]
+    low: Mapping[str, TensorSpec] | None
+    high: Mapping[str, TensorSpec] | None
+    is_guess: bool = False
+    profile: Resolved = field(default_factory=Resolved)
+    sized_by: Mapping[str, str] = field(
+        default_factory=dict
+    )  # shape tensors left open: the op that reads each
+    guards: tuple[Term, ...] = ()
+
+    @property
+    def are_fixed(self) -> bool:
+        """No dimension can ever take another size."""
+        if all(isinstance(d, int) for port in self.inputs for d in (port.dims or ("?",))):
+            return True
+        return self.low is not None and self.low == self.high
+
+    @property
+    def other_corners(self) -> list[Mapping[str, TensorSpec]]:
+        """The profile's ends, where they are not the planned shapes."""
+        return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
+
+    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        arrays = example_feeds(program, self.opt, weights, seed=0)
+        return {name: taken_in(array) for name, array in arrays.items()}
+
+
+def run_first(
+    reference: Reference | None,
+    counted: CountedRun | None,
+    program: Program,
+    weights: Mapping[str, Tensor],
+    every_shapes: Sequence[Shapes],
+) -> dict[str, np.ndarray]:
+    """Run the original model on the inputs that selection times plans with, before it does: its outputs.
+
+    Without a reference only a model with loops is run, to see that they end.
+    What the original refuses never reaches a kernel of ours. Its outputs are kept for `verify`. Values drawn
+    for strings and sequences may not suit a model: then `verify` says that nothing could be compared.
+    """
+    made: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
+    for shapes in every_shapes:
+        feeds = example_feeds(program, shapes.opt, weights, seed=0)
+        try:
+            if reference is not None:
+                outputs = reference.run(feeds, keep=True)
+            elif counted is not None:
+                counted.require_end(feeds)
+        except LimitError:
+            raise
+        except Exception as error:
+            if not program.loose_inputs:
+                raise _does_not_run(shapes.opt, error) from error
+        else:
+            made = made or outputs
+    return made
+
+
+def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+    """Run every check; raise when one fails."""
+    trials = list(_trials(engine, shapes, options))
+    total = len(trials) + 2
+    found: list[Check] = []
+    notes: list[str] = []
+    context = engine.context(wait=True)
+    got: Mapping[str, Any] = {}  # what the engine made of the first trial
+    at_new_shapes = (name for name, feeds in trials if _text(feeds) != _text(trials[0][1]))
+    first_call = next(at_new_shapes, "") if engine.serves_new_shapes else ""
+    telling = Telling(port.name for port in engine.outputs if not port.is_loose)
+    for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
+        if i >= len(trials) and not telling.untold:
+            break
+        options.tell("verify", min(i, len(trials)), total, name)
+        try:
+            want = reference.run(feeds)
+        except LimitError:
+            raise
+        except Exception as error:
+            if i == 0 and engine.program.loose_inputs:
+                return Report(unverified=NO_EXAMPLE.format(first_line(error)))
+            if i == 0:
+                raise _does_not_run(shapes.opt, error) from error
+            if name.endswith(".npz"):
+                raise OptionError(
+                    f"the original model does not take {name}",
+                    got=first_line(error),
+                    help="look at its arrays",
+                ) from error
+            notes.append(f"not checked at {name}: the original model refuses ({first_line(error)})")
+            continue
+        if i == 0:
+            _check_declared(engine.plan, want)
+        if not telling.add(want) and i >= len(trials):
+            continue
+        notes += nan_notes(want)
+        limits = reference.tolerance(feeds, want)
+        rows: list[Check] = []
+        if name == first_call:  # before anything is compiled for it
+            served = engine.lean_context().run(feeds)
+            rows = compare(f"{name}, first call", served, want, limits, _text(feeds))
+        outputs = context.run(feeds)
+        got = got or outputs
+        rows += compare(name, outputs, want, limits, _text(feeds))
+        if i == 0 and options.verify == "full":
+            rows += _fused_against_unfused(engine, reference, feeds, want, limits)
+        if not all(row.passed for row in rows):
+            require([*found, *rows], where=find_culprit(engine, Expected(reference, feeds, want, limits)))
+        found += rows
+    if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
+        raise only_nan(engine.plan.model)
+    notes += telling.notes()
+    options.tell("verify", len(trials), total, "same input, same bits")
+    first = trials[0][1]
+    start = perf_counter()
+    again = context.run(first)
+    run_s = perf_counter() - start
+    found += _same_bits("same input again", again, got, first)
+    options.tell("verify", len(trials) + 1, total, "written and read again")
+    found += _written_and_read(engine, first, got)
+    require(found, where="")
+    overhead, whole = call_overhead(context, first, run_s)
+    notes += busy_notes(engine.plan, whole)
+    options.tell("verify", total, total)
+    return Report(
+        reference=reference.who,
+        checks=tuple(found),
+        call_overhead_us=overhead,
+        run_us=whole,
+        library_allocations=_library_steps(engine),
+        warnings=tuple(dict.fromkeys(notes)),
+    )
+
+
+def joined(reports: list[Report]) -> Report:
+    """One report of all profiles: the first one's times, everybody's checks."""
+    first, *others = reports
+    checks_ = [*first.checks]
+    for i, other in enumerate(others, start=2):
+        checks_ += [replace(check, name=f"profile {i}: {check.name}") for check in other.checks]
+    return replace(
+        first,
+        checks=tuple(checks_),
+        library_allocations=tuple(dict.fromkeys(s for r in reports for s in r.library_allocations)),
+        warnings=tuple(dict.fromkeys(w for r in reports for w in r.warnings)),
+    )
+
+
+def unverified(plan: Plan) -> str:
+    """Why an engine for a GPU elsewhere is not verified yet, and what was seen to hold."""
+    if plan.target.is_null:
+        return "built for no machine"
+    steps = [step for each in (plan, *plan.others) for step in each.steps]
+    kernels = "its kernels compile and none spills; " if any("triton" in s.tactic for s in steps) else ""
+    return f"built without its GPU: {kernels}its first run there verifies it"
+
+
+def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+    """Where its GPU is not: the fused graph against the original, as another runtime computes both.
+
+    The engine takes the expected outputs along, so that its first run can be checked.
+    """
+    options.tell("verify", 0, 1, "fused against unfused graph")
+    feeds, want = _telling_run(engine, reference)
+    _check_declared(engine.plan, want)
+    telling = Telling(port.name for port in engine.outputs)
+    telling.add(want)
+    limits = reference.tolerance(feeds, want)
+    rows = _fused_against_unfused(engine, reference, feeds, want, limits)
+    rows += _read_back(engine, feeds)[0]
+    if not all(row.passed for row in rows):
+        require(rows, where=find_culprit(engine, Expected(reference, feeds, want, limits), has_run=False))
+    if sum(array.nbytes for array in (*feeds.values(), *want.values())) <= EXPECTED_BYTES:
+        given = {f"{GIVEN}{name}": array for name, array in feeds.items()}
+        engine.expected = {
+            n: to_torch(np.asarray(a)) for n, a in (given | {WANTED + n: want[n] for n in want}).items()
+        }
+    options.tell("verify", 1, 1)
+    return Report(
+        reference=reference.who,
+        checks=tuple(rows),
+        library_allocations=_library_steps(engine),
+        warnings=(*nan_notes(want), *telling.notes()),
+        unverified=unverified(engine.plan),
+        limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
+    )
+
+
+def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Inputs that the original makes something else than NaN of, and that."""
+    first = engine.example_inputs(0)
+    for name, feeds in chain([("", first)], _other_values(engine)):
+        try:
+            want = reference.run(feeds)
+        except LimitError:
+            raise
+        except Exception as error:
+            if not name:
+                raise _does_not_run(engine.plan.planned_shapes, error) from error
+            continue
+        if any(nan_share(array) < 1 for array in want.values()):
+            return feeds, want
+    raise only_nan(engine.plan.model)
+
+
+def _does_not_run(specs: Mapping[str, TensorSpec], error: Exception) -> BuildError:
+    return BuildError(
+        "the original model does not run at the planned shapes",
+        got=first_line(error),
+        help=f"these were {shapes_flags(specs) or 'none'}: give others if it takes others",
+    )
+
+
+def compare_expected(engine: Engine) -> list[Check]:
+    """The engine's first run on its GPU against what its build expected; raise where they differ."""
+    kept = {name: as_numpy(tensor) for name, tensor in engine.expected.items()}
+    feeds = {n.removeprefix(GIVEN): a for n, a in kept.items() if n.startswith(GIVEN)}
+    want = {n.removeprefix(WANTED): a for n, a in kept.items() if n.startswith(WANTED)}
+    limits = {name: Tolerance(*engine.report.limits[name]) for name in want}
+    rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, _text(feeds))
+    if not all(row.passed for row in rows):
+        require(rows, where=first_wrong_region(engine, feeds))
+    return rows
+
+
+def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
+    """A file may declare outputs that its graph does not make; nobody downstream should believe it."""
+    wrong = []
+    for port in plan.outputs:
+        if port.is_loose and port.name not in made:
+            continue
+        array = made.get(port.name)
+        if array is None:
+            wrong.append(f"{port.name}: declared {port}, made something that is no tensor")
+            continue
+        is_same_rank = port.dims is None or len(port.dims) == array.ndim
+        dtype = "string" if array.dtype.kind in "OUS" else str(array.dtype)
+        if dtype != port.dtype or not is_same_rank:
+            wrong.append(f"{port.name}: declared {port}, made {array.dtype}{list(array.shape)}")
+    if wrong:
+        raise other_outputs(wrong)
+
+
+def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Named inputs: planned shapes, the profile's corners, more rows, rows in another order, users' data."""
+    draw = engine.example_inputs
+    yield "planned shapes", draw(0)
+    if options.data is not None:
+        yield from load_data(options.data, [port.name for port in shapes.inputs])
+    if options.verify == "fast":
+        return
+    yield "planned shapes, other values", draw(1)
+    for name, corner in (("min shapes", shapes.low), ("max shapes", shapes.high)):
+        if corner is not None and corner != shapes.opt and not engine.signature.broken(corner):
+            yield name, draw(2, corner)
+    batch = batch_axis(shapes)
+    if batch is not None:
+        wide = {n: replace(s, shape=(BATCH, *s.shape[1:])) for n, s in shapes.opt.items()}
+        if engine.signature.broken(wide):
+            return
+        feeds = draw(3, wide)
+        yield f"batch 1 against {BATCH}", feeds
+        yield "rows in another order", {n: np.ascontiguousarray(a[::-1]) for n, a in feeds.items()}
+
+
+def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Inputs at the planned shapes whose floats are no normal ones."""
+    for name, floats in OTHER_FLOATS.items():
+        specs, weights = engine.plan.planned_shapes, engine.weights
+        yield f"planned shapes, {name}", example_feeds(engine.program, specs, weights, seed=4, floats=floats)
+
+
+def batch_axis(shapes: Shapes) -> str | None:
+    """The symbol that stands first in every input, when other sizes of it are allowed."""
+    firsts = {port.dims[0] if port.dims and not port.is_loose else None for port in shapes.inputs}
+    if len(firsts) != 1 or not isinstance(symbol := firsts.pop(), str):
+        return None
+    if shapes.high is not None and any(s.shape[0] < BATCH for s in shapes.high.values()):
+        return None
+    if shapes.low is not None and any(s.shape[0] > BATCH for s in shapes.low.values()):
+        return None
+    return symbol
+
+
+def _same_bits(
+    name: str, got: Mapping[str, Any], want: Mapping[str, Any], feeds: Mapping[str, Any]
+) -> list[Check]:
+    exact = {out: Tolerance(0.0) for out in flattened(want)}
+    return compare(name, got, dict(want), exact, _text(feeds))
+
+
+def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, Any]) -> list[Check]:
+    """The engine as its file gives it back: plan and graph through their written forms."""
+    rows, plan, model = _read_back(engine, feeds)
+    # binding a large engine once more takes longer than all else; the same plan and graph bind the same
+    if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
+        again = Engine(
+            plan, engine.report, model, engine.weights, engine.tactics, limits=engine.program.limits
+        )
+        rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
+    return rows
+
+
+def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan, ir.Model]:
+    plan = Plan.from_json(engine.plan.to_json())
+    model = to_ir(engine.fused_onnx(weights=False))
+    is_same = plan == engine.plan and _regions(read_program(model)) == _regions(engine.program)
+    error = 0.0 if is_same else math.inf
+    row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", _text(feeds), error, 0.0, is_same)
+    return [row], plan, model
+
+
+def _regions(program: Program) -> list[tuple[Any, ...]]:
+    return [(r.name, r.function, r.inputs, r.outputs, r.body.digest) for r in program.regions]
+
+
+def _fused_against_unfused(
+    engine: Engine,
+    reference: Reference,
+    feeds: dict[str, Any],
+    want: dict[str, np.ndarray],
+    limits: Mapping[str, Tolerance],
+) -> list[Check]:
+    """The fused graph as another runtime computes it, against the original: the rules alone, no kernels."""
+    proto, arrays = as_others_run_it(engine.model, engine.weights)
+    graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
+    known = reference.facts.find_as(dict[str, tuple[Check, ...]], key)
+    if known is not None:
+        # only a verdict that passed is kept, so all rows are there and all are good
+        return [replace(row, note=f"verdict {FROM_CACHE}") for row in known["rows"]]
+    got = reference.run_other(proto, arrays, feeds)
+    rows = [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))
+    if all(row.passed for row in rows):
+        reference.facts.keep(key, {"rows": [asdict(row) for row in rows]})
+    return rows
+
+
+def _library_steps(engine: Engine) -> tuple[str, ...]:
+    names = {block.value for block in engine.plan.memory.blocks if block.kind == "library"}
+    return tuple(step.name for step in engine.plan.steps if names & set(step.outputs))
+
+
+def _text(feeds: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}[{'x'.join(map(str, array.shape))}]" if hasattr(array, "shape") else name
+        for name, array in feeds.items()
+    )
