@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ridgeline.base.gpu_graph import no_garbage
-from ridgeline.base.progress import shown
+from ridgeline.base.progress import Progress, shown
 from ridgeline.base.spec import Target
 from ridgeline.errors import InputError, ModelError, OptionError, PlanError
 from ridgeline.frontend.declared import correct_outputs
@@ -27,7 +28,7 @@ from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.body import read_program
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.options import NULL_TARGETS, Limits, Options, Progress, logger, make_limits, make_options
+from ridgeline.options import NULL_TARGETS, Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
@@ -50,7 +51,7 @@ from ridgeline.select.planning import make_plan
 from ridgeline.select.plans import Selection, Workshop
 from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.select.retune import settle
-from ridgeline.select.shapes import choose_every_shapes
+from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.select.subgraphs import with_bodies
 from ridgeline.select.untimed import select_here
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
@@ -99,7 +100,8 @@ def build(
     given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
     options = make_options(given)
     if isinstance(source, (nn.Module, ExportedProgram)):
-        with shown(options) as options:
+        with shown(options.progress) as progress:
+            options = replace(options, progress=progress)
             options.tell("export", 0, 0)
             exported = export(source, example_inputs, dynamic_shapes)
             if target is None:
@@ -110,7 +112,8 @@ def build(
             "example_inputs and dynamic_shapes are for PyTorch modules",
             help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
         )
-    with shown(options) as options:
+    with shown(options.progress) as progress:
+        options = replace(options, progress=progress)
         return build_with(source, options)
 
 
@@ -207,7 +210,8 @@ def load_engine(
         check_sizes(plan, read_program(model))
         return Engine(
             plan, stored.report, model, stored.weights, tactics,
-            brought=stored.kernels, store=store, expected=stored.expected, settle=settle,
+            brought=stored.kernels, store=store, expected=stored.expected,
+            settle=partial(settle, check=checks.compare_expected),
             left_out=LEFT_OUT if stored.kernels and not is_trusted else "", limits=allowed,
         )  # fmt: skip
     except DAMAGE as error:
@@ -250,7 +254,7 @@ class Clock:
         logger.info("%s took %.1f s", name, self.seconds[name])
 
 
-def fuse(model: ir.Model, shapes: checks.Shapes, target: Target, limits: Limits) -> list[Refusal]:
+def fuse(model: ir.Model, shapes: Shapes, target: Target, limits: Limits) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
     settled = settle_program(read_program(model, limits), shapes.opt, weights_of(model))
     refusals = partition(model, settled, target=target)
@@ -259,7 +263,7 @@ def fuse(model: ir.Model, shapes: checks.Shapes, target: Target, limits: Limits)
 
 
 def open_workshops(
-    model: ir.Model, every_shapes: Sequence[checks.Shapes], options: Options, target: Target
+    model: ir.Model, every_shapes: Sequence[Shapes], options: Options, target: Target
 ) -> list[Workshop]:
     """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
     program, weights = read_program(model, options.limits), weights_of(model)
@@ -296,7 +300,7 @@ def open_workshops(
 
 
 def select_every(
-    shops: list[Workshop], every_shapes: Sequence[checks.Shapes], *, runs_here: bool
+    shops: list[Workshop], every_shapes: Sequence[Shapes], *, runs_here: bool
 ) -> list[Selection]:
     """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
     made = []
@@ -313,7 +317,7 @@ def select_every(
 def make_engine(
     loaded: Loaded,
     shops: Sequence[Workshop],
-    every_shapes: Sequence[checks.Shapes],
+    every_shapes: Sequence[Shapes],
     selections: Sequence[Selection],
     refusals: Sequence[Refusal],
 ) -> Engine:
@@ -349,7 +353,7 @@ def write_timings(shops: Sequence[Workshop], selections: Sequence[Selection]) ->
 def check_engine(
     engine: Engine,
     reference: Reference | None,
-    every_shapes: Sequence[checks.Shapes],
+    every_shapes: Sequence[Shapes],
     options: Options,
     sample: Sample | None,
 ) -> Report:
@@ -371,7 +375,7 @@ def check_engine(
     return replace(report, checks=(*report.checks, *rows))
 
 
-def build_warnings(shapes: checks.Shapes, selection: Selection) -> Iterator[str]:
+def build_warnings(shapes: Shapes, selection: Selection) -> Iterator[str]:
     if shapes.is_guess:
         yield f"shapes were guessed; say which ones matter: {shapes_flags(shapes.opt)}"
     for name, op in shapes.sized_by.items():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ridgeline.base.files import path_given
+from ridgeline.base.progress import Progress
 from ridgeline.errors import OptionError, did_you_mean
 
 logger = logging.getLogger("ridgeline.build")
 
 NewShapes: TypeAlias = Literal["serve", "wait"]
 Verify: TypeAlias = Literal["off", "fast", "full"]
-# progress(stage, done, total, detail): called as work gets done; total is 0 while it is not yet known
-Progress: TypeAlias = Callable[[str, int, int, str], None]
 
 VERIFY_MODES = ("off", "fast", "full")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

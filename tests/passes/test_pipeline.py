@@ -8,8 +8,8 @@ import onnx
 import onnx_ir as ir
 from text_graphs import assert_same, ops, parse, random_feeds, run
 
+from ridgeline.ir.provenance import SOURCES
 from ridgeline.passes.pipeline import PASSES, canonicalise
-from ridgeline.passes.rule import SOURCES
 
 LAYER = """
     q{i} = MatMul({x}, wq)

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 from text_graphs import ops, parse, rewritten
 
-from ridgeline.passes.rule import RULE, SOURCES, Fusion, Match, Names, apply_rules
+from ridgeline.ir.provenance import RULE, SOURCES
+from ridgeline.passes.rule import Fusion, Match, Names, apply_rules
 
 
 class ScaledSum(Fusion):

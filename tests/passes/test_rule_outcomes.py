@@ -14,10 +14,11 @@ from rule_examples import EXAMPLES, Example
 from text_graphs import random_feeds, run, with_weights
 
 from ridgeline import build
+from ridgeline.ir.provenance import RULE
 from ridgeline.passes import pipeline
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.fold import fold_constants
-from ridgeline.passes.rule import RULE, Change, Fusion, apply_rules
+from ridgeline.passes.rule import Change, Fusion, apply_rules
 from ridgeline.passes.shapes import infer_shapes
 
 LARGEST = {"float32": 3e38, "float16": 6e4}

@@ -7,28 +7,28 @@ The one place where the library writes to a stream: a build can take minutes, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from shutil import get_terminal_size
 from time import monotonic
-from typing import TextIO
+from typing import Literal, TextIO, TypeAlias
 
-from ridgeline.options import Options
+# progress(stage, done, total, detail): called as work gets done; total is 0 while it is not yet known
+Progress: TypeAlias = Callable[[str, int, int, str], None]
 
 REFRESH_S = 0.1
 ERASE = "\r\x1b[2K"
 
 
 @contextmanager
-def shown(options: Options) -> Iterator[Options]:
-    """The options, with a line on the terminal where there is one and they have no progress of their own."""
-    if options.progress is not None or sys.stderr is None or not sys.stderr.isatty():
-        yield options
+def shown(progress: Progress | Literal[False] | None) -> Iterator[Progress | Literal[False] | None]:
+    """The caller's own progress; without one, a line on the terminal where there is one."""
+    if progress is not None or sys.stderr is None or not sys.stderr.isatty():
+        yield progress
         return
     line = _Line(sys.stderr)
     try:
-        yield replace(options, progress=line)
+        yield line
     finally:
         line.end()
 

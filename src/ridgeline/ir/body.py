@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Op
 from ridgeline.frontend.types import is_loose, type_of, type_text
+from ridgeline.ir.provenance import SOURCES, node_name
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.passes.rule import SOURCES, node_name
 
 DOMAIN = "ridgeline"
 

@@ -12,8 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import Size, sizes
-from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources
+from ridgeline.passes.rule import GraphOps, Names, merged_sources
 
 NAME = "SpreadRows"
 # what was spread to which shape, in one graph: layers share it

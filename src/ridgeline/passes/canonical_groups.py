@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
-from ridgeline.passes.rule import GraphOps, Names, Refusal, nbytes, node_name
+from ridgeline.passes.rule import GraphOps, Names, Refusal, nbytes
 from ridgeline.passes.simplify_views import Step, place_nodes, spelling, write
 from ridgeline.passes.view_runs import Piece, View, views_of_run
 

@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import VIEWS
+from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
-from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
 
 NAME = "DividedSplit"
 _THROUGH = VIEWS | {"Transpose", "Slice", "Concat"}

@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.ir.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
+from ridgeline.ir.provenance import node_name
 from ridgeline.ir.settle import Settled
-from ridgeline.passes.rule import Refusal, node_name
+from ridgeline.passes.rule import Refusal
 
 HOST = Target()
 MAX_OPS = 32

@@ -14,20 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import MOVEMENT, PRODUCTS
+from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import (
-    RULE,
-    SOURCES,
-    GraphOps,
-    Names,
-    Refusal,
-    merged_sources,
-    nbytes,
-    node_name,
-    replace_value,
-)
+from ridgeline.passes.rule import GraphOps, Names, Refusal, merged_sources, nbytes, replace_value
 
 NAME = "MergeLinear"
 # between a projection and the product that takes it lie views, a bias, a rotation; more is another layer

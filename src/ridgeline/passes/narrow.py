@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
 
 NAME = "UnreadRows"
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax"})

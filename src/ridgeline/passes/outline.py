@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import DOMAIN, node_sources, op_of
-from ridgeline.passes.rule import SOURCES, node_name
+from ridgeline.ir.provenance import SOURCES, node_name
 
 # constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
 INLINE_NUMEL = 1

@@ -18,12 +18,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.errors import failure
+from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import Size, reshape_target, sizes
 from ridgeline.passes.match import Found, Pattern, PatternOps, Var, attribute, constant, find, root_ops
 
-SOURCES = "ridgeline.sources"
 BAND = 64  # columns: a cache line of each row, whatever the type
-RULE = "ridgeline.rule"
 
 # what reading a node raises whose operands are not what ONNX says; rules only read before they insert
 MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
@@ -313,10 +312,6 @@ def merged_sources(nodes: Iterable[ir.Node]) -> str:
     while waiting:
         visit(next(iter(waiting)))
     return ";".join(names)
-
-
-def node_name(node: ir.Node) -> str:
-    return str(node.name or (node.outputs[0].name if node.outputs else None) or node.op_type)
 
 
 def nbytes(value: ir.Value) -> int | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import Size, sizes
-from ridgeline.passes.rule import RULE, SOURCES, GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
 from ridgeline.passes.view_runs import Axis, View, count, is_movement, views_of_run
 
 NAME = "ShortestView"

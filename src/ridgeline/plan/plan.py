@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step must do at the least, by `work.py`."""
+    """What a step must do at the least, by `base/work.py`."""
 
     flops: int
     bytes: int

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
+from ridgeline.frontend.types import half_type
 from ridgeline.ir.sites import merge
 from ridgeline.passes.rule import Refusal
 from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
 from ridgeline.plan.plan import Refusal as PlanRefusal
 from ridgeline.select.plans import Selection, Workshop
+from ridgeline.select.shapes import Shapes
 from ridgeline.tactics.own_kernels import kernels_of
-from ridgeline.verify.float32_reference import half_type
-from ridgeline.verify.trials import Shapes
 
 # the types of the model decide; fp32 is what is left of the option
 HALVES = {"float16": "fp16", "bfloat16": "bf16"}

@@ -15,7 +15,7 @@ from ridgeline.base.spec import Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import Report
+from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.device import require_device
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
@@ -28,12 +28,11 @@ from ridgeline.select.plans import Workshop
 from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.tactics.cache import Measured, TimingCache
 from ridgeline.tactics.own_kernels import kernels_of
-from ridgeline.verify.trials import compare_expected
 
 UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
 
 
-def settle(engine: Engine) -> tuple[Plan, Report]:
+def settle(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[Plan, Report]:
     """The plan with its candidates timed in place, and the report with its first run checked."""
     start = perf_counter()
     plan, shapes = engine.plan, engine.plan.planned_shapes
@@ -45,7 +44,7 @@ def settle(engine: Engine) -> tuple[Plan, Report]:
     selection = select_cuda(shop, shapes, feeds, offer=_offer(engine))
     engine.choose(replace(plan, steps=planned_steps(shop, selection), regions=region_notes(shop, selection)))
     engine.choose(with_memory(engine, shapes))
-    rows = compare_expected(engine) if engine.expected else []
+    rows = check(engine) if engine.expected else []
     report = replace(
         engine.report,
         checks=(*engine.report.checks, *rows),

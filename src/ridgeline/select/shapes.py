@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -25,26 +26,66 @@ from ridgeline.frontend.profiles import (
 )
 from ridgeline.ir.body import Program, read_program
 from ridgeline.ir.settle import Settled
+from ridgeline.kernels.values import taken_in
 from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.instance import settle_program
 from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
 from ridgeline.runtime.weights import default_of, default_weights, weights_of
-from ridgeline.verify import trials as checks
-from ridgeline.verify.reference import Reference
 
 # of inputs whose sizes nobody gave: guesses that settle and take more than this are not tried
 GUESSED_BYTES = 1 << 28
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """The inputs' signature, and the concrete shapes a build works with."""
+
+    inputs: tuple[Port, ...]
+    opt: Mapping[str, TensorSpec]
+    low: Mapping[str, TensorSpec] | None
+    high: Mapping[str, TensorSpec] | None
+    is_guess: bool = False
+    profile: Resolved = field(default_factory=Resolved)
+    sized_by: Mapping[str, str] = field(
+        default_factory=dict
+    )  # shape tensors left open: the op that reads each
+    guards: tuple[Term, ...] = ()
+
+    @property
+    def are_fixed(self) -> bool:
+        """No dimension can ever take another size."""
+        if all(isinstance(d, int) for port in self.inputs for d in (port.dims or ("?",))):
+            return True
+        return self.low is not None and self.low == self.high
+
+    @property
+    def other_corners(self) -> list[Mapping[str, TensorSpec]]:
+        """The profile's ends, where they are not the planned shapes."""
+        return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
+
+    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        arrays = example_feeds(program, self.opt, weights, seed=0)
+        return {name: taken_in(array) for name, array in arrays.items()}
+
+
+class Original(Protocol):
+    """The model as somebody else runs it."""
+
+    def open(self) -> None:
+        """Raise if nobody can run it."""
+
+    def run(self, feeds: Mapping[str, Any], *, keep: bool = False) -> object: ...
+
+
 def choose_every_shapes(
     loaded: Loaded,
-    reference: Reference | None,
+    reference: Original | None,
     options: Options,
     sample: Sample | None = None,
     guards: Sequence[Term] = (),
-) -> list[checks.Shapes]:
+) -> list[Shapes]:
     """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
     inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
     if options.target != "cpu":
@@ -74,19 +115,19 @@ def choose_shapes(
     profile: Resolved,
     program: Program,
     weights: Mapping[str, Tensor],
-    reference: Reference | None,
+    reference: Original | None,
     sample: Sample | None,
     sized_by: Collection[str],
-) -> checks.Shapes:
+) -> Shapes:
     """The profile's shapes, those of a sample call, else the first guess that the model takes."""
     tensors = [port for port in inputs if not port.is_loose]
     corners = {which: profile_shapes(tensors, profile, which) for which in ("min", "opt", "max")}
     opt = corners["opt"]
     if opt is not None:
         settle_program(program, opt, weights)
-        return checks.Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
+        return Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
     if sample is not None:
-        return checks.Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
+        return Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
     problems: dict[str, str] = {}
     over: list[LimitError] = []
     if reference is not None:
@@ -120,7 +161,7 @@ def choose_shapes(
             over += [error] if isinstance(error, LimitError) else []
             continue
         named = with_names_that_fit(inputs, guess)
-        return checks.Shapes(named, guess, None, None, is_guess=True, profile=profile)
+        return Shapes(named, guess, None, None, is_guess=True, profile=profile)
     if over and len(over) == len(problems):
         raise over[0]
     raise BuildError(

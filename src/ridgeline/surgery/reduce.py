@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from ridgeline.base.progress import Progress
 from ridgeline.errors import ModelError, OptionError, first_line
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.types import port_text
-from ridgeline.options import Progress
 from ridgeline.surgery.check import Command, Outcome
 from ridgeline.surgery.extract import Part, known_type, part_model, walk_back
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -115,7 +116,9 @@ class Piece:
         names = [a.name for a in arguments]
 
         def build(axes: Sequence[Axes]) -> Built:
-            with shown(self._made(filled, tensors)) as options:
+            options = self._made(filled, tensors)
+            with shown(options.progress) as progress:
+                options = replace(options, progress=progress)
                 options.tell("export", 0, 0)
                 exported = export_flat(flat, tensors, names, axes)
                 exported.model.graph.name = "piece"

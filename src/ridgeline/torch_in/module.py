@@ -7,6 +7,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -174,7 +175,9 @@ class CompiledModule(nn.Module):
             for built in known:
                 if built.fits(tensors):
                     return built
-            with shown(self._options(tensors)) as options:
+            options = self._options(tensors)
+            with shown(options.progress) as progress:
+                options = replace(options, progress=progress)
                 options.tell("export", 0, 0)
                 built = self._build(known, tensors, args, kwargs, options)
             self._structure = Structure(self.module)  # now: tracing a module may set attributes of it

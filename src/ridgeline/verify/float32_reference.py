@@ -15,8 +15,8 @@ import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
 from ridgeline.base.spec import EPSILON
+from ridgeline.frontend.types import HALVES
 
-HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 Run: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 # attributes that name a type
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "softmax_precision", "stash_type")
@@ -67,13 +67,6 @@ def _coarsest_in(nodes: Iterable[onnx.NodeProto], outer: Mapping[str, str]) -> s
 
 def coarsest(halves: Iterable[str]) -> str:
     return max(halves, key=lambda half: EPSILON.get(half, 0.0), default="")
-
-
-def half_type(model: onnx.ModelProto) -> str:
-    """The half type a model's weights or inputs have; "" for none."""
-    kinds = [t.data_type for t in model.graph.initializer]
-    kinds += [port.type.tensor_type.elem_type for port in model.graph.input]
-    return next((HALVES[kind] for kind in kinds if kind in HALVES), "")
 
 
 class Wide:

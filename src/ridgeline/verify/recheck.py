@@ -10,17 +10,19 @@ from time import perf_counter
 from torch import nn
 
 from ridgeline.base.files import path_given
+from ridgeline.base.progress import Progress
 from ridgeline.base.spec import Port
 from ridgeline.errors import ModelError, PlanError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.profiles import Resolved, profile_shapes
-from ridgeline.options import Options, Progress
+from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
+from ridgeline.select.shapes import Shapes
 from ridgeline.verify import trials as checks
 from ridgeline.verify.compare import check_padded, data_files, versions
 from ridgeline.verify.reference import Reference
@@ -119,8 +121,8 @@ def _are_alike(one: Port, other: Port) -> bool:
     return one.dtype == other.dtype and len(ranks) < 2
 
 
-def _shapes_of(plan: Plan) -> checks.Shapes:
+def _shapes_of(plan: Plan) -> Shapes:
     profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
     tensors = [port for port in plan.inputs if not port.is_loose]
     low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
-    return checks.Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)
+    return Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)

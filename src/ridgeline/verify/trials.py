@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -14,15 +14,13 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.base.guards import Term
-from ridgeline.base.spec import Port, TensorSpec
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import BuildError, LimitError, OptionError, first_line
 from ridgeline.frontend.declared import other_outputs
-from ridgeline.frontend.profiles import Resolved, shapes_flags
+from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.types import to_ir
 from ridgeline.ir.body import Program, read_program
 from ridgeline.kernels.elements import as_numpy, to_torch
-from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
@@ -30,6 +28,7 @@ from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.loose import flattened
+from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
 from ridgeline.verify.compare import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
 from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
@@ -43,38 +42,6 @@ EXPECTED_BYTES = 64 << 20
 GIVEN, WANTED = "given/", "wanted/"
 WRITTEN_AND_READ = "plan and graph written and read"
 NO_EXAMPLE = "not verified: the original model refuses the values drawn for its inputs ({})"
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The inputs' signature, and the concrete shapes a build works with."""
-
-    inputs: tuple[Port, ...]
-    opt: Mapping[str, TensorSpec]
-    low: Mapping[str, TensorSpec] | None
-    high: Mapping[str, TensorSpec] | None
-    is_guess: bool = False
-    profile: Resolved = field(default_factory=Resolved)
-    sized_by: Mapping[str, str] = field(
-        default_factory=dict
-    )  # shape tensors left open: the op that reads each
-    guards: tuple[Term, ...] = ()
-
-    @property
-    def are_fixed(self) -> bool:
-        """No dimension can ever take another size."""
-        if all(isinstance(d, int) for port in self.inputs for d in (port.dims or ("?",))):
-            return True
-        return self.low is not None and self.low == self.high
-
-    @property
-    def other_corners(self) -> list[Mapping[str, TensorSpec]]:
-        """The profile's ends, where they are not the planned shapes."""
-        return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
-
-    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        arrays = example_feeds(program, self.opt, weights, seed=0)
-        return {name: taken_in(array) for name, array in arrays.items()}
 
 
 def run_first(

@@ -1,0 +1,12 @@
+"""Where a node came from: the names of the model's own nodes, carried from rewrite to rewrite."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+SOURCES = "ridgeline.sources"
+RULE = "ridgeline.rule"
+
+
+def node_name(node: ir.Node) -> str:
+    return str(node.name or (node.outputs[0].name if node.outputs else None) or node.op_type)
