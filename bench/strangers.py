@@ -29,7 +29,7 @@ from bench.compare import distance, open_reference, open_session, tolerances_at
 from bench.models_cpu import GATE_FAILED, RESULTS, surroundings
 from bench.zoo import MODELS, unpack
 from ridgeline.errors import RidgelineError
-from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.non_tensor import flattened
 
 WHEELS = (
     "basic-pitch==0.4.0", "captcha-recognizer==1.0.2", "chessvision==0.13.1", "credsweeper==1.19.5",

@@ -38,19 +38,19 @@ from ridgeline.plan.check import check_sizes
 from ridgeline.plan.report import Report
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
+from ridgeline.runtime.embedded_kernels import LEFT_OUT
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.forking import require_process
-from ridgeline.runtime.instance import settle_program
-from ridgeline.runtime.on_board import LEFT_OUT
+from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.memory_report import state_islands, with_foreseen_memory, with_memory
 from ridgeline.runtime.padded import require_paddable
-from ridgeline.runtime.stated import state_islands, with_foreseen_memory, with_memory
 from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
-from ridgeline.select.offline import select_elsewhere
+from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.offline import select_offline
 from ridgeline.select.planning import make_plan
-from ridgeline.select.plans import Selection, Workshop
 from ridgeline.select.plans_cuda import select_cuda
-from ridgeline.select.retune import settle
+from ridgeline.select.retune import retune
 from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.select.subgraphs import with_bodies
 from ridgeline.select.untimed import select_here
@@ -153,15 +153,17 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
             refusals += fuse(loaded.model, every_shapes[0], target, options.limits)
             keep_defaults(loaded.model, loaded.defaults)
-            shops = open_workshops(loaded.model, every_shapes, options, target)
+            contexts = selection_contexts(loaded.model, every_shapes, options, target)
         with clock.stage("reference"):
-            made = checks.run_first(reference, counted, shops[0].program, shops[0].host_weights, every_shapes)
-    corrections = correct_outputs(loaded.model.graph, shops[0].settled.specs, made)
+            made = checks.run_first(
+                reference, counted, contexts[0].program, contexts[0].host_weights, every_shapes
+            )
+    corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        selections = select_every(shops, every_shapes, runs_here=runs_here)
-        write_timings(shops, selections)
+        selections = select_every(contexts, every_shapes, runs_here=runs_here)
+        write_timings(contexts, selections)
     with clock.stage("plan"):
-        engine = make_engine(loaded, shops, every_shapes, selections, refusals)
+        engine = make_engine(loaded, contexts, every_shapes, selections, refusals)
         state_memory = with_memory if runs_here else with_foreseen_memory
         for variant, shapes in zip(engine.variants, every_shapes, strict=True):
             variant.plan = state_memory(variant, shapes.opt)
@@ -183,7 +185,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             *corrections,
             *report.warnings,
             *engine.notes,
-            *(f"{problem}: ignored" for problem in shops[0].cache.problems),
+            *(f"{problem}: ignored" for problem in contexts[0].cache.problems),
             *facts.problems,
         ))),
         versions=versions(),
@@ -211,7 +213,7 @@ def load_engine(
         return Engine(
             plan, stored.report, model, stored.weights, tactics,
             brought=stored.kernels, store=store, expected=stored.expected,
-            settle=partial(settle, check=checks.compare_expected),
+            retune=partial(retune, check=checks.compare_expected),
             left_out=LEFT_OUT if stored.kernels and not is_trusted else "", limits=allowed,
         )  # fmt: skip
     except DAMAGE as error:
@@ -256,15 +258,15 @@ class Clock:
 
 def fuse(model: ir.Model, shapes: Shapes, target: Target, limits: Limits) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
-    settled = settle_program(read_program(model, limits), shapes.opt, weights_of(model))
-    refusals = partition(model, settled, target=target)
+    inferred = infer_program(read_program(model, limits), shapes.opt, weights_of(model))
+    refusals = partition(model, inferred, target=target)
     remove_unused(model)  # constants that now live inside functions
     return refusals
 
 
-def open_workshops(
+def selection_contexts(
     model: ir.Model, every_shapes: Sequence[Shapes], options: Options, target: Target
-) -> list[Workshop]:
+) -> list[SelectionContext]:
     """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
     program, weights = read_program(model, options.limits), weights_of(model)
     has_gpu = target.kind == "cuda" and is_here(target)
@@ -282,9 +284,9 @@ def open_workshops(
     cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
     placed = DeviceWeights(weights) if has_gpu else weights
     return [
-        Workshop(
+        SelectionContext(
             program=program,
-            settled=settle_program(program, shapes.opt, weights),
+            inferred=infer_program(program, shapes.opt, weights),
             weights=placed,
             host_weights=weights,
             target=target,
@@ -293,59 +295,59 @@ def open_workshops(
             options=options,
             cache=cache,
             lock=lock,
-            elsewhere=[settle_program(program, corner, weights) for corner in shapes.other_corners],
+            profile_corners=[infer_program(program, corner, weights) for corner in shapes.other_corners],
         )
         for shapes in every_shapes
     ]
 
 
 def select_every(
-    shops: list[Workshop], every_shapes: Sequence[Shapes], *, runs_here: bool
+    contexts: list[SelectionContext], every_shapes: Sequence[Shapes], *, runs_here: bool
 ) -> list[Selection]:
     """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
     made = []
     for i, shapes in enumerate(every_shapes):
-        if shops[i].target.kind == "cpu":
-            shops[i] = with_bodies(shops[i])
-        shop = shops[i]
-        needs_no_gpu = shop.target.kind == "cpu" or shop.target.is_null
-        choose = select_here if needs_no_gpu else select_cuda if runs_here else select_elsewhere
-        made.append(choose(shop, shapes.opt, shapes.feeds(shop.program, shop.host_weights)))
+        if contexts[i].target.kind == "cpu":
+            contexts[i] = with_bodies(contexts[i])
+        context = contexts[i]
+        needs_no_gpu = context.target.kind == "cpu" or context.target.is_null
+        choose = select_here if needs_no_gpu else select_cuda if runs_here else select_offline
+        made.append(choose(context, shapes.opt, shapes.feeds(context.program, context.host_weights)))
     return made
 
 
 def make_engine(
     loaded: Loaded,
-    shops: Sequence[Workshop],
+    contexts: Sequence[SelectionContext],
     every_shapes: Sequence[Shapes],
     selections: Sequence[Selection],
     refusals: Sequence[Refusal],
 ) -> Engine:
     """An engine of all profiles, the first one's plan in front."""
     plans = [
-        make_plan(loaded, shop, shapes, selection, refusals)
-        for shop, shapes, selection in zip(shops, every_shapes, selections, strict=True)
+        make_plan(loaded, context, shapes, selection, refusals)
+        for context, shapes, selection in zip(contexts, every_shapes, selections, strict=True)
     ]
-    first = shops[0]
+    first = contexts[0]
     engine = Engine(
         plans[0], Report(), loaded.model, first.host_weights, first.tactics,
         islands=first.islands, limits=first.options.limits,
     )  # fmt: skip
-    for plan, shop in zip(plans[1:], shops[1:], strict=True):
-        engine.add_profile(plan, shop.islands)
+    for plan, context in zip(plans[1:], contexts[1:], strict=True):
+        engine.add_profile(plan, context.islands)
     return engine
 
 
-def write_timings(shops: Sequence[Workshop], selections: Sequence[Selection]) -> None:
+def write_timings(contexts: Sequence[SelectionContext], selections: Sequence[Selection]) -> None:
     """Keep what was measured: the cache for the next build, the lock for the same build again."""
-    options, cache = shops[0].options, shops[0].cache
+    options, cache = contexts[0].options, contexts[0].cache
     if options.timing_cache is not None and any(selection.timed for selection in selections):
         cache.write(options.timing_cache)
-    if options.lock is not None and shops[0].lock is None:
+    if options.lock is not None and contexts[0].lock is None:
         keys = [
             key
-            for shop, chosen in zip(shops, selections, strict=True)
-            for key in (*shop.body_keys, *chosen.keys)
+            for context, chosen in zip(contexts, selections, strict=True)
+            for key in (*context.body_keys, *chosen.keys)
         ]
         cache.write_lock(options.lock, keys)
 

@@ -13,7 +13,7 @@ import pytest
 import ridgeline
 from cross_models import MODELS, convnet, mlp
 from ridgeline.base.spec import Config, Site, Target
-from ridgeline.builder import fuse, open_workshops
+from ridgeline.builder import fuse, selection_contexts
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.triton import compiler
@@ -21,9 +21,9 @@ from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
+from ridgeline.runtime.embedded_kernels import require_kernels
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.on_board import require_kernels
-from ridgeline.select.offline import select_elsewhere
+from ridgeline.select.offline import select_offline
 from ridgeline.select.retune import _offer
 from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
@@ -155,9 +155,9 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     canonicalise(loaded.model, target=target)
     (shapes,) = choose_every_shapes(loaded, None, options)
     fuse(loaded.model, shapes, target, DEFAULT_LIMITS)
-    (shop,) = open_workshops(loaded.model, [shapes], options, target)
-    shop = replace(shop, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
-    selection = select_elsewhere(shop, shapes.opt, {})
+    (context,) = selection_contexts(loaded.model, [shapes], options, target)
+    context = replace(context, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
+    selection = select_offline(context, shapes.opt, {})
     (step,) = selection.steps
     assert step.tactic == "aten"
     refused = [m for m in step.entry.candidates if m.tactic == "triton.broken"]
@@ -233,14 +233,14 @@ def test_trusted_kernels_are_of_one_engine_and_are_not_sealed_again(
     for engine in (again, ridgeline.load(saved)):
         step, site = engine.planned_sites()[0]
         reason = tactics_of(engine)[step.tactic].why_not(site)
-        assert reason == "Triton is not installed, and no kernels for sm_90 are on board"
+        assert reason == "Triton is not installed, and no kernels for sm_90 are embedded"
 
 
 def test_without_triton_and_kernels_own_tactics_say_why(no_triton: None) -> None:
     engine = built("mlp", "sm_90")
     step, site = engine.planned_sites()[0]
     reason = tactics_of(engine)[step.tactic].why_not(site)
-    assert reason == "Triton is not installed, and no kernels for sm_90 are on board"
+    assert reason == "Triton is not installed, and no kernels for sm_90 are embedded"
 
 
 def test_only_what_is_on_board_competes_on_the_machine(
@@ -252,6 +252,6 @@ def test_only_what_is_on_board_competes_on_the_machine(
     for step, site in loaded.planned_sites():
         willing, refused = _offer(loaded)(site)
         assert willing[0].tactic == step.tactic
-        assert any(m.tactic == "cublas" for m in willing), "a library needs no kernel on board"
-        assert any(m.refused == "not on board" for m in refused)
+        assert any(m.tactic == "cublas" for m in willing), "a library needs no embedded kernel"
+        assert any(m.refused == "its kernels are not embedded" for m in refused)
         assert all(m.predicted_us is None for m in willing)

@@ -163,7 +163,7 @@ KINDS: dict[Callable[[Bases, random.Random, Path], None], int] = {
 def run(engine: Any, rng: random.Random) -> None:
     feeds = {}
     for port in engine.inputs:
-        if port.is_loose or port.dims is None:
+        if port.is_non_tensor or port.dims is None:
             return
         shape = tuple(dim if isinstance(dim, int) else 2 for dim in port.dims)
         if min(shape, default=1) < 0 or np.prod(shape, dtype=float) > MOST_ITEMS:

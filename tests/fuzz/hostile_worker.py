@@ -81,7 +81,7 @@ def run_engine(engine: Any, rng: random.Random) -> None:
     for size in (2, 2, 3):
         feeds = {}
         for port in engine.inputs:
-            if port.is_loose or port.dims is None:
+            if port.is_non_tensor or port.dims is None:
                 return
             shape = tuple(dim if isinstance(dim, int) else size for dim in port.dims)
             if min(shape, default=1) < 0 or np.prod(shape, dtype=float) > MOST_ITEMS:

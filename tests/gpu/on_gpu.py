@@ -23,7 +23,7 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import TYPES, Problem
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.device import current_device
-from ridgeline.runtime.held import reach
+from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.triton_attention import TritonAttention, arguments, grid_of, require_attention

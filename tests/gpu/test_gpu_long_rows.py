@@ -16,7 +16,7 @@ from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import FIRST_WORD
-from ridgeline.runtime.held import reach
+from ridgeline.runtime.device_memory import reach
 from ridgeline.tactics.triton_codegen import TritonRows, _Bound
 
 HALF = torch.float16

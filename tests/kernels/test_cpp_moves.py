@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
-from ridgeline.ir.settle import type_proto
+from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.cpp.moves import _runs, find_moves
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cpp_moves import CppMoves

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
-from ridgeline.ir.settle import type_proto
+from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.floor import call_floor
 from ridgeline.tactics.recurrent import CppRecurrent
 

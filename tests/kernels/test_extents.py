@@ -16,7 +16,7 @@ from ridgeline.ir.sites import make_site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Step
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.registry import cpu_tactics
@@ -58,8 +58,8 @@ def bound(name: str) -> tuple[Launch, Site, list[torch.Tensor]]:
     program, held = read_program(found), weights_of(found)
     ports = {p.name: tuple(d.dim_value for d in p.type.tensor_type.shape.dim) for p in made.graph.input}
     specs = {key: TensorSpec("float32", shape) for key, shape in ports.items()}
-    settled = settle_program(program, specs, held)
-    site = make_site(program, program.regions[-1], settled, Target("cpu", "x86_64", 1))
+    inferred = infer_program(program, specs, held)
+    site = make_site(program, program.regions[-1], inferred, Target("cpu", "x86_64", 1))
     tactic: Tactic = next(t for t in cpu_tactics(program.opset_imports) if t.name == name)
     assert tactic.why_not(site) is None
     site_weights = {key: held[key] for key in site.weights}

@@ -17,7 +17,7 @@ from ridgeline.base.spec import Op
 from ridgeline.kernels.elements import SUB_BYTE
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.dtypes import DTYPES, to_tensor
-from ridgeline.kernels.floor.narrow import opened
+from ridgeline.kernels.floor.sub_byte import opened
 
 # test name -> why the floor does not reproduce it; may only shrink
 _OLD_ATTRIBUTE = "an input of opset 23 is still an attribute there; models are converted up"

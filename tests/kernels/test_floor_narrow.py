@@ -24,7 +24,7 @@ from ridgeline.kernels.elements import (
     unpacked,
 )
 from ridgeline.kernels.floor import call_floor
-from ridgeline.kernels.floor.narrow import bounds, closed, moved_as_bits, opened
+from ridgeline.kernels.floor.sub_byte import bounds, closed, moved_as_bits, opened
 
 NARROW = sorted(BIT_WIDTHS)
 INTEGERS = [name for name in NARROW if "int" in name]

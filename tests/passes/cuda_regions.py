@@ -7,7 +7,7 @@ from text_graphs import assert_same, random_feeds, run, with_weights
 
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.ir.body import read_program
-from ridgeline.ir.settle import settle
+from ridgeline.ir.infer import infer
 from ridgeline.passes.partition import partition
 
 CUDA = Target("cuda", "sm_90")
@@ -22,7 +22,7 @@ def regions(body: str, *weights: str, target: Target = CUDA, image: str = "") ->
     specs = {str(v.name): TensorSpec(kinds[v.dtype], tuple(v.shape.numpy())) for v in model.graph.inputs}
     arrays = {str(n): v.const_value.numpy() for n, v in model.graph.initializers.items()}
     held = {n: TensorSpec(str(a.dtype), a.shape) for n, a in arrays.items()}
-    state = settle(read_program(model), specs, held, {n: a for n, a in arrays.items() if a.size <= 64})
+    state = infer(read_program(model), specs, held, {n: a for n, a in arrays.items() if a.size <= 64})
     if image:
         state.specs[image] = TensorSpec("float32", state.specs[image].shape, "channels_last")
     partition(model, state, target=target)

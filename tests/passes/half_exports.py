@@ -16,8 +16,8 @@ from torch import nn
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.frontend.from_onnx import load
 from ridgeline.ir.body import read_program
+from ridgeline.ir.infer import Inferred, infer
 from ridgeline.ir.layout import assign_layouts
-from ridgeline.ir.settle import Settled, settle
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import views_of
 from ridgeline.passes.clean import remove_unused
@@ -53,7 +53,7 @@ def export_half(
     return program.model_proto
 
 
-def fused(proto: onnx.ModelProto, batch: int = 2) -> tuple[ir.Model, Settled]:
+def fused(proto: onnx.ModelProto, batch: int = 2) -> tuple[ir.Model, Inferred]:
     """The regions a GPU would get, at one batch."""
     model = load(proto).model
     canonicalise(model, target=CUDA)
@@ -61,12 +61,12 @@ def fused(proto: onnx.ModelProto, batch: int = 2) -> tuple[ir.Model, Settled]:
     return model, _settled(model, batch)
 
 
-def _fuse(model: ir.Model, settled: Settled) -> None:
-    partition(model, settled, target=CUDA)
+def _fuse(model: ir.Model, inferred: Inferred) -> None:
+    partition(model, inferred, target=CUDA)
     remove_unused(model)
 
 
-def _settled(model: ir.Model, batch: int) -> Settled:
+def _settled(model: ir.Model, batch: int) -> Inferred:
     inputs = {
         str(v.name): TensorSpec(KINDS[v.dtype], tuple(d if isinstance(d, int) else batch for d in v.shape))
         for v in model.graph.inputs
@@ -74,15 +74,15 @@ def _settled(model: ir.Model, batch: int) -> Settled:
     arrays = {str(n): v.const_value.numpy() for n, v in model.graph.initializers.items()}
     weights = {n: TensorSpec(str(a.dtype), a.shape) for n, a in arrays.items()}
     program = read_program(model)
-    settled = settle(program, inputs, weights, {n: a for n, a in arrays.items() if a.size <= 64})
-    assign_layouts(program, settled)
-    return settled
+    inferred = infer(program, inputs, weights, {n: a for n, a in arrays.items() if a.size <= 64})
+    assign_layouts(program, inferred)
+    return inferred
 
 
-def regions(model: ir.Model, settled: Settled) -> list[str]:
+def regions(model: ir.Model, inferred: Inferred) -> list[str]:
     """The ops of each region that runs on the device and is no view."""
     program = read_program(model)
-    sites = [make_site(program, r, settled, CUDA) for r in program.regions if not settled.is_host(r)]
+    sites = [make_site(program, r, inferred, CUDA) for r in program.regions if not inferred.is_host(r)]
     return [" ".join(op.op_type for op in site.body.ops) for site in sites if not views_of(site)]
 
 

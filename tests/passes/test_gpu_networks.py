@@ -180,19 +180,19 @@ def test_a_layer_of_multihead_attention_is_seven_regions(
     batch_first: bool, opset: int, batch: int | None
 ) -> None:
     proto = encoder(batch_first=batch_first, opset=opset, batch=batch)
-    model, settled = fused(proto, batch=batch or 4)
+    model, inferred = fused(proto, batch=batch or 4)
     turned = f"{HEAD} {HEAD} {HEAD} Attention Transpose Reshape"
     attention = "Slice Slice Slice Attention" if batch_first else turned
     layer = [attention if ops == "ATTENTION" else ops for ops in LAYER]
-    assert regions(model, settled) == [*layer, *layer]
+    assert regions(model, inferred) == [*layer, *layer]
     feeds = half_feeds(model, batch or 4)
     assert_same(run(load(proto).model, feeds), run(model, feeds), roundings=8)
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_a_network_becomes_these_regions(name: str) -> None:
-    model, settled = fused(exported(name))
-    assert regions(model, settled) == NETWORKS[name]
+    model, inferred = fused(exported(name))
+    assert regions(model, inferred) == NETWORKS[name]
     feeds = half_feeds(model)
     before, after = run(load(exported(name)).model, feeds), run(model, feeds)
     # what is wide at the end was computed from halves
@@ -200,13 +200,13 @@ def test_a_network_becomes_these_regions(name: str) -> None:
 
 
 def test_grouped_keys_are_not_repeated() -> None:
-    model, settled = fused(exported("llama"))
+    model, inferred = fused(exported("llama"))
     assert not [n for f in model.functions.values() for n in f if n.op_type == "Expand"]
     (call,) = [n for n in model.graph if "Attention" in n.op_type]
-    assert settled.specs[str(call.inputs[2].name)].shape == (2, GROUPS, WORDS, SIZE)
+    assert inferred.specs[str(call.inputs[2].name)].shape == (2, GROUPS, WORDS, SIZE)
 
 
 def test_what_convolutions_read_is_written_channels_last() -> None:
-    model, settled = fused(exported("images"))
+    model, inferred = fused(exported("images"))
     norm = next(n for n in model.graph if "GroupNormalization" in n.op_type)
-    assert settled.specs[str(norm.outputs[0].name)].layout == "channels_last"
+    assert inferred.specs[str(norm.outputs[0].name)].layout == "channels_last"

@@ -78,8 +78,8 @@ HEADS = {
 # an export takes seconds, so each model has the form that is furthest from the ops it becomes
 @pytest.mark.parametrize(("name", "opset"), [("bert", 18), ("bert", 23), ("gpt2", 18), ("vit", 18)])
 def test_a_layer_is_seven_regions(name: str, opset: int) -> None:
-    model, settled = fused(exported(name, opset))
-    found = [ops.replace(GUARD, "") for ops in regions(model, settled)]
+    model, inferred = fused(exported(name, opset))
+    found = [ops.replace(GUARD, "") for ops in regions(model, inferred)]
     masks = [ops for ops in found if ops in ("Equal Not", "Equal Not Where")]
     assert len(masks) == (1 if name == "bert" else 0), "a mask is made once, not once a layer"
     head = [ops for ops in HEADS[name] if ops != "MASK"]

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.ir.body import read_program
+from ridgeline.ir.infer import infer
 from ridgeline.ir.layout import assign_layouts
-from ridgeline.ir.settle import settle
 
 
 def last(lines: str, outputs: str = "float[1,16,4,4] y", channels: int = 16) -> set[str]:
@@ -16,7 +16,7 @@ def last(lines: str, outputs: str = "float[1,16,4,4] y", channels: int = 16) -> 
     head = f'<ir_version: 10, opset_import: ["": 23]>\ng ({inputs}) => ({outputs})'
     program = read_program(ir.from_onnx_text(f"{head} {{ {lines} }}"))
     shapes = {"x": (1, channels, 4, 4), "w": (16, channels, 3, 3)}
-    state = settle(program, {n: TensorSpec("float32", s) for n, s in shapes.items()}, {}, {})
+    state = infer(program, {n: TensorSpec("float32", s) for n, s in shapes.items()}, {}, {})
     assign_layouts(program, state)
     return {name for name, spec in state.specs.items() if spec.layout == "channels_last"}
 

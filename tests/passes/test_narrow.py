@@ -9,8 +9,8 @@ from text_graphs import assert_same, count, ops, random_feeds, run, with_weights
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.views import views_of
-from ridgeline.passes.narrow import drop_unread_rows
 from ridgeline.passes.shapes import infer_shapes
+from ridgeline.passes.unread_rows import drop_unread_rows
 
 WEIGHTS = ("w", "b", "n", "p")
 INPUTS = "float[B,5,8] x, float[8,8] w, float[8] b, float[8] n, float[1,5,8] p"

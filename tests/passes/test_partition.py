@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.base.spec import EPSILON, TensorSpec
 from ridgeline.ir.body import read_program
-from ridgeline.ir.settle import settle
+from ridgeline.ir.infer import infer
 from ridgeline.passes.partition import partition
 from ridgeline.passes.rule import Refusal
 
@@ -24,7 +24,7 @@ def fused(
     before = ir.to_proto(ir.from_onnx_text(text))
     program = read_program(model)
     shapes = {str(v.name): TensorSpec("float32", tuple(v.shape.numpy())) for v in model.graph.inputs}
-    state = settle(program, shapes, {}, {})
+    state = infer(program, shapes, {}, {})
     refusals = partition(model, state)
     after = ir.to_proto(model)
     onnx.checker.check_model(after, full_check=True)

@@ -8,13 +8,13 @@ import pytest
 from text_graphs import assert_same, count, ops, parse, random_feeds, run
 
 from ridgeline.base.spec import Target
+from ridgeline.passes.broadcast import broadcast_values
 from ridgeline.passes.canonical_mask import RULES
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.fold_spread import fold_spread
+from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes
-from ridgeline.passes.spread import spread_values
 
 SIZES = {"B": 2, "S": 4}
 # 4 queries and keys; positions are spread over the batch, and every mask is made of them
@@ -43,7 +43,7 @@ def folded(lines: str, extra: str = "") -> tuple[ir.Model, list[Refusal]]:
     model = parse(graph(lines, extra))
     feeds = random_feeds(model, SIZES)
     before = run(model, feeds)
-    fold_spread(model)
+    fold_broadcast(model)
     refusals = apply_rules(model, RULES)
     remove_unused(model)
     infer_shapes(model)
@@ -153,12 +153,12 @@ def test_a_reader_that_would_shrink_keeps_the_spread_value() -> None:
         y = Add(x, spread)
     }"""
     model = parse(body)
-    (core,) = [c for v, c in spread_values(model.graph).items() if v.name == "spread"]
+    (core,) = [c for v, c in broadcast_values(model.graph).items() if v.name == "spread"]
     assert core.tolist() == [[0.0, 1.0, 2.0, 3.0]]
-    fold_spread(model)
+    fold_broadcast(model)
     assert model.graph[-1].inputs[1].const_value is not None, "x still gives the batch"
     lone = parse(body.replace("Add(x, spread)", "Sub(spread, bias)").replace("x) =>", "x, float[4] bias) =>"))
-    fold_spread(lone)
+    fold_broadcast(lone)
     assert lone.graph[-1].inputs[0].name == "spread", "nothing else would give the batch"
 
 
@@ -174,7 +174,7 @@ def test_what_is_expanded_for_an_op_that_broadcasts_is_read_as_it_was() -> None:
         model = parse(SPREAD.format(other))
         feeds = random_feeds(model, SIZES)
         before = run(model, feeds)
-        fold_spread(model)
+        fold_broadcast(model)
         remove_unused(model)
         assert_same(before, run(model, feeds))
         assert ops(model) == expected

@@ -23,7 +23,7 @@ from ridgeline.runtime.device import (
     require_memory,
     why_no_gpu,
 )
-from ridgeline.runtime.held import storages
+from ridgeline.runtime.device_memory import storages
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"

@@ -122,7 +122,7 @@ def test_few_instances_are_kept() -> None:
     context = engine.context()
     for rows in range(1, 30):
         context.run({"x": rand(rows, 8)})
-    assert len(context._borders) == 8
+    assert len(context._bindings) == 8
 
 
 INPUT_ERRORS = [

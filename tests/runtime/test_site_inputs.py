@@ -12,7 +12,7 @@ from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.ir.body import read_program
 from ridgeline.ir.sites import make_site, merge
 from ridgeline.runtime.examples import site_inputs
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.weights import weights_of
 
 
@@ -25,9 +25,9 @@ def drawn(graph: str, **specs: str) -> dict[str, np.ndarray]:
     for name, text in specs.items():
         dtype, _, dims = text.partition(" ")
         inputs[name] = TensorSpec(dtype, tuple(map(int, dims.split("x"))))
-    settled = settle_program(program, inputs, weights)
+    inferred = infer_program(program, inputs, weights)
     region = merge(program, program.regions)
-    site = make_site(program, region, settled, Target("cpu"))
+    site = make_site(program, region, inferred, Target("cpu"))
     made = site_inputs(site, {name: weights[region.outer(name)] for name in site.weights})
     pairs = zip(site.body.inputs, made, strict=True)
     return {region.outer(n): t.numpy() for n, t in pairs if t is not None and n not in site.weights}

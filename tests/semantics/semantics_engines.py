@@ -14,7 +14,7 @@ from semantics_judge import Opinions, opinions
 
 import ridgeline
 from ridgeline.errors import RidgelineError
-from ridgeline.runtime.standby import Newcomer
+from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.tactics.registry import cpu_tactics
 
 TACTICS = tuple(sorted({tactic.name for tactic in cpu_tactics({"": 21})} - {"aten"}))
@@ -137,15 +137,15 @@ def _judged(
 @contextmanager
 def _first_call_must_serve() -> Iterator[None]:
     """An engine hides that a first call failed by waiting for its plan; here it is to be seen."""
-    plain = Newcomer.run
+    plain = PendingShape.run
 
-    def run_lean(self: Newcomer, feeds: Any, execute: Any) -> Any:
+    def run_lean(self: PendingShape, feeds: Any, execute: Any) -> Any:
         made = self.lean.run(feeds, execute)
         self.begin()
         return made
 
-    Newcomer.run = run_lean  # type: ignore[method-assign]
+    PendingShape.run = run_lean  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Newcomer.run = plain  # type: ignore[method-assign]
+        PendingShape.run = plain  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from moving_models import close, detector, expected, model_of, own, rand
 import ridgeline
 from ridgeline.errors import InputError, OptionError
 from ridgeline.runtime.context import KEPT_INSTANCES
-from ridgeline.runtime.standby import Newcomer
+from ridgeline.runtime.pending_shape import PendingShape
 
 MLP = """g (float[N,8] x) => (float[N,4] y, float[N,16] r) {
   a = MatMul(x, w) b = Add(a, c) r = Relu(b) y = MatMul(r, v) }"""
@@ -26,7 +26,7 @@ def engine():  # type: ignore[no-untyped-def]
 
 
 def border_of(context, rows: int):  # type: ignore[no-untyped-def]
-    return context._borders[((rows, 8),)]
+    return context._bindings[((rows, 8),)]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
@@ -34,10 +34,10 @@ def test_a_new_shape_is_right_before_and_after_its_plan(engine, rows: int) -> No
     context, feeds = engine.context(), {"x": rand(rows, 8)}
     want = expected(model_of(MLP, **WEIGHTS), feeds)
     close(context.run(feeds), want)
-    assert isinstance(border_of(context, rows), Newcomer)
+    assert isinstance(border_of(context, rows), PendingShape)
     engine.wait()
     close(context.run(feeds), want)
-    assert not isinstance(border_of(context, rows), Newcomer)
+    assert not isinstance(border_of(context, rows), PendingShape)
     made = context.run({"x": torch.from_numpy(feeds["x"])})
     close({name: tensor.numpy() for name, tensor in made.items()}, want)
 
@@ -45,7 +45,7 @@ def test_a_new_shape_is_right_before_and_after_its_plan(engine, rows: int) -> No
 def test_the_planned_shape_needs_no_standby(engine) -> None:  # type: ignore[no-untyped-def]
     context = engine.context()
     context.run({"x": rand(2, 8)})
-    assert not isinstance(border_of(context, 2), Newcomer)
+    assert not isinstance(border_of(context, 2), PendingShape)
 
 
 def test_results_on_standby_are_the_callers_own() -> None:
@@ -103,7 +103,7 @@ def test_waiting_is_an_option() -> None:
     assert engine.plan.waits
     context = engine.context()
     context.run({"x": rand(5, 8)})
-    assert not isinstance(border_of(context, 5), Newcomer)
+    assert not isinstance(border_of(context, 5), PendingShape)
     assert own(model_of(MLP, **WEIGHTS), new_shapes="serve", deterministic=True).plan.waits
     with pytest.raises(OptionError, match="serve or wait"):
         own(model_of(MLP, **WEIGHTS), new_shapes="later")
@@ -111,10 +111,10 @@ def test_waiting_is_an_option() -> None:
 
 def test_what_is_wrong_with_new_shapes_is_said(engine) -> None:  # type: ignore[no-untyped-def]
     model = model_of("g (float[N,3] x, float[M,3] y) => (float[K,3] z) { z = Add(x, y) }")
-    loose = own(model, new_shapes="serve")
+    non_tensor = own(model, new_shapes="serve")
     with pytest.raises(InputError, match="shapes do not fit"):
-        loose.run({"x": rand(2, 3), "y": rand(5, 3)})
-    close(loose.run({"x": rand(5, 3), "y": rand(5, 3)}), {"z": 2 * rand(5, 3)})
+        non_tensor.run({"x": rand(2, 3), "y": rand(5, 3)})
+    close(non_tensor.run({"x": rand(5, 3), "y": rand(5, 3)}), {"z": 2 * rand(5, 3)})
 
 
 def test_instances_are_bounded_and_their_memory_is_stated(engine) -> None:  # type: ignore[no-untyped-def]

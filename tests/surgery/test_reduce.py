@@ -81,9 +81,9 @@ def test_all_samples_are_used_with_the_values_they_had(tmp_path: Path) -> None:
 def test_another_status_is_another_failure(tmp_path: Path) -> None:
     check = script(tmp_path, "sys.exit(3 if 'Exp' in ops else 1)")
     assert reduced(tmp_path, check).ops == ("Exp",)
-    loose = reduced(tmp_path, check, any_failure=True)
-    assert loose.ops == ("Add",)
-    assert any("failed on every part" in note for note in loose.notes)
+    non_tensor = reduced(tmp_path, check, any_failure=True)
+    assert non_tensor.ops == ("Add",)
+    assert any("failed on every part" in note for note in non_tensor.notes)
 
 
 def test_only_what_matches_is_the_failure(tmp_path: Path) -> None:

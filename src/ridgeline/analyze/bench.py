@@ -20,7 +20,7 @@ from ridgeline.base.spec import EPSILON
 from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.runtime.loose import element_name, flattened
+from ridgeline.runtime.non_tensor import element_name, flattened
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 

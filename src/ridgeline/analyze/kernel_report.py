@@ -11,8 +11,8 @@ from ridgeline.errors import OptionError, PlanError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.ranking import REGISTERS, device_of
 from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
+from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.on_board import collect
 
 REGISTER_UNIT = 8  # registers are given out in such lots
 RESERVED_SHARED = 1024  # bytes of each block that the system takes

@@ -10,7 +10,7 @@ from ridgeline.base.work import body_flops
 from ridgeline.errors import InputError, OptionError
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.observe import Histogram, Shape
 from ridgeline.runtime.padded import why_or_cuts
 
@@ -48,7 +48,7 @@ def work_of_engine(engine: Engine, seen: Histogram) -> Callable[[dict[str, Shape
         specs = {
             p.name: replace(engine.plan.planned_shapes[p.name], shape=shapes[p.name]) for p in engine.inputs
         }
-        settled = settle_program(engine.program, specs, engine.weights)
-        return float(sum(body_flops(site.body, site.specs) for _, _, site in engine.sites(settled)))
+        inferred = infer_program(engine.program, specs, engine.weights)
+        return float(sum(body_flops(site.body, site.specs) for _, _, site in engine.sites(inferred)))
 
     return work

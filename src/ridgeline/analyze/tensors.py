@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.runtime.loose import element_name, flattened
+from ridgeline.runtime.non_tensor import element_name, flattened
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Port:
     dims: tuple[int | str, ...] | None  # None: not even the rank is known before the engine runs
 
     @property
-    def is_loose(self) -> bool:
+    def is_non_tensor(self) -> bool:
         """No memory can be planned for it: strings, and whatever is not a tensor."""
         return self.dtype == "string" or self.dtype not in ITEM_BITS
 
@@ -201,7 +201,7 @@ class Site:
     values: Mapping[str, np.ndarray]  # inputs whose value is known on the host before work starts
     target: Target
     name: str = ""  # for people; not part of the key
-    loose: Mapping[str, str] = field(default_factory=dict)  # what values are that no spec can describe
+    non_tensor: Mapping[str, str] = field(default_factory=dict)  # what values are that no spec can describe
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -220,5 +220,5 @@ class Site:
             known = _attr_text(self.values[name]) if name in self.values else ""
             parts.append(f"{spec}{mark}{known}")
         parts += [str(self.specs.get(name)) for name in self.body.outputs]
-        parts += [f"{name} {kind}" for name, kind in self.loose.items() if name in self.body.inputs]
+        parts += [f"{name} {kind}" for name, kind in self.non_tensor.items() if name in self.body.inputs]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

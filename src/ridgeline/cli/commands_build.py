@@ -141,7 +141,7 @@ def run(
     from ridgeline.analyze.tensors import describe
     from ridgeline.cli.draw_bench import draw_outputs
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
-    from ridgeline.runtime.loose import flattened
+    from ridgeline.runtime.non_tensor import flattened
 
     given = read_inputs(input)
     folder = make_folder(output) if output else None

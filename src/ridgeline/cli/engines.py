@@ -87,7 +87,7 @@ def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, Ten
         if port.name in given and port.dims is not None:
             sizes.update(zip(port.dims, given[port.name].shape, strict=False))
     specs = {}
-    for port in (port for port in plan.inputs if not port.is_loose):
+    for port in (port for port in plan.inputs if not port.is_non_tensor):
         planned = plan.planned_shapes[port.name]
         dims = port.dims if port.dims is not None else planned.shape
         pairs = zip(dims, planned.shape, strict=True)

@@ -302,10 +302,10 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
 def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
     model = to_ir(inline_functions(proto))
     for node in model.graph.all_nodes():
-        loose = [attr.name for attr in node.attributes.values() if attr.is_ref()]
-        if loose:
+        references = [attr.name for attr in node.attributes.values() if attr.is_ref()]
+        if references:
             raise ModelError(
-                f"{loose[0]!r} of {node.op_type} refers to an attribute of a function, and is in none"
+                f"{references[0]!r} of {node.op_type} refers to an attribute of a function, and is in none"
             )
     if path is not None:
         ir.external_data.set_base_dir(model.graph, path.parent)

@@ -61,7 +61,7 @@ def tensor_type(element: int, dims: Sequence[int | str]) -> onnx.TypeProto:
     return made
 
 
-def is_loose(dtype: str) -> bool:
+def is_non_tensor(dtype: str) -> bool:
     """No memory can be planned for it: strings, and whatever is not a tensor."""
     return dtype not in ONNX_TYPES or dtype == "string"
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Op
-from ridgeline.frontend.types import is_loose, type_of, type_text
+from ridgeline.frontend.types import is_non_tensor, type_of, type_text
 from ridgeline.ir.provenance import SOURCES, node_name
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
@@ -85,7 +85,7 @@ def read_program(model: ir.Model, limits: Limits = DEFAULT_LIMITS) -> Program:
         outputs=tuple(str(v.name) for v in graph.outputs),
         weights=frozenset(graph.initializers),
         opset_imports=dict(model.opset_imports),
-        loose_inputs={str(v.name): type_of(v) for v in graph.inputs if is_loose(type_text(type_of(v)))},
+        loose_inputs={str(v.name): type_of(v) for v in graph.inputs if is_non_tensor(type_text(type_of(v)))},
         limits=limits,
     )
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.ir.body import Program
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import KEEPS_LAYOUT, POINTWISE
-from ridgeline.ir.settle import Settled
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # what generated code computes, in any order of the elements
@@ -20,7 +20,7 @@ COMPUTED = POINTWISE | {"GroupNormalization", "InstanceNormalization", "BatchNor
 MANY_CHANNELS = 16
 
 
-def assign_layouts(program: Program, settled: Settled) -> None:
+def assign_layouts(program: Program, inferred: Inferred) -> None:
     """Mark specs channels_last in place."""
     last: set[str] = set()
     convolved = _only_convolved(program)
@@ -28,16 +28,16 @@ def assign_layouts(program: Program, settled: Settled) -> None:
         kinds = {op.op_type for op in region.body.ops}
         convolves = bool(kinds & CONVOLUTIONS)
         keeps = kinds <= KEEPS_LAYOUT and any(name in last for name in region.inputs)
-        turns = kinds <= COMPUTED and all(_is_wide(settled.specs.get(n)) for n in region.outputs)
+        turns = kinds <= COMPUTED and all(_is_wide(inferred.specs.get(n)) for n in region.outputs)
         if not convolves and not keeps and not (turns and convolved.issuperset(region.outputs)):
             continue
         ops, _ = program.flat_ops([region])
         for name in {n for op in ops for n in op.outputs} | set(region.outputs):
-            spec = settled.specs.get(name)
+            spec = inferred.specs.get(name)
             if spec is not None and len(spec.shape) == 4 and spec.is_float and name not in program.outputs:
                 last.add(name)
     for name in last:
-        settled.specs[name] = replace(settled.specs[name], layout="channels_last")
+        inferred.specs[name] = replace(inferred.specs[name], layout="channels_last")
 
 
 def _only_convolved(program: Program) -> set[str]:

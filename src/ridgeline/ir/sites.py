@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ridgeline.base.spec import Body, Site, Target
 from ridgeline.ir.body import Program, Region
-from ridgeline.ir.settle import Settled
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.validate import validate
 
 # a float this short is a scale or a bound that decides how a region runs; a longer one is data
@@ -35,19 +35,21 @@ def merge(program: Program, regions: Sequence[Region]) -> Region:
     )
 
 
-def make_site(program: Program, region: Region, settled: Settled, target: Target) -> Site:
+def make_site(program: Program, region: Region, inferred: Inferred, target: Target) -> Site:
     """Everything that decides how the region may run at these shapes."""
     names = [n for op in region.body.ops for n in (*op.inputs, *op.outputs) if n]
     names += [*region.body.inputs, *region.body.constants]
     outer = {name: region.outer(name) for name in names if name}
-    specs = {name: settled.specs[out] for name, out in outer.items() if out in settled.specs}
+    specs = {name: inferred.specs[out] for name, out in outer.items() if out in inferred.specs}
     weights = frozenset(n for n in region.body.inputs if outer.get(n) in program.weights)
     values = {}
     for name in region.body.inputs:
-        array = settled.values.get(outer.get(name, ""))
+        array = inferred.values.get(outer.get(name, ""))
         if array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
             values[name] = array
-    loose = {name: kind for name, out in outer.items() if (kind := settled.loose_kind(out)) is not None}
-    site = Site(region.body, specs, weights, values, target, name=region.name, loose=loose)
+    non_tensor = {
+        name: kind for name, out in outer.items() if (kind := inferred.non_tensor_kind(out)) is not None
+    }
+    site = Site(region.body, specs, weights, values, target, name=region.name, non_tensor=non_tensor)
     validate(site)
     return site

@@ -21,7 +21,7 @@ NAME = "SpreadRows"
 Made: TypeAlias = dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]
 
 
-def spread_rows(model: ir.Model) -> None:
+def broadcast_rows(model: ir.Model) -> None:
     """Attention masks get a row per query, caches of RotaryEmbedding one per batch entry."""
     names = Names(model)
     for graph in list(model.graphs()):
@@ -30,12 +30,12 @@ def spread_rows(model: ir.Model) -> None:
             if node.domain not in ("", "ai.onnx"):
                 continue
             if node.op_type == "Attention":
-                _spread_mask(node, names, made)
+                _broadcast_mask(node, names, made)
             elif node.op_type == "RotaryEmbedding":
-                _spread_caches(node, names, made)
+                _broadcast_caches(node, names, made)
 
 
-def _spread_mask(node: ir.Node, names: Names, made: Made) -> None:
+def _broadcast_mask(node: ir.Node, names: Names, made: Made) -> None:
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     queries = sizes(node.inputs[0])
     dims = None if mask is None else sizes(mask)
@@ -48,7 +48,7 @@ def _spread_mask(node: ir.Node, names: Names, made: Made) -> None:
         _spread(node, 3, shape, axis, names, made)
 
 
-def _spread_caches(node: ir.Node, names: Names, made: Made) -> None:
+def _broadcast_caches(node: ir.Node, names: Names, made: Made) -> None:
     has_places = len(node.inputs) > 3 and node.inputs[3] is not None
     batch = sizes(node.inputs[0])
     for index in (1, 2):

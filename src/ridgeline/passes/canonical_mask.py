@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_spread import is_causal_mask
+from ridgeline.passes.fold_broadcast import is_causal_mask
 from ridgeline.passes.rule import Change, Fusion, Match
 
 

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import VIEWS
 from ridgeline.ir.provenance import RULE, SOURCES
-from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
 from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.take_moves import guard_of
 
 NAME = "DividedSplit"
 _THROUGH = VIEWS | {"Transpose", "Slice", "Concat"}

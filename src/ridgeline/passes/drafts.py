@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ridgeline.base.spec import Target, TensorSpec
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
 from ridgeline.ir.provenance import node_name
-from ridgeline.ir.settle import Settled
 from ridgeline.passes.rule import Refusal
 
 HOST = Target()
@@ -36,7 +36,7 @@ class Partition:
     """Drafts over one graph, with what is needed to keep them convex."""
 
     graph: ir.Graph
-    settled: Settled
+    inferred: Inferred
     target: Target = HOST
     drafts: list[Draft] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Partition:
             self.ancestors[node] = bits
 
     def spec(self, value: ir.Value) -> TensorSpec | None:
-        return self.settled.specs.get(str(value.name))
+        return self.inferred.specs.get(str(value.name))
 
     def is_work(self, node: ir.Node) -> bool:
         """False for shape arithmetic, which is settled on the host and never fused."""
-        return not all(str(v.name) in self.settled.values for v in node.outputs if v.name)
+        return not all(str(v.name) in self.inferred.values for v in node.outputs if v.name)
 
     def is_free(self, node: ir.Node) -> bool:
         """Whether a region may still take this node."""

@@ -19,7 +19,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.ir.body import array_tensor
 from ridgeline.ir.host_ops import WRONG_IN_REFERENCE
-from ridgeline.ir.settle import dtype_of, spec_of, type_proto
+from ridgeline.ir.infer import dtype_of, spec_of, type_proto
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
 from ridgeline.passes.match import attribute, constant

@@ -11,8 +11,8 @@ import math
 import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import POINTWISE
-from ridgeline.passes.absorb import moves_before
 from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
+from ridgeline.passes.take_moves import moves_before
 
 
 def gather_regions(part: Partition) -> None:

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import MOVEMENT, PRODUCTS
 from ridgeline.ir.provenance import RULE, SOURCES, node_name
-from ridgeline.passes.absorb import guard_of
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import GraphOps, Names, Refusal, merged_sources, nbytes, replace_value
+from ridgeline.passes.take_moves import guard_of
 
 NAME = "MergeLinear"
 # between a projection and the product that takes it lie views, a bias, a rotation; more is another layer

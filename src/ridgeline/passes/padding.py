@@ -13,12 +13,12 @@ import numpy as np
 
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import Program
-from ridgeline.ir.settle import Settled
+from ridgeline.ir.infer import Inferred
 from ridgeline.passes.padding_rules import RULES, At, Forbidden, difference
 from ridgeline.passes.shape_inputs import SHAPE_OPERANDS
 
 
-def padded_axes(program: Program, real: Settled, padded: Settled) -> dict[str, int | None]:
+def padded_axes(program: Program, real: Inferred, padded: Inferred) -> dict[str, int | None]:
     """For every output the axis to cut off again; `Forbidden` names the op that makes padding unsafe."""
     axes: dict[str, int] = {}
     for name in program.inputs:
@@ -39,7 +39,7 @@ def padded_axes(program: Program, real: Settled, padded: Settled) -> dict[str, i
     return {name: axes.get(name) for name in program.outputs}
 
 
-def _walk(op: Op, axes: dict[str, int], real: Settled, padded: Settled) -> None:
+def _walk(op: Op, axes: dict[str, int], real: Inferred, padded: Inferred) -> None:
     made = [name for name in op.outputs if name]
     if all(name in padded.values and name in real.values for name in made):
         return  # shape arithmetic: what reads it is asked
@@ -68,7 +68,7 @@ def _walk(op: Op, axes: dict[str, int], real: Settled, padded: Settled) -> None:
             axes[name] = axis
 
 
-def _known_axis(name: str, real: Settled, padded: Settled) -> int | None:
+def _known_axis(name: str, real: Inferred, padded: Inferred) -> int | None:
     """Of a value that shapes alone decide: where it only goes on, as positions and masks do."""
     a, b = real.values.get(name), padded.values.get(name)
     if a is None or b is None or a.ndim != b.ndim or a.shape == b.shape:
@@ -80,6 +80,6 @@ def _known_axis(name: str, real: Settled, padded: Settled) -> int | None:
     return changed[0] if np.array_equal(prefix, a) else None
 
 
-def _is_sized(name: str, axes: Mapping[str, int], real: Settled, padded: Settled) -> bool:
+def _is_sized(name: str, axes: Mapping[str, int], real: Inferred, padded: Inferred) -> bool:
     a, b = real.values.get(name), padded.values.get(name)
     return name not in axes and b is not None and (a is None or not np.array_equal(a, b))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.base.spec import Op
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import POINTWISE
-from ridgeline.ir.settle import Settled
 
 
 class Forbidden(Exception):
@@ -27,8 +27,8 @@ class At:
 
     op: Op
     axes: tuple[int | None, ...]  # of each input: the axis whose tail is padding
-    real: Settled
-    padded: Settled
+    real: Inferred
+    padded: Inferred
 
     def shape(self, i: int) -> tuple[int, ...]:
         return self.padded.specs[self.op.inputs[i]].shape
@@ -48,7 +48,7 @@ class At:
     def value(self, i: int) -> np.ndarray | None:
         return self.padded.values.get(self.op.inputs[i]) if self.has(i) else None
 
-    def known(self, i: int, state: Settled) -> np.ndarray | None:
+    def known(self, i: int, state: Inferred) -> np.ndarray | None:
         """What an operand holds at one size; None where it is absent, forbidden where only data says."""
         if not self.has(i):
             return None
@@ -64,7 +64,7 @@ class At:
 Rule = Callable[[At], int | None]
 
 
-def difference(name: str, op: Op | None, real: Settled, padded: Settled) -> int | None:
+def difference(name: str, op: Op | None, real: Inferred, padded: Inferred) -> int | None:
     """The one axis along which a value is larger when padded."""
     a, b = real.specs[name].shape, padded.specs[name].shape
     changed = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
@@ -256,7 +256,7 @@ def _sliced(at: At) -> int | None:
     return own
 
 
-def _cuts_of(at: At, state: Settled) -> dict[int, tuple[int, int]]:
+def _cuts_of(at: At, state: Inferred) -> dict[int, tuple[int, int]]:
     """Of every axis that a Slice names: where it begins, and its step. How long it is, its shape says."""
     shape = state.specs[at.op.inputs[0]].shape
     starts, axes, steps = (at.known(i, state) for i in (1, 3, 4))

@@ -9,23 +9,23 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ridgeline.base.spec import Target
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
-from ridgeline.ir.settle import Settled
-from ridgeline.passes.absorb import guard_of, views_after, views_before
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.outline import name_nodes, outline
 from ridgeline.passes.rule import Refusal
+from ridgeline.passes.take_moves import guard_of, views_after, views_before
 
 MAX_POINTWISE_OUTPUTS = 4
 # how many ops may be tried at once to bring several live values back to one, as SiLU and GELU spellings need
 MAX_DETOUR = 12
 
 
-def partition(model: ir.Model, settled: Settled, *, target: Target = HOST) -> list[Refusal]:
+def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> list[Refusal]:
     """Fuse the model in place. Returns what was refused, and why."""
     name_nodes(model.graph)
-    part = Partition(model.graph, settled, target)
+    part = Partition(model.graph, inferred, target)
     for kind, ops in (("product", PRODUCTS), ("row", ROWS)):
         for node in model.graph:
             if node.op_type in ops and node.domain in ("", "ai.onnx") and _settles(part, node):

@@ -27,17 +27,17 @@ from ridgeline.passes import (
     canonical_rows,
     fold_weights,
 )
-from ridgeline.passes.canonical_broadcast import spread_rows
+from ridgeline.passes.canonical_broadcast import broadcast_rows
 from ridgeline.passes.canonical_groups import group_heads
 from ridgeline.passes.clean import remove_duplicates, remove_noops, remove_unused
 from ridgeline.passes.divide_split import divide_splits
 from ridgeline.passes.fold import FOLDED_BYTES, fold_constants
-from ridgeline.passes.fold_spread import fold_spread
+from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.merge_linear import merge_linear
-from ridgeline.passes.narrow import drop_unread_rows
 from ridgeline.passes.rule import Change, Fusion, Refusal, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
+from ridgeline.passes.unread_rows import drop_unread_rows
 
 # folding a shape can settle a branch, which can complete a pattern; no known model needs a third round
 MAX_ROUNDS = 3
@@ -121,7 +121,7 @@ PASSES: tuple[Stage, ...] = (
 # on a GPU a launch costs as much as a small product: fewer and wider ones, no mask that a kernel can count
 CUDA_PASSES: tuple[Stage, ...] = (
     Stage("spelled rotary", _rules(canonical_rotary.CUDA_RULES)),
-    Stage("spread constants", _edit(fold_spread)),
+    Stage("spread constants", _edit(fold_broadcast)),
     Stage("masks", _rules(canonical_mask.RULES)),
     Stage("images", _rules(canonical_image.RULES)),
     Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes), (Change.ROUNDING,)),
@@ -131,7 +131,7 @@ CUDA_PASSES: tuple[Stage, ...] = (
 )
 
 
-LAST_PASSES: tuple[Stage, ...] = (Stage("spread rows", _edit(spread_rows)),)
+LAST_PASSES: tuple[Stage, ...] = (Stage("spread rows", _edit(broadcast_rows)),)
 # told of each pass before and after it runs
 Watch: TypeAlias = Callable[[Stage, ir.Model], AbstractContextManager[None]]
 

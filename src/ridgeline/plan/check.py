@@ -75,7 +75,7 @@ def _wrong_ports(plan: Plan, program: Program) -> Iterator[str]:
         ):
             if tuple(port.name for port in ports) != names:
                 yield f"{what}: {[port.name for port in ports]}, the graph has {list(names)}"
-        ports_by_name = {port.name: port for port in part.inputs if not port.is_loose}
+        ports_by_name = {port.name: port for port in part.inputs if not port.is_non_tensor}
         if part.planned_shapes.keys() != ports_by_name.keys():
             yield f"planned shapes are of {sorted(part.planned_shapes)}, want {sorted(ports_by_name)}"
             continue

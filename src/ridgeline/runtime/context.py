@@ -15,16 +15,16 @@ from ridgeline.errors import InputError, ProcessError, RidgelineError, first_lin
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBorder
+from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.observe import Watch
+from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Feeds, Signature, values_of
-from ridgeline.runtime.standby import Newcomer
 
 KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 _steps = methodcaller("execute")
-MakeBorder: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder]
+MakeBorder: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding]
 
 
 class Context:
@@ -40,12 +40,12 @@ class Context:
     ) -> None:
         self._signature = signature
         self._ports = signature.ports
-        self._make_border = make_border
+        self._make_binding = make_border
         self._watch = watch or Watch()
         self._may_pad = may_pad  # then whoever makes borders refuses what fits nowhere
-        self._borders: OrderedDict[tuple[Any, ...], AnyBorder] = OrderedDict()
+        self._bindings: OrderedDict[tuple[Any, ...], AnyBinding] = OrderedDict()
         self._names = tuple(self._ports)
-        self._latest: AnyBorder | None = None
+        self._latest: AnyBinding | None = None
         self._forks = process.forks
         self._idle = [True]  # empty while a thread is inside: to take from a list is quicker than a lock
         self._valued = [self._names.index(name) for name in signature.valued]
@@ -70,8 +70,8 @@ class Context:
                 help="give each thread its own engine.context(), or call engine.run, which does so",
             ) from None
         try:
-            border = self._latest if self._watch.observation is None else None
-            made = border.run(feeds, _steps) if border is not None else None
+            binding = self._latest if self._watch.observation is None else None
+            made = binding.run(feeds, _steps) if binding is not None else None
             return made if made is not None else self._run(feeds, _steps)
         except RidgelineError:
             raise
@@ -87,64 +87,64 @@ class Context:
     def _after_fork(self) -> None:
         """Start anew: a plan that a thread of the parent is making, or a run in one, will never end here."""
         self._forks, self._latest, self._idle = process.forks, None, [True]
-        self._borders.clear()
+        self._bindings.clear()
 
     def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
         """All that `run` does besides the steps, so that it can be timed."""
-        border = self._latest
-        made = border.run(feeds, _no_steps) if border is not None else None
+        binding = self._latest
+        made = binding.run(feeds, _no_steps) if binding is not None else None
         return made if made is not None else self._run(feeds, _no_steps)
 
     def instance(self, feeds: Feeds) -> Instance:
         """The instance for these inputs, loaded with them; waits for one that is still being made."""
-        feeds, loose = self._signature.apart(feeds)
-        border, arrays, _ = self._find_ready(feeds)
+        feeds, non_tensor = self._signature.apart(feeds)
+        binding, arrays, _ = self._find_ready(feeds)
         with torch.inference_mode():
-            border.load(arrays)
-        border.instance.moving.update(loose)
-        return border.instance
+            binding.load(arrays)
+        binding.instance.moving.update(non_tensor)
+        return binding.instance
 
     def memory(self) -> list[tuple[str, int]]:
         """The shapes that are kept, latest last, and the bytes each holds in arena and inputs."""
-        ready = [(key, b.instance) for key, b in self._borders.items() if not isinstance(b, Newcomer)]
+        ready = [(key, b.instance) for key, b in self._bindings.items() if not isinstance(b, PendingShape)]
         return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
 
     def _run(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
-        if self._signature.loose:
+        if self._signature.non_tensor:
             return self._run_loose(feeds, execute)
-        border, arrays, is_torch = self._find(feeds)
-        return self._run_at(border, arrays, execute, is_torch=is_torch)
+        binding, arrays, is_torch = self._find(feeds)
+        return self._run_at(binding, arrays, execute, is_torch=is_torch)
 
     def _run_loose(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
         """With strings or sequences among the inputs: steps are handed these as they are."""
-        feeds, loose = self._signature.apart(feeds)
-        border, arrays, is_torch = self._find_ready(feeds)
-        moving = border.instance.moving
-        moving.update(loose)
+        feeds, non_tensor = self._signature.apart(feeds)
+        binding, arrays, is_torch = self._find_ready(feeds)
+        moving = binding.instance.moving
+        moving.update(non_tensor)
         try:
-            return self._run_at(border, arrays, execute, is_torch=is_torch)
+            return self._run_at(binding, arrays, execute, is_torch=is_torch)
         finally:
-            moving.update(dict.fromkeys(loose))
+            moving.update(dict.fromkeys(non_tensor))
 
     def _run_at(
-        self, border: AnyBorder, arrays: list[Any], execute: Callable[[Instance], object], *, is_torch: bool
+        self, binding: AnyBinding, arrays: list[Any], execute: Callable[[Instance], object], *, is_torch: bool
     ) -> dict[str, Any]:
         if not is_torch:
             plain = dict(zip(self._names, map(np.asarray, arrays), strict=True))
-            made = border.run(plain, execute)
+            made = binding.run(plain, execute)
             assert made is not None, "checked arrays fit the instance that was made for them"
             return made
-        return border.run_tensors(arrays, execute)
+        return binding.run_tensors(arrays, execute)
 
-    def _find_ready(self, feeds: Feeds) -> tuple[AnyBorder, list[Any], bool]:
+    def _find_ready(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
         """As `_find`, but waits for an instance that is still being made."""
         found = self._find(feeds)
-        if not isinstance(found[0], Newcomer):
+        if not isinstance(found[0], PendingShape):
             return found
         found[0].wait()
         return self._find(feeds)
 
-    def _find(self, feeds: Feeds) -> tuple[AnyBorder, list[Any], bool]:
+    def _find(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
         """The border for these inputs, the inputs in order, and whether there are tensors among them."""
         try:
             arrays = [feeds[name] for name in self._names]
@@ -154,14 +154,14 @@ class Context:
             key = self._key(arrays)
         if len(feeds) != len(arrays):
             arrays = self._signature.checked(feeds)
-        border = self._borders.get(key)
-        if border is None:
+        binding = self._bindings.get(key)
+        if binding is None:
             arrays = self._signature.checked(feeds)
-            border = self._new_border(key, arrays)
-        elif len(self._borders) > 1:
-            self._borders.move_to_end(key)
-        if isinstance(border, Newcomer) and border.is_ready:
-            border = self._borders[key] = border.successor()
+            binding = self._new_binding(key, arrays)
+        elif len(self._bindings) > 1:
+            self._bindings.move_to_end(key)
+        if isinstance(binding, PendingShape) and binding.is_ready:
+            binding = self._bindings[key] = binding.successor()
         is_torch = False
         for i, array in enumerate(arrays):
             is_tensor = isinstance(array, torch.Tensor)
@@ -170,10 +170,10 @@ class Context:
             is_torch |= is_tensor
         if self._watch.observation is not None:
             self._watch.observation.count(dict(zip(self._names, key, strict=False)))
-        # a newcomer gives way to its successor, and a value decides which border is right
-        is_slow = is_torch or self._valued or self._signature.loose or isinstance(border, Newcomer)
-        self._latest = None if is_slow else border
-        return border, arrays, is_torch
+        # a pending shape gives way to its successor, and a value decides which binding is right
+        is_slow = is_torch or self._valued or self._signature.non_tensor or isinstance(binding, PendingShape)
+        self._latest = None if is_slow else binding
+        return binding, arrays, is_torch
 
     def _key(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         shapes = tuple(tuple(array.shape) for array in arrays)
@@ -181,7 +181,7 @@ class Context:
             return shapes
         return (*shapes, *(values_of(arrays[i]) for i in self._valued))
 
-    def _new_border(self, key: tuple[Any, ...], arrays: Sequence[Any]) -> AnyBorder:
+    def _new_binding(self, key: tuple[Any, ...], arrays: Sequence[Any]) -> AnyBinding:
         specs = self._signature.specs(arrays)
         self._values_met += bool(self._valued)
         if len(key) == len(self._names) and self._valued:
@@ -190,10 +190,10 @@ class Context:
         self._signature.require_guards(specs)
         if not self._may_pad:
             self._signature.require(specs)
-        border = self._borders[key] = self._make_border(specs, self._numpy_dtypes)
-        while len(self._borders) > KEPT_INSTANCES:
-            self._borders.popitem(last=False)
-        return border
+        binding = self._bindings[key] = self._make_binding(specs, self._numpy_dtypes)
+        while len(self._bindings) > KEPT_INSTANCES:
+            self._bindings.popitem(last=False)
+        return binding
 
 
 def _key_text(names: Sequence[str], key: Sequence[tuple[int, ...]]) -> str:

@@ -19,11 +19,11 @@ from torch import Tensor
 from ridgeline.base.spec import Body, TensorSpec
 from ridgeline.errors import BuildError, InputError, LimitError
 from ridgeline.ir.body import read_program
-from ridgeline.ir.settle import NEVER_EMPTY, Settled
+from ridgeline.ir.infer import NEVER_EMPTY, Inferred
 from ridgeline.kernels.elements import dtype_name
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import require_rows
@@ -52,7 +52,7 @@ class CountedRun:
         """Raise LimitError if the model goes beyond a limit on these inputs, InputError if a recurrent layer
         has nothing to compute. What else is wrong with them, the reference says."""
         start = time.perf_counter()
-        settled = Settled()
+        inferred = Inferred()
         try:
             given = [taken_in(feeds[name]) for name in self._program.inputs]
             specs = {
@@ -60,17 +60,17 @@ class CountedRun:
                 for name, value in zip(self._program.inputs, given, strict=True)
                 if isinstance(value, Tensor)
             }
-            settle_program(self._program, specs, self._weights, settled)
+            infer_program(self._program, specs, self._weights, inferred)
         except LimitError:
             raise
         except Exception:
-            if 0 in self._rows(settled):
+            if 0 in self._rows(inferred):
                 raise
             return
-        if not self._has_loops and None not in self._rows(settled):
+        if not self._has_loops and None not in self._rows(inferred):
             return
         try:
-            self._run_on_floor(given, settled.specs)
+            self._run_on_floor(given, inferred.specs)
         except (LimitError, InputError):
             raise
         except Exception:  # not the floor
@@ -78,10 +78,10 @@ class CountedRun:
         finally:
             self._seconds = max(self._seconds, time.perf_counter() - start)
 
-    def _rows(self, settled: Settled) -> list[int | None]:
+    def _rows(self, inferred: Inferred) -> list[int | None]:
         """How many elements recurrent layers are given; None where data decides."""
         ops = self._program.flat_ops(self._program.regions)[0]
-        given = [settled.specs.get(op.inputs[0]) for op in ops if op.key in NEVER_EMPTY]
+        given = [inferred.specs.get(op.inputs[0]) for op in ops if op.key in NEVER_EMPTY]
         inside = [None for op in ops if any(_holds_recurrent(attr) for attr in op.attrs.values())]
         return [*(None if spec is None else spec.numel for spec in given), *inside]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
-from ridgeline.runtime.io import AnyBorder
+from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.signature import Signature
 
 
@@ -20,7 +20,7 @@ class CudaContext(Context):
     def __init__(
         self,
         signature: Signature,
-        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBorder],
+        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding],
         make_instance: Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance],
     ) -> None:
         super().__init__(signature, make_border)

@@ -14,7 +14,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
-from ridgeline.runtime.held import code_bytes, storages, unused_around
+from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned import never_free_pinned, new_pinned
 from ridgeline.runtime.weights import DeviceWeights

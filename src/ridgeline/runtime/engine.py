@@ -20,7 +20,7 @@ from ridgeline.base.spec import Body, Port, Site, TensorSpec
 from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import OptionError, PlanError, UnsupportedError
 from ridgeline.ir.body import Program, Region, read_program
-from ridgeline.ir.settle import Settled
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site, merge
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
 from ridgeline.options import DEFAULT_LIMITS, Limits
@@ -31,24 +31,24 @@ from ridgeline.runtime.context import Context
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.cuda_instance import CudaBorder, CudaInstance, gpu_memory
 from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_device, require_memory, require_runs
+from ridgeline.runtime.embedded_kernels import OTHER_VERSION, collect, require_kernels
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
 from ridgeline.runtime.forking import PerProcess
-from ridgeline.runtime.instance import Instance, settle_program
-from ridgeline.runtime.io import AnyBorder, Border
+from ridgeline.runtime.instance import Instance, infer_program
+from ridgeline.runtime.io import AnyBinding, IoBinding
 from ridgeline.runtime.islands import Islands, fused_body, subgraphs
 from ridgeline.runtime.launches import Launches
 from ridgeline.runtime.observe import Observation, Watch
-from ridgeline.runtime.on_board import OTHER_VERSION, collect, require_kernels
 from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
+from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
-from ridgeline.runtime.standby import Newcomer
 from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.ort import inside_bodies
 
 # makes the choices that were only predicted; handed in by the build, which knows how to measure
-Settle: TypeAlias = Callable[["Engine"], tuple[Plan, Report]]
+Retune: TypeAlias = Callable[["Engine"], tuple[Plan, Report]]
 
 
 class Engine:
@@ -66,7 +66,7 @@ class Engine:
         store: KernelStore = COMPILED_HERE,
         left_out: str = "",
         expected: Mapping[str, Tensor] | None = None,
-        settle: Settle | None = None,
+        retune: Retune | None = None,
         islands: Islands | None = None,
         shared: Engine | None = None,  # the same model planned for another profile
         limits: Limits = DEFAULT_LIMITS,
@@ -80,7 +80,7 @@ class Engine:
         self.store: KernelStore = shared.store if shared is not None else store  # those it may use
         self.left_out = left_out  # why those are not used
         self.expected = dict(expected or {})  # inputs and outputs to check the first run on its GPU with
-        self._settle = settle
+        self._retune = retune
         self._is_cuda = plan.target.kind == "cuda"
         self.waits = plan.waits  # until new shapes are planned, instead of running them without compiling
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
@@ -140,7 +140,7 @@ class Engine:
         """The same model planned for one more profile; inputs that it holds are run by it."""
         variant = Engine(
             replace(plan, others=()), self.report, self.model, self.weights, self.tactics,
-            settle=self._settle, islands=islands, shared=self,
+            retune=self._retune, islands=islands, shared=self,
         )  # fmt: skip
         self.variants = (*self.variants, variant)
         return variant
@@ -166,7 +166,7 @@ class Engine:
         if self._is_cuda:
             require_device(self.plan.target)
             for variant in self.variants:
-                variant.settle()
+                variant.retune()
             return CudaContext(self.signature, self._cuda_border, self.cuda_instance)
         waits = self.waits if wait is None else wait
         make = self._border_now if waits else self._border
@@ -180,23 +180,23 @@ class Engine:
     def serves_new_shapes(self) -> bool:
         return not (self._is_cuda or self.waits or self.plan.pads)
 
-    def _lean_border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
-        return Border(self.at(specs).instance(specs, compiles=False), dtypes)
+    def _lean_border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+        return IoBinding(self.at(specs).instance(specs, compiles=False), dtypes)
 
-    def _border_now(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
+    def _border_now(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
         if self.plan.pads and self.signature.find(specs) is None:
             larger, axes = pad_to_profile(self.program, self.signature, specs, self.weights)
             return PaddedBorder(self._border_now(larger, dtypes), specs, larger, axes)
-        return Border(self.at(specs).instance(specs), dtypes)
+        return IoBinding(self.at(specs).instance(specs), dtypes)
 
-    def _border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBorder:
+    def _border(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
         """At once where the plan was made for these shapes; others run on standby until theirs is."""
         require_runs(self.plan.target)
         is_padded = self.plan.pads and self.signature.find(specs) is None
         if is_padded or specs == self.at(specs).plan.planned_shapes:
             return self._border_now(specs, dtypes)
         plan_later = partial(self._own.submit, self._border_now, specs, dtypes)
-        return Newcomer(partial(self._lean_border, specs, dtypes), plan_later)
+        return PendingShape(partial(self._lean_border, specs, dtypes), plan_later)
 
     def wait(self) -> None:
         """Return when every plan that is being made in the background is there."""
@@ -211,20 +211,20 @@ class Engine:
         self._watch.observation = observation
         return observation
 
-    def settle(self) -> None:
+    def retune(self) -> None:
         """Make the choices that a build without this GPU could only predict: once, before the first run."""
-        with self._own.settling:
-            settle, self._settle = self._settle, None
-            if settle is None or not self.plan.is_predicted:
+        with self._own.retuning:
+            retune, self._retune = self._retune, None
+            if retune is None or not self.plan.is_predicted:
                 return
             self._require_kernels()
             predicted = self.plan
             try:
-                self.plan, self.report = settle(self)
+                self.plan, self.report = retune(self)
             except BaseException:
                 # the next run must meet the same error, and not an engine that failed its checks
                 self.choose(predicted)
-                self._settle = settle
+                self._retune = retune
                 raise
             self.expected = {}
 
@@ -233,18 +233,18 @@ class Engine:
         self.plan = plan
         self._launches.clear()
 
-    def sites(self, settled: Settled) -> list[tuple[int, Region, Site]]:
+    def sites(self, inferred: Inferred) -> list[tuple[int, Region, Site]]:
         """The steps that do work at these shapes: index in the plan, region, site."""
         return [
-            (index, region, make_site(self.program, region, settled, self.plan.target))
+            (index, region, make_site(self.program, region, inferred, self.plan.target))
             for index, region in enumerate(self._regions)
-            if not settled.is_host(region)
+            if not inferred.is_host(region)
         ]
 
     def planned_sites(self) -> list[tuple[Step, Site]]:
         """Every step with its site at the planned shapes."""
-        settled = settle_program(self.program, self.plan.planned_shapes, self.weights)
-        return [(self.plan.steps[index], site) for index, _, site in self.sites(settled)]
+        inferred = infer_program(self.program, self.plan.planned_shapes, self.weights)
+        return [(self.plan.steps[index], site) for index, _, site in self.sites(inferred)]
 
     def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance:
         """The engine at these shapes, in new memory. Without compiling, steps that would run on the floor."""
@@ -284,7 +284,7 @@ class Engine:
                 self.plan.target,
                 self._launches.launch,
                 self._launches.compile_ahead,
-                settled=settle_program(self.program, inputs, self.weights),
+                inferred=infer_program(self.program, inputs, self.weights),
                 given=given,
             )
         instance.notes = self.notes

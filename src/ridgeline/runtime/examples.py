@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import LimitError
 from ridgeline.ir.body import Program
-from ridgeline.ir.settle import Settled, settled_value
+from ridgeline.ir.infer import Inferred, settled_value
 from ridgeline.kernels.elements import (
     TORCH_DTYPES,
     fill,
@@ -26,8 +26,8 @@ from ridgeline.kernels.elements import (
 )
 from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
-from ridgeline.runtime.instance import settle_program
-from ridgeline.runtime.loose import draw_loose
+from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.non_tensor import draw_non_tensor
 from ridgeline.runtime.weights import default_of
 
 # draws floats of a shape
@@ -70,13 +70,13 @@ def example_feeds(
     flat, _ = program.flat_ops(program.regions)
     ops = list(_all_ops(flat))
     has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
-    settled = settle_program(program, shapes, weights) if has_integers else Settled(dict(shapes))
+    inferred = infer_program(program, shapes, weights) if has_integers else Inferred(dict(shapes))
     beside = list(shapes.values())
     made: dict[str, Any] = {}
     for name in program.inputs:
         default = default_of(weights, name)
         if name in program.loose_inputs:
-            made[name] = draw_loose(rng, program.loose_inputs[name])
+            made[name] = draw_non_tensor(rng, program.loose_inputs[name])
         elif (
             default is not None
             and default.shape == shapes[name].shape
@@ -86,7 +86,7 @@ def example_feeds(
         else:
             try:
                 made[name] = _draw(
-                    rng, name, shapes[name], ops, settled.specs, settled.values, beside, floats=floats
+                    rng, name, shapes[name], ops, inferred.specs, inferred.values, beside, floats=floats
                 )
             except MemoryError as error:
                 raise LimitError(

@@ -49,7 +49,7 @@ class PerProcess:
 
     def after_fork(self) -> None:
         """Leave to the parent what its threads hold."""
-        self.lock, self.binding, self.settling = threading.Lock(), threading.Lock(), threading.RLock()
+        self.lock, self.binding, self.retuning = threading.Lock(), threading.Lock(), threading.RLock()
         self.local = threading.local()  # a context for every thread that runs the engine
         self.planner: ThreadPoolExecutor | None = None
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError, PlanError
 from ridgeline.ir.body import Program, Region
+from ridgeline.ir.infer import Inferred, infer
 from ridgeline.ir.layout import assign_layouts
-from ridgeline.ir.settle import Settled, settle
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
@@ -41,21 +41,21 @@ class BoundStep:
     io: StepIO
 
 
-def settle_program(
+def infer_program(
     program: Program,
     inputs: Mapping[str, TensorSpec],
     weights: Mapping[str, Tensor],
-    into: Settled | None = None,
-) -> Settled:
+    into: Inferred | None = None,
+) -> Inferred:
     """Every shape and layout of the program at these inputs. `weights` are read on the host."""
     specs = {n: TensorSpec(dtype_name(t), tuple(t.shape)) for n, t in weights.items()}
     # shape arithmetic is done in plain numbers
     known = {
         n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and is_plain(numpy_dtype(specs[n].dtype))
     }
-    settled = settle(program, inputs, specs, known, into)
-    assign_layouts(program, settled)
-    return settled
+    inferred = infer(program, inputs, specs, known, into)
+    assign_layouts(program, inferred)
+    return inferred
 
 
 class Instance:
@@ -73,26 +73,26 @@ class Instance:
         bind: Bind,
         prepare: Callable[[Sequence[tuple[int, Site]]], None] | None = None,  # before the first bind
         *,
-        settled: Settled | None = None,  # at these inputs, if known already
+        inferred: Inferred | None = None,  # at these inputs, if known already
         given: Mapping[str, Tensor] | None = None,  # memory of the inputs, if the caller has it
     ) -> None:
         self.program = program
-        self.settled = settled if settled is not None else settle_program(program, inputs, weights)
+        self.inferred = inferred if inferred is not None else infer_program(program, inputs, weights)
         sites = [
-            (index, region, make_site(program, region, self.settled, target))
+            (index, region, make_site(program, region, self.inferred, target))
             for index, region in enumerate(regions)
-            if not self.settled.is_host(region)
+            if not self.inferred.is_host(region)
         ]
-        require_made(program, [region for _, region, _ in sites], self.settled)
-        require_room(self.settled)
+        require_made(program, [region for _, region, _ in sites], self.inferred)
+        require_room(self.inferred)
         if prepare is not None:
             prepare([(index, site) for index, _, site in sites])
         self.steps = self._bind_steps(sites, bind)
-        self.layout: Layout = lay_out_steps(program, [step.io for step in self.steps], self.settled)
+        self.layout: Layout = lay_out_steps(program, [step.io for step in self.steps], self.inferred)
         self._allocate({} if given else inputs)
         self.inputs: Mapping[str, Tensor] = given or self._own_inputs
         self.tensors: dict[str, Tensor] = dict(self.inputs)
-        self._outside = Outside(weights, self.settled.values, self.device)
+        self._outside = Outside(weights, self.inferred.values, self.device)
         self.tensors.update((n, self._outside.get(n)) for n in program.outputs if n in self._outside)
         self._make_tensors()
         self.calls = self._make_calls()
@@ -116,12 +116,12 @@ class Instance:
         steps = []
         for index, region, site in sites:
             launch = None if views_of(site) else bind(index, site)
-            steps.append(BoundStep(index, region, site, launch, step_io(region, site, self.settled, launch)))
+            steps.append(BoundStep(index, region, site, launch, step_io(region, site, self.inferred, launch)))
         return steps
 
     def _make_tensors(self) -> None:
         """A tensor for every value that has a fixed place: arena values, then what looks at them."""
-        specs = self.settled.specs
+        specs = self.inferred.specs
         for name, offset in self.layout.offsets.items():
             self.tensors[name] = place(self.arena, offset, specs[name])
         for name in self.layout.aliases:
@@ -187,9 +187,9 @@ class Instance:
     def _moving_views(
         self, moving: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
     ) -> Callable[[], object]:
-        specs = [self.settled.specs[value] for value, _, _ in views]
+        specs = [self.inferred.specs[value] for value, _, _ in views]
         looks = [(v, s, n, n + spec.numel, spec.shape) for (v, s, n), spec in zip(views, specs, strict=True)]
-        last = {s for _, s, _ in views if self.settled.specs[s].layout == "channels_last"}
+        last = {s for _, s, _ in views if self.inferred.specs[s].layout == "channels_last"}
 
         def step() -> None:
             for value, source, begin, end, shape in looks:
@@ -215,9 +215,9 @@ class Instance:
         return (fixed, True) if fixed is not None else (self.moving[name], False)
 
 
-def require_made(program: Program, steps: Sequence[Region], settled: Settled) -> None:
+def require_made(program: Program, steps: Sequence[Region], inferred: Inferred) -> None:
     """Every value that is read was made before: else a step would read memory that nobody has written."""
-    here = {*program.inputs, *program.weights, *settled.values, ""}
+    here = {*program.inputs, *program.weights, *inferred.values, ""}
     for region in steps:
         missing = [name for name in region.inputs if name not in here]
         if missing:
@@ -228,10 +228,10 @@ def require_made(program: Program, steps: Sequence[Region], settled: Settled) ->
         raise PlanError(f"no step makes the output {missing[0]!r} at these shapes")
 
 
-def require_room(settled: Settled) -> None:
+def require_room(inferred: Inferred) -> None:
     """No single value is larger than the machine's memory."""
     room = host_bytes()
-    for name, spec in settled.specs.items():
+    for name, spec in inferred.specs.items():
         if spec.nbytes > room:
             raise InputError(
                 f"{name!r} would be {spec} at these shapes",
@@ -240,23 +240,23 @@ def require_room(settled: Settled) -> None:
             )
 
 
-def step_io(region: Region, site: Site, settled: Settled, launch: Launch | Footprint | None) -> StepIO:
+def step_io(region: Region, site: Site, inferred: Inferred, launch: Launch | Footprint | None) -> StepIO:
     """What a step is to memory, from its launch or from what is foretold of it; None: it is only a view."""
-    loose = any(name not in settled.specs for name in region.outputs)
+    data_dependent = any(name not in inferred.specs for name in region.outputs)
     return StepIO(
         inputs=region.inputs,
         outputs=region.outputs,
-        writes_out=launch is not None and launch.writes_out and not loose,
+        writes_out=launch is not None and launch.writes_out and not data_dependent,
         in_place=launch is not None and launch.in_place,
         views=tuple((region.outer(v), region.outer(s), first) for v, s, first in views_of(site)),
         joins=tuple((region.outer(name), first) for name, first in joins_of(site)),
     )
 
 
-def lay_out_steps(program: Program, ios: Sequence[StepIO], settled: Settled) -> Layout:
+def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -> Layout:
     """Where everything lies that these steps make."""
-    borders = {*program.inputs, *program.weights, *settled.values}
-    return lay_out(ios, settled.specs, borders=borders, outputs=program.outputs)
+    borders = {*program.inputs, *program.weights, *inferred.values}
+    return lay_out(ios, inferred.specs, borders=borders, outputs=program.outputs)
 
 
 class _MovingStep:

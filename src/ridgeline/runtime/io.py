@@ -16,7 +16,7 @@ import torch
 
 from ridgeline.kernels.elements import as_numpy, fill
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.loose import handed_out
+from ridgeline.runtime.non_tensor import handed_out
 from ridgeline.tactics.base import Move
 
 # below this a copy is quicker than pointing steps elsewhere and back
@@ -31,7 +31,7 @@ Execute: TypeAlias = Callable[[Instance], object]
 Pointers = tuple[tuple[Move, int], ...]
 
 
-class AnyBorder(Protocol):
+class AnyBinding(Protocol):
     """Between a caller and an instance, wherever the instance lies."""
 
     @property
@@ -135,7 +135,7 @@ class LentOutput(Lent):
         return self.array
 
 
-class Border:
+class IoBinding:
     """All that a run does besides its steps. It is on the way of every call, so it calls little itself."""
 
     def __init__(self, instance: Instance, dtypes: Sequence[Any]) -> None:
@@ -232,7 +232,7 @@ def input_pointers(instance: Instance, name: str) -> Pointers:
 
 def output_pointers(instance: Instance, name: str) -> Pointers:
     """How to let the steps write an output elsewhere: all of its memory, and that of no other output."""
-    layout, specs = instance.layout, instance.settled.specs
+    layout, specs = instance.layout, instance.inferred.specs
     root, _ = layout.root(name)
     shared = [other for other in set(instance.program.outputs) if layout.root(other)[0] == root]
     if root not in layout.offsets or len(shared) > 1 or specs[root].numel != specs[name].numel:
@@ -242,14 +242,14 @@ def output_pointers(instance: Instance, name: str) -> Pointers:
 
 def _pointers(instance: Instance, root: str) -> Pointers:
     """Every use of a value and of what looks at it, or none: they must all see the same memory."""
-    spec = instance.settled.specs[root]
+    spec = instance.inferred.specs[root]
     found = []
     for name, move in instance.uses:
         owner, first = instance.layout.root(name)
         if owner == root:
             begin = first * spec.nbytes // max(spec.numel, 1)
             # a use that reaches past the value would reach past the caller's array too
-            if begin + instance.settled.specs[name].nbytes > spec.nbytes:
+            if begin + instance.inferred.specs[name].nbytes > spec.nbytes:
                 return ()
             found.append((move, begin))
     if spec.nbytes < LENT_BYTES or spec.layout != "contiguous":

@@ -17,13 +17,13 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError
 from ridgeline.ir.body import Program, Region, ir_version_for, read_program
-from ridgeline.ir.settle import Settled, type_proto
+from ridgeline.ir.infer import Inferred, type_proto
 from ridgeline.kernels.elements import as_numpy, cloned, fill
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.instance import Instance, settle_program
+from ridgeline.runtime.instance import Instance, infer_program
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
@@ -58,11 +58,11 @@ def subgraphs(region: Region) -> Iterator[tuple[str, Body]]:
             yield f"{region.name}.{name}", attr
 
 
-def entry_specs(region: Region, body: Body, settled: Settled) -> dict[str, TensorSpec] | None:
+def entry_specs(region: Region, body: Body, inferred: Inferred) -> dict[str, TensorSpec] | None:
     """What a body is given on its first run, by name; None where that depends on data."""
     op = control_op(region)
     assert op is not None, "only control flow has bodies"
-    return first_trip(op, body, settled.specs)
+    return first_trip(op, body, inferred.specs)
 
 
 def fused_body(
@@ -94,7 +94,7 @@ def fused_body(
     canonicalise(model, target=target, limits=program.limits)
     inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
     body_program = read_program(model, program.limits)
-    partition(model, settle_program(body_program, inner, weights_of(model)), target=target)
+    partition(model, infer_program(body_program, inner, weights_of(model)), target=target)
     remove_unused(model)
     return model, inner
 
@@ -198,23 +198,23 @@ class Islands:
         return Launch(call, note="; ".join(notes), wants_host_values=True)
 
 
-def island_reason(region: Region, settled: Settled) -> str | None:
+def island_reason(region: Region, inferred: Inferred) -> str | None:
     """Why a step cannot be planned; None for one that can."""
     op = control_op(region)
     if op is not None:
         return (
             f"{op.op_type}: data says {'which branch' if op.op_type == 'If' else 'how often the body'} runs"
         )
-    if not settled.is_loose(region):
+    if not inferred.is_non_tensor(region):
         return None
     for name in (*region.inputs, *region.outputs):
-        kind = settled.loose_kind(name)
+        kind = inferred.non_tensor_kind(name)
         if kind is not None:
             return f"{name!r} is {kind}, for which no memory is planned"
     for inner in region.body.ops:
         if inner.op_type in DATA_DEPENDENT:
             return f"{inner.op_type}: the number of results depends on data"
-    unsettled = [name for name in region.inputs if name and name not in settled.specs]
-    if unsettled:
-        return f"the shape of {unsettled[0]!r} depends on data"
+    unknown = [name for name in region.inputs if name and name not in inferred.specs]
+    if unknown:
+        return f"the shape of {unknown[0]!r} depends on data"
     return f"{region.body.ops[0].op_type}: an operand decides the shape of the result"

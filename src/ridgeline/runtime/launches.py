@@ -14,7 +14,7 @@ from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Compiles, Launch, Tactic, could_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
@@ -174,6 +174,6 @@ def _note_text(reason: str, steps: Mapping[str, str]) -> str:
 
 def _why_not(tactic: Tactic, site: Site) -> str | None:
     """As the tactic says; only two take sites with open shapes, and others were not written to be asked."""
-    if tactic.name not in ("aten", "ort") and not is_settled(site):
+    if tactic.name not in ("aten", "ort") and not is_inferred(site):
         return "a shape inside depends on data"
     return tactic.why_not(site)

@@ -18,8 +18,8 @@ from ridgeline.options import DimRange
 from ridgeline.passes.padding import padded_axes
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.instance import Instance, settle_program
-from ridgeline.runtime.io import AnyBorder
+from ridgeline.runtime.instance import Instance, infer_program
+from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.signature import Signature
 
 Cut = tuple[int, int]  # axis, real size
@@ -52,8 +52,8 @@ def why_or_cuts(
     weights: Mapping[str, Tensor],
 ) -> dict[str, Cut | None]:
     """Where each output ends when padding is cut off; `Forbidden` where padding would change results."""
-    at_real = settle_program(program, real, weights)
-    axes = padded_axes(program, at_real, settle_program(program, padded, weights))
+    at_real = infer_program(program, real, weights)
+    axes = padded_axes(program, at_real, infer_program(program, padded, weights))
     return {
         name: None if axis is None else (axis, at_real.specs[name].shape[axis]) for name, axis in axes.items()
     }
@@ -129,7 +129,7 @@ class PaddedBorder:
 
     def __init__(
         self,
-        inner: AnyBorder,
+        inner: AnyBinding,
         specs: Mapping[str, TensorSpec],
         larger: Mapping[str, TensorSpec],
         cuts: Mapping[str, Cut | None],

@@ -17,8 +17,8 @@ from torch import Tensor
 from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import InputError
 from ridgeline.ir.body import Program
-from ridgeline.ir.settle import Settled
-from ridgeline.runtime.instance import settle_program
+from ridgeline.ir.infer import Inferred
+from ridgeline.runtime.instance import infer_program
 
 Shapes = Mapping[str, TensorSpec]
 # sizes, trials and time worth spending on a model whose shapes nobody gave
@@ -91,9 +91,9 @@ class ShapeSearch:
 
     def _reach(self, shapes: Shapes) -> tuple[int, bool]:
         """How many values are settled before something does not fit, and whether all are."""
-        into = Settled()
+        into = Inferred()
         try:
-            settle_program(self._program, shapes, self._weights, into)
+            infer_program(self._program, shapes, self._weights, into)
         except InputError:
             return len(into.specs), False
         return len(into.specs), True

@@ -16,7 +16,7 @@ from ridgeline.errors import InputError, did_you_mean
 from ridgeline.kernels.elements import DTYPE_NAMES
 from ridgeline.options import Ranges, Values
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.loose import take_loose
+from ridgeline.runtime.non_tensor import take_non_tensor
 
 Feeds = Mapping[str, Any]
 
@@ -83,8 +83,8 @@ class Signature:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.guards = tuple(guards)
-        self.ports = {port.name: port for port in ports if not port.is_loose}
-        self.loose = {port.name: port for port in ports if port.is_loose}
+        self.ports = {port.name: port for port in ports if not port.is_non_tensor}
+        self.non_tensor = {port.name: port for port in ports if port.is_non_tensor}
         self.bounds = tuple(bounds)
         self.defaults = dict(defaults or {})  # of inputs that may be left out
         self.valued = tuple(port.name for port in ports if any(port.name in b.values for b in bounds))
@@ -96,7 +96,7 @@ class Signature:
             raise InputError("run takes a mapping", got=type(feeds).__name__, want='{"input name": array}')
         known = list(self.ports)
         problems = [
-            f"there is no input {name!r}: {did_you_mean(str(name), [*known, *self.loose])}"
+            f"there is no input {name!r}: {did_you_mean(str(name), [*known, *self.non_tensor])}"
             for name in feeds
             if name not in known
         ]
@@ -119,10 +119,10 @@ class Signature:
 
     def apart(self, feeds: Feeds) -> tuple[Feeds, dict[str, Any]]:
         """Arrays and tensors, and beside them what no memory is planned for: strings, sequences."""
-        if not self.loose or not isinstance(feeds, Mapping):
+        if not self.non_tensor or not isinstance(feeds, Mapping):
             return feeds, {}
-        rest = {name: value for name, value in feeds.items() if name not in self.loose}
-        return rest, take_loose(self.loose, feeds)
+        rest = {name: value for name, value in feeds.items() if name not in self.non_tensor}
+        return rest, take_non_tensor(self.non_tensor, feeds)
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
         """The inputs as specs; those of shape tensors carry their values."""

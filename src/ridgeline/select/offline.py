@@ -18,8 +18,9 @@ from ridgeline.ir.body import Region
 from ridgeline.ir.views import views_of
 from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_kernels
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.runtime.on_board import RUNNERS_UP
-from ridgeline.select.plans import Selection, Workshop, single, stale
+from ridgeline.runtime.embedded_kernels import RUNNERS_UP
+from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.plans import single, stale
 from ridgeline.select.sites import candidates_of, check_workspace
 from ridgeline.tactics.base import Foretells, HasKernels, Tactic
 from ridgeline.tactics.cache import Entry, Measured, only_offered
@@ -27,35 +28,35 @@ from ridgeline.tactics.own_kernels import require_fit
 from ridgeline.tactics.predict import predict_us
 
 
-def select_elsewhere(
-    shop: Workshop, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]
+def select_offline(
+    context: SelectionContext, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]
 ) -> Selection:
     """Choose for every region without its GPU."""
     made = Selection()
-    work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
+    work = [region for region in context.program.regions if not context.inferred.is_host(region)]
     contests: dict[str, Contest] = {}
     for region in work:
-        site = made.sites[region.name] = shop.site(region)
+        site = made.sites[region.name] = context.site(region)
         if not views_of(site):
-            contests.setdefault(shop.key(site), Contest(region, site))
-    if shop.lock is not None:
-        unknown = [contest.region.name for key, contest in contests.items() if shop.find(key) is None]
+            contests.setdefault(context.key(site), Contest(region, site))
+    if context.lock is not None:
+        unknown = [contest.region.name for key, contest in contests.items() if context.find(key) is None]
         if unknown:
-            raise stale(shop.options, unknown)
+            raise stale(context.options, unknown)
     for i, (key, contest) in enumerate(contests.items()):
-        shop.options.tell("predict", i, len(contests), contest.region.name)
-        contest.open(shop.find(key), shop)
-    shop.options.tell("predict", len(contests), len(contests))
-    _compile(shop, list(contests.values()))
+        context.options.tell("predict", i, len(contests), contest.region.name)
+        contest.open(context.find(key), context)
+    context.options.tell("predict", len(contests), len(contests))
+    _compile(context, list(contests.values()))
     for region in work:
-        key = shop.key(made.sites[region.name])
+        key = context.key(made.sites[region.name])
         if key in contests:
-            made.entries[region.name] = shop.cache.entries[key] = contests[key].entry
+            made.entries[region.name] = context.cache.entries[key] = contests[key].entry
     made.keys = list(contests)
     made.cached = sum(contest.is_known for contest in contests.values())
     made.predicted = len(contests) - made.cached
     made.measured_at = tuple(dict.fromkeys(c.entry.context for c in contests.values() if c.entry.context))
-    made.steps = tuple(single(shop, region, made) for region in work)
+    made.steps = tuple(single(context, region, made) for region in work)
     return made
 
 
@@ -69,13 +70,15 @@ class Contest:
     is_known: bool = False  # from a lock or a cache
     waiting: list[int] = field(default_factory=list)  # candidates by rank, none of them tried yet
     good: list[int] = field(default_factory=list)
-    compiled: int = 0  # of the good ones: a library needs no kernel on board
+    compiled: int = 0  # of the good ones: a library needs no embedded kernel
 
-    def open(self, known: Entry | None, shop: Workshop) -> None:
+    def open(self, known: Entry | None, context: SelectionContext) -> None:
         """Rank the candidates: as they were measured, else as they are predicted."""
         self.is_known = known is not None
         self.entry = (
-            predicted(self.site, shop) if known is None else only_offered(known, self.site, shop.tactics)
+            predicted(self.site, context)
+            if known is None
+            else only_offered(known, self.site, context.tactics)
         )
         ranks = [self.entry.chosen, *(i for i in range(len(self.entry.candidates)) if i != self.entry.chosen)]
         self.waiting = [i for i in ranks if self.entry.candidates[i].refused is None]
@@ -104,17 +107,17 @@ class Contest:
             self.entry = replace(self.entry, candidates=(*kept, *dropped), chosen=0)
 
 
-def predicted(site: Site, shop: Workshop) -> Entry:
+def predicted(site: Site, context: SelectionContext) -> Entry:
     """Every willing candidate with the time it should take, best first."""
-    willing, refused = candidates_of(site, shop.tactics, all_configs=shop.options.level > 0)
-    by_name = {tactic.name: tactic for tactic in shop.tactics}
+    willing, refused = candidates_of(site, context.tactics, all_configs=context.options.level > 0)
+    by_name = {tactic.name: tactic for tactic in context.tactics}
     ranks: dict[str, int] = {}
     told: list[Measured] = []
     for candidate in willing:
         tactic = by_name[candidate.tactic]
         rank = ranks[candidate.tactic] = ranks.get(candidate.tactic, -1) + 1
         try:
-            _check_room(tactic, site, candidate, shop)
+            _check_room(tactic, site, candidate, context)
             told.append(
                 replace(candidate, predicted_us=predict_us(tactic, site, candidate.config, rank=rank))
             )
@@ -129,16 +132,16 @@ def predicted(site: Site, shop: Workshop) -> Entry:
     return Entry(site.name, (*told, *refused), 0)
 
 
-def _check_room(tactic: Tactic, site: Site, candidate: Measured, shop: Workshop) -> None:
-    if shop.options.workspace_bytes is not None and isinstance(tactic, Foretells):
+def _check_room(tactic: Tactic, site: Site, candidate: Measured, context: SelectionContext) -> None:
+    if context.options.workspace_bytes is not None and isinstance(tactic, Foretells):
         needed = tactic.footprint(site, candidate.config).packed_bytes
-        check_workspace(needed, shop.options.workspace_bytes)
+        check_workspace(needed, context.options.workspace_bytes)
 
 
-def _compile(shop: Workshop, contests: Sequence[Contest]) -> None:
+def _compile(context: SelectionContext, contests: Sequence[Contest]) -> None:
     """Until every site has kernels for a winner and its runners-up, or has nobody left to ask."""
-    wanted = 1 + (RUNNERS_UP if shop.options.level > 0 else 0)
-    by_name = {tactic.name: tactic for tactic in shop.tactics}
+    wanted = 1 + (RUNNERS_UP if context.options.level > 0 else 0)
+    by_name = {tactic.name: tactic for tactic in context.tactics}
     while True:
         batch = [
             (contest, contest.waiting.pop(0))
@@ -147,18 +150,18 @@ def _compile(shop: Workshop, contests: Sequence[Contest]) -> None:
         ]
         if not batch:
             break
-        for (contest, index), (kernels, reason) in zip(batch, _try(batch, by_name, shop), strict=True):
+        for (contest, index), (kernels, reason) in zip(batch, _try(batch, by_name, context), strict=True):
             if reason is None:
                 contest.good.append(index)
                 contest.compiled += bool(kernels)
             else:
                 contest.refuse(index, reason)
     for contest in contests:
-        contest.close(shop.options.lock if shop.lock is not None else None)
+        contest.close(context.options.lock if context.lock is not None else None)
 
 
 def _try(
-    batch: Sequence[tuple[Contest, int]], tactics: Mapping[str, Tactic], shop: Workshop
+    batch: Sequence[tuple[Contest, int]], tactics: Mapping[str, Tactic], context: SelectionContext
 ) -> list[tuple[list[Kernel], str | None]]:
     """Compile these candidates together: the kernels of each, and why it cannot be used."""
     found: list[tuple[list[Kernel], str | None]] = []
@@ -168,7 +171,7 @@ def _try(
             found.append((_kernels(tactics[candidate.tactic], contest.site, candidate), None))
         except Exception as error:  # a config from elsewhere that does not fit this version
             found.append(([], failure(error)))
-    made = _compiled([kernel for kernels, _ in found for kernel in kernels], shop)
+    made = _compiled([kernel for kernels, _ in found for kernel in kernels], context)
     return [(ks, reason or _why_unfit([made[k.digest] for k in ks])) for ks, reason in found]
 
 
@@ -176,11 +179,11 @@ def _kernels(tactic: Tactic, site: Site, candidate: Measured) -> list[Kernel]:
     return list(tactic.kernels(site, candidate.config)) if isinstance(tactic, HasKernels) else []
 
 
-def _compiled(kernels: Sequence[Kernel], shop: Workshop) -> dict[str, Compiled | CompileError]:
+def _compiled(kernels: Sequence[Kernel], context: SelectionContext) -> dict[str, Compiled | CompileError]:
     def on_done(done: int, total: int) -> None:
-        shop.options.tell("compile", done, total)
+        context.options.tell("compile", done, total)
 
-    made = compile_kernels(kernels, shop.target.arch, on_done=on_done)
+    made = compile_kernels(kernels, context.target.arch, on_done=on_done)
     return {kernel.digest: answer for kernel, answer in zip(kernels, made, strict=True)}
 
 

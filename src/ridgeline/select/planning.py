@@ -12,7 +12,7 @@ from ridgeline.passes.rule import Refusal
 from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
 from ridgeline.plan.plan import Refusal as PlanRefusal
-from ridgeline.select.plans import Selection, Workshop
+from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.shapes import Shapes
 from ridgeline.tactics.own_kernels import kernels_of
 
@@ -21,38 +21,42 @@ HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def make_plan(
-    loaded: Loaded, shop: Workshop, shapes: Shapes, selection: Selection, refusals: Sequence[Refusal]
+    loaded: Loaded,
+    context: SelectionContext,
+    shapes: Shapes,
+    selection: Selection,
+    refusals: Sequence[Refusal],
 ) -> Plan:
     ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
-    hosts = [n for r in shop.program.regions if shop.settled.is_host(r) for n in r.outputs]
+    hosts = [n for r in context.program.regions if context.inferred.is_host(r) for n in r.outputs]
     return Plan(
         model=loaded.name,
-        target=shop.target,
-        precision=HALVES.get(half_type(loaded.original), shop.options.precision),
+        target=context.target,
+        precision=HALVES.get(half_type(loaded.original), context.options.precision),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
         guards=shapes.guards,
         profile=dict(shapes.profile.shapes),
         value_profile=dict(shapes.profile.values),
         planned_shapes=dict(shapes.opt),
-        steps=planned_steps(shop, selection),
+        steps=planned_steps(context, selection),
         memory=Memory(0, 0, 0, 0, 0, 0),
-        regions=region_notes(shop, selection),
+        regions=region_notes(context, selection),
         host_values=tuple(hosts),
         refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
         alternatives=ranked,
-        waits=shop.options.deterministic or shop.options.new_shapes == "wait",
-        pads=shop.options.pad,
-        bodies=shop.islands.plans if shop.islands is not None else {},
+        waits=context.options.deterministic or context.options.new_shapes == "wait",
+        pads=context.options.pad,
+        bodies=context.islands.plans if context.islands is not None else {},
         why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
     )
 
 
-def planned_steps(shop: Workshop, selection: Selection) -> tuple[Step, ...]:
-    tactics = {tactic.name: tactic for tactic in shop.tactics}
+def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
+    tactics = {tactic.name: tactic for tactic in context.tactics}
     return tuple(
         step_of(
-            merge(shop.program, choice.regions),
+            merge(context.program, choice.regions),
             choice.regions,
             tactic=choice.tactic,
             config=choice.config,
@@ -64,9 +68,9 @@ def planned_steps(shop: Workshop, selection: Selection) -> tuple[Step, ...]:
     )
 
 
-def region_notes(shop: Workshop, selection: Selection) -> tuple[RegionNote, ...]:
+def region_notes(context: SelectionContext, selection: Selection) -> tuple[RegionNote, ...]:
     return tuple(
         region_note(region, selection.sites[region.name], selection.entries.get(region.name))
-        for region in shop.program.regions
+        for region in context.program.regions
         if region.name in selection.sites
     )

@@ -23,7 +23,8 @@ from ridgeline.ir.body import Region
 from ridgeline.ir.views import views_of
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.examples import site_inputs
-from ridgeline.select.plans import Selection, Workshop, remember, single, stale, valid_everywhere
+from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.plans import remember, single, stale, valid_everywhere
 from ridgeline.select.sites import candidates_of
 from ridgeline.select.sites_cuda import time_site_cuda
 from ridgeline.tactics.base import Compiles, Launch
@@ -42,7 +43,7 @@ Offer: TypeAlias = Callable[[Site], tuple[list[Measured], list[Measured]]]
 
 
 def select_cuda(
-    shop: Workshop,
+    context: SelectionContext,
     inputs: Mapping[str, TensorSpec],
     feeds: Mapping[str, Tensor],
     *,
@@ -50,73 +51,77 @@ def select_cuda(
 ) -> Selection:
     """Choose for every region alone, then between the best in the whole plan."""
     made = Selection()
-    work = [region for region in shop.program.regions if not shop.settled.is_host(region)]
-    fresh = _choose_regions(shop, work, made, offer or _all_willing(shop))
-    if fresh and SITE_ROUNDS[shop.options.level]:
-        refinement = _Refinement(shop, work, made, inputs, feeds)
-        if PLAN_ROUNDS[shop.options.level]:
+    work = [region for region in context.program.regions if not context.inferred.is_host(region)]
+    fresh = _choose_regions(context, work, made, offer or _all_willing(context))
+    if fresh and SITE_ROUNDS[context.options.level]:
+        refinement = _Refinement(context, work, made, inputs, feeds)
+        if PLAN_ROUNDS[context.options.level]:
             refinement.run(fresh)
-        refinement.time_the_rest(SITE_ROUNDS[shop.options.level])
+        refinement.time_the_rest(SITE_ROUNDS[context.options.level])
     for region in work:
         if region.name in made.entries:
-            remember(shop, made, shop.key(made.sites[region.name]), made.entries[region.name])
-    made.steps = tuple(single(shop, region, made) for region in work)
+            remember(context, made, context.key(made.sites[region.name]), made.entries[region.name])
+    made.steps = tuple(single(context, region, made) for region in work)
     return made
 
 
-def _all_willing(shop: Workshop) -> Offer:
-    all_configs = SITE_ROUNDS[shop.options.level] > 0
-    return lambda site: candidates_of(site, shop.tactics, all_configs=all_configs)
+def _all_willing(context: SelectionContext) -> Offer:
+    all_configs = SITE_ROUNDS[context.options.level] > 0
+    return lambda site: candidates_of(site, context.tactics, all_configs=all_configs)
 
 
-def _choose_regions(shop: Workshop, work: Sequence[Region], made: Selection, offer: Offer) -> list[str]:
+def _choose_regions(
+    context: SelectionContext, work: Sequence[Region], made: Selection, offer: Offer
+) -> list[str]:
     """An entry for every region; returns the keys of those timed now."""
     todo: dict[str, tuple[Region, Site]] = {}
     for region in work:
-        site = made.sites[region.name] = shop.site(region)
-        if not views_of(site) and shop.find(shop.key(site)) is None:
-            todo.setdefault(shop.key(site), (region, site))
-    if todo and shop.lock is not None:
-        raise stale(shop.options, [region.name for region, _ in todo.values()])
-    fresh = _time_sites(shop, todo, offer)
+        site = made.sites[region.name] = context.site(region)
+        if not views_of(site) and context.find(context.key(site)) is None:
+            todo.setdefault(context.key(site), (region, site))
+    if todo and context.lock is not None:
+        raise stale(context.options, [region.name for region, _ in todo.values()])
+    fresh = _time_sites(context, todo, offer)
     for region in work:
         site = made.sites[region.name]
         if views_of(site):
             continue
-        made.entries[region.name] = fresh.get(shop.key(site)) or shop.known(site)
-    keys = {shop.key(made.sites[name]) for name in made.entries}
+        made.entries[region.name] = fresh.get(context.key(site)) or context.known(site)
+    keys = {context.key(made.sites[name]) for name in made.entries}
     made.cached = len(keys) - len(fresh)
-    if shop.options.level:
+    if context.options.level:
         made.timed, made.unsteady = len(fresh), sum(entry.is_unsteady for entry in fresh.values())
     return list(fresh)
 
 
-def _time_sites(shop: Workshop, todo: Mapping[str, tuple[Region, Site]], offer: Offer) -> dict[str, Entry]:
-    rounds = SITE_ROUNDS[shop.options.level]
+def _time_sites(
+    context: SelectionContext, todo: Mapping[str, tuple[Region, Site]], offer: Offer
+) -> dict[str, Entry]:
+    rounds = SITE_ROUNDS[context.options.level]
     offers = {}
     for key, (region, site) in todo.items():
         willing, refused = offer(site)
-        willing, more = valid_everywhere(shop, region, willing)
+        willing, more = valid_everywhere(context, region, willing)
         offers[key] = (willing, [*refused, *more])
-    for i, tactic in enumerate(shop.tactics):
+    for i, tactic in enumerate(context.tactics):
         if isinstance(tactic, Compiles):
-            shop.options.tell("compile", i, len(shop.tactics), tactic.name)
+            context.options.tell("compile", i, len(context.tactics), tactic.name)
             jobs = [(todo[key][1], m.config) for key, (ms, _) in offers.items() for m in ms
                     if m.tactic == tactic.name]  # fmt: skip
             tactic.precompile(jobs)
-    shop.options.tell("compile", len(shop.tactics), len(shop.tactics))
+    context.options.tell("compile", len(context.tactics), len(context.tactics))
     made = {}
     for i, (key, (willing, refused)) in enumerate(offers.items()):
         region, site = todo[key]
-        shop.options.tell("time", i, len(offers), region.name)
-        weights = shop.weights_of(region, site)
+        context.options.tell("time", i, len(offers), region.name)
+        weights = context.weights_of(region, site)
         with torch.inference_mode():
             made[key] = time_site_cuda(
-                site, weights, shop.tactics, rounds=rounds, willing=willing, refused=refused,
+                site, weights, context.tactics, rounds=rounds, willing=willing, refused=refused,
                 draw=partial(site_inputs, site, weights, device="cuda"),
-                workspace_bytes=shop.options.workspace_bytes,
+                workspace_bytes=context.options.workspace_bytes,
             )  # fmt: skip
-    shop.options.tell("time", len(offers), len(offers))
+    context.options.tell("time", len(offers), len(offers))
     return made
 
 
@@ -125,27 +130,27 @@ class _Refinement:
 
     def __init__(
         self,
-        shop: Workshop,
+        context: SelectionContext,
         work: Sequence[Region],
         made: Selection,
         inputs: Mapping[str, TensorSpec],
         feeds: Mapping[str, Tensor],
     ) -> None:
-        self.shop, self.work, self.made = shop, work, made
+        self.context, self.work, self.made = context, work, made
         self.inputs, self.feeds = inputs, feeds
-        self.by_name = {tactic.name: tactic for tactic in shop.tactics}
+        self.by_name = {tactic.name: tactic for tactic in context.tactics}
         self.launches: dict[tuple[str, int], Launch] = {}  # by region and candidate
         self.users: dict[str, list[Region]] = {}
         for region in work:
             if region.name in made.entries:
-                self.users.setdefault(shop.key(made.sites[region.name]), []).append(region)
+                self.users.setdefault(context.key(made.sites[region.name]), []).append(region)
         self.chosen = {key: self._entry(key).chosen for key in self.users}
 
     def _entry(self, key: str) -> Entry:
         return self.made.entries[self.users[key][0].name]
 
     def run(self, fresh: Sequence[str]) -> None:
-        options = self.shop.options
+        options = self.context.options
         rounds = PLAN_ROUNDS[options.level]
         try:
             with torch.inference_mode():
@@ -224,17 +229,17 @@ class _Refinement:
 
         def bind(index: int, site: Site) -> Launch:
             region = self.work[index]
-            place = (region.name, chosen.get(self.shop.key(site), 0))
+            place = (region.name, chosen.get(self.context.key(site), 0))
             if place not in self.launches:
                 measured = self._measured(region, place[1])
                 tactic = self.by_name[measured.tactic]
-                weights = self.shop.weights_of(region, site)
+                weights = self.context.weights_of(region, site)
                 self.launches[place] = tactic.bind(site, measured.config, weights)
             return self.launches[place]
 
         instance = CudaInstance(
-            self.shop.program, self.work, self.inputs, self.shop.weights, self.shop.target, bind,
-            settled=self.shop.settled,
+            self.context.program, self.work, self.inputs, self.context.weights, self.context.target, bind,
+            inferred=self.context.inferred,
         )  # fmt: skip
         for name, tensor in self.feeds.items():
             instance.inputs[name].copy_(tensor)

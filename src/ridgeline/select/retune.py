@@ -1,6 +1,6 @@
 """Settling: a plan that a build elsewhere could only predict is measured and checked on its own GPU.
 
-Only candidates whose kernels are on board compete, so that nothing more is compiled here.
+Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ridgeline.options import Options
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.device import require_device
+from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import settle_program
-from ridgeline.runtime.on_board import collect
-from ridgeline.runtime.stated import with_memory
+from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.memory_report import with_memory
 from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.select.context import SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
-from ridgeline.select.plans import Workshop
 from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.tactics.cache import Measured, TimingCache
 from ridgeline.tactics.own_kernels import kernels_of
@@ -32,17 +32,19 @@ from ridgeline.tactics.own_kernels import kernels_of
 UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
 
 
-def settle(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[Plan, Report]:
+def retune(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[Plan, Report]:
     """The plan with its candidates timed in place, and the report with its first run checked."""
     start = perf_counter()
     plan, shapes = engine.plan, engine.plan.planned_shapes
     # kernels of a file that is not trusted are made again here; of one that is, all are found
     collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
-    shop = _workshop(engine)
+    context = _context(engine)
     arrays = example_feeds(engine.program, shapes, engine.weights, seed=0)
     feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
-    selection = select_cuda(shop, shapes, feeds, offer=_offer(engine))
-    engine.choose(replace(plan, steps=planned_steps(shop, selection), regions=region_notes(shop, selection)))
+    selection = select_cuda(context, shapes, feeds, offer=_offer(engine))
+    engine.choose(
+        replace(plan, steps=planned_steps(context, selection), regions=region_notes(context, selection))
+    )
     engine.choose(with_memory(engine, shapes))
     rows = check(engine) if engine.expected else []
     report = replace(
@@ -56,11 +58,11 @@ def settle(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[P
     return engine.plan, report
 
 
-def _workshop(engine: Engine) -> Workshop:
+def _context(engine: Engine) -> SelectionContext:
     target = engine.plan.target
-    return Workshop(
+    return SelectionContext(
         program=engine.program,
-        settled=settle_program(engine.program, engine.plan.planned_shapes, engine.weights),
+        inferred=infer_program(engine.program, engine.plan.planned_shapes, engine.weights),
         weights=DeviceWeights(engine.weights),
         host_weights=engine.weights,
         target=target,
@@ -73,7 +75,7 @@ def _workshop(engine: Engine) -> Workshop:
 
 
 def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measured]]]:
-    """Who may compete for a site: those the plan kept whose kernels are on board."""
+    """Who may compete for a site: those the plan kept whose kernels are embedded."""
     steps = {region: step for step in engine.plan.steps for region in step.regions}
     tactics = {tactic.name: tactic for tactic in engine.tactics}
 
@@ -85,7 +87,11 @@ def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measur
         known = _candidates(steps[site.name])
         willing = [m for m in known if m.refused is None and is_on_board(site, m)]
         kept = {id(m) for m in willing}
-        left = [m if m.refused else replace(m, refused="not on board") for m in known if id(m) not in kept]
+        left = [
+            m if m.refused else replace(m, refused="its kernels are not embedded")
+            for m in known
+            if id(m) not in kept
+        ]
         return willing, left
 
     return offer

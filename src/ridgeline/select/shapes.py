@@ -25,12 +25,12 @@ from ridgeline.frontend.profiles import (
     with_values,
 )
 from ridgeline.ir.body import Program, read_program
-from ridgeline.ir.settle import Settled
+from ridgeline.ir.infer import Inferred
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
 from ridgeline.runtime.weights import default_of, default_weights, weights_of
 
@@ -120,11 +120,11 @@ def choose_shapes(
     sized_by: Collection[str],
 ) -> Shapes:
     """The profile's shapes, those of a sample call, else the first guess that the model takes."""
-    tensors = [port for port in inputs if not port.is_loose]
+    tensors = [port for port in inputs if not port.is_non_tensor]
     corners = {which: profile_shapes(tensors, profile, which) for which in ("min", "opt", "max")}
     opt = corners["opt"]
     if opt is not None:
-        settle_program(program, opt, weights)
+        infer_program(program, opt, weights)
         return Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
     if sample is not None:
         return Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
@@ -147,7 +147,7 @@ def choose_shapes(
             problems[shapes_text(guess)] = "larger than anybody means who says nothing"
             continue
         try:
-            empty = empty_values(settle_program(program, guess, weights), weights)
+            empty = empty_values(infer_program(program, guess, weights), weights)
             if empty and not is_spare:
                 problems[shapes_text(guess)] = f"{empty[0]!r} would be empty"
                 spare.append(guess)
@@ -199,14 +199,14 @@ def sample_shapes(inputs: Sequence[Port], profile: Resolved, sample: Sample) -> 
 
 def refuse_loose(every: Sequence[Port]) -> None:
     """A GPU holds numbers only."""
-    rows = [f"{port.name}: {port}" for port in every if port.is_loose]
+    rows = [f"{port.name}: {port}" for port in every if port.is_non_tensor]
     if rows:
         raise UnsupportedError("a GPU takes and gives tensors of numbers", rows=rows, help="--target cpu")
 
 
-def empty_values(settled: Settled, weights: Mapping[str, Tensor]) -> list[str]:
+def empty_values(inferred: Inferred, weights: Mapping[str, Tensor]) -> list[str]:
     """What a guess leaves nothing of: most likely no shape the model was made for."""
-    return [n for n, spec in settled.specs.items() if not spec.numel and n not in weights]
+    return [n for n, spec in inferred.specs.items() if not spec.numel and n not in weights]
 
 
 def _open_flags(inputs: Sequence[Port], profile: Resolved, sized_by: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.base.timing import interleave
 from ridgeline.errors import BuildError, failure
 from ridgeline.kernels.elements import TORCH_DTYPES
-from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured
 
@@ -58,7 +58,7 @@ def candidates_of(
     """Who is willing, and who refused and why."""
     willing, refused = [], []
     for tactic in tactics:
-        is_open = not is_settled(site) and tactic.name not in ("aten", "ort")
+        is_open = not is_inferred(site) and tactic.name not in ("aten", "ort")
         reason = "a shape inside depends on data" if is_open else _why_not(tactic, site)
         if reason is not None:
             refused.append(Measured(tactic.name, {}, refused=reason))
@@ -93,7 +93,7 @@ def time_site(
     """
     # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes;
     # and one candidate alone need not run on values drawn without knowing the model
-    if not is_settled(site) or (len(willing) == 1 and workspace_bytes is None):
+    if not is_inferred(site) or (len(willing) == 1 and workspace_bytes is None):
         return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)

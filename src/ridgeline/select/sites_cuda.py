@@ -14,7 +14,7 @@ from ridgeline.base.spec import EPSILON, Site, TensorSpec
 from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.select.sites import UNSTEADY, check_workspace, ranked
-from ridgeline.tactics.aten import Aten, is_settled
+from ridgeline.tactics.aten import Aten, is_inferred
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, Measured
 
@@ -39,7 +39,7 @@ def time_site_cuda(
     workspace_bytes: int | None = None,
 ) -> Entry:
     """Every willing candidate, timed side by side; one that fails or computes something else is refused."""
-    if not is_settled(site):
+    if not is_inferred(site):
         return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)

@@ -14,47 +14,47 @@ from ridgeline.plan.plan import Memory, Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import settle_program
+from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
 from ridgeline.runtime.weights import weights_of
+from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
-from ridgeline.select.plans import Selection, Workshop
 from ridgeline.select.untimed import select_here
 from ridgeline.tactics.ort import inside_bodies
 
 
-def with_bodies(shop: Workshop) -> Workshop:
-    """The workshop with every body planned whose shapes on its first run follow from the inputs'."""
+def with_bodies(context: SelectionContext) -> SelectionContext:
+    """The context with every body planned whose shapes on its first run follow from the inputs'."""
     engines: dict[str, BodyEngine] = {}
     keys: list[str] = []
-    for region in shop.program.regions:
+    for region in context.program.regions:
         for key, body in subgraphs(region):
-            specs = entry_specs(region, body, shop.settled)
+            specs = entry_specs(region, body, context.inferred)
             if specs is None:
                 continue
             try:
-                inner, selection, engine = _plan_body(shop, region, key, body, specs)
+                inner, selection, engine = _plan_body(context, region, key, body, specs)
             except RidgelineError:  # what cannot be planned runs op by op, as any island does
                 continue
             engines[key] = engine
             keys += [*inner.body_keys, *selection.keys]
-    return replace(shop, islands=Islands(shop.program, engines), body_keys=keys)
+    return replace(context, islands=Islands(context.program, engines), body_keys=keys)
 
 
 def _plan_body(
-    shop: Workshop, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
-) -> tuple[Workshop, Selection, Engine]:
-    model, given = fused_body(body, specs, shop.host_weights, shop.program, shop.target)
-    program, weights = read_program(model, shop.options.limits), weights_of(model)
+    context: SelectionContext, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
+) -> tuple[SelectionContext, Selection, Engine]:
+    model, given = fused_body(body, specs, context.host_weights, context.program, context.target)
+    program, weights = read_program(model, context.options.limits), weights_of(model)
     inner = with_bodies(
         replace(
-            shop,
+            context,
             program=program,
-            settled=settle_program(program, given, weights),
+            inferred=infer_program(program, given, weights),
             weights=weights,
             host_weights=weights,
-            elsewhere=(),
-            tactics=inside_bodies(shop.tactics),
+            profile_corners=(),
+            tactics=inside_bodies(context.tactics),
         )
     )
     arrays = example_feeds(program, given, weights, seed=0)
@@ -62,8 +62,8 @@ def _plan_body(
     selection = select_here(inner, given, feeds)
     plan = Plan(
         model=key,
-        target=shop.target,
-        precision=shop.options.precision,
+        target=context.target,
+        precision=context.options.precision,
         inputs=tuple(Port(name, spec.dtype, None) for name, spec in given.items()),
         outputs=(),
         profile={},
@@ -75,6 +75,6 @@ def _plan_body(
         waits=True,
     )
     engine = Engine(
-        plan, Report(), model, weights, inner.tactics, islands=inner.islands, limits=shop.options.limits
+        plan, Report(), model, weights, inner.tactics, islands=inner.islands, limits=context.options.limits
     )
     return inner, selection, engine

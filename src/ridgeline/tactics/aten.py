@@ -69,7 +69,7 @@ class Aten:
         device = site.target.kind
         run, notes = compile_body(
             site.body, site.specs, self.opset_imports, device, site.values,
-            loose=site.loose, limits=self.limits,
+            non_tensor=site.non_tensor, limits=self.limits,
         )  # fmt: skip
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
         may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
@@ -87,7 +87,7 @@ class Aten:
 
     def _single_out(self, site: Site) -> Launch | None:
         """A single op with an `out=` form writes straight into planned memory."""
-        if len(site.body.ops) != 1 or len(site.body.outputs) != 1 or not is_settled(site):
+        if len(site.body.ops) != 1 or len(site.body.outputs) != 1 or not is_inferred(site):
             return None
         op = site.body.ops[0]
         entry = FLOOR.get(op.key)
@@ -120,7 +120,7 @@ def own_memory(made: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     return owned
 
 
-def is_settled(site: Site) -> bool:
+def is_inferred(site: Site) -> bool:
     """Every shape of the region is known before it runs."""
     names = [n for op in site.body.ops for n in (*op.inputs, *op.outputs) if n]
     return all(name in site.specs for name in names)
@@ -168,7 +168,7 @@ def compile_body(
     opset_imports: Mapping[str, int],
     device: str = "cpu",
     values: Mapping[str, np.ndarray] | None = None,
-    loose: Mapping[str, str] | None = None,
+    non_tensor: Mapping[str, str] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     before: Callable[[Op, Sequence[Any]], None] | None = None,
 ) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
@@ -185,7 +185,7 @@ def compile_body(
         constants[key] = len(fixed)
         fixed.append(tensor)
     slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(compile_body, device=device, loose=loose, limits=limits, before=before)
+    compile_here = partial(compile_body, device=device, non_tensor=non_tensor, limits=limits, before=before)
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
@@ -197,7 +197,7 @@ def compile_body(
         if op.key in CONTROL_OPS:
             run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here, limits)
         else:
-            run, note = runner(op, specs, opset_imports, device, loose)
+            run, note = runner(op, specs, opset_imports, device, non_tensor)
             run = run if before is None else _after(before, op, run)
             more = [note] if note else []
         notes += more

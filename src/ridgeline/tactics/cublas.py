@@ -20,7 +20,7 @@ from ridgeline.tactics.conv_site import read_conv
 from ridgeline.tactics.epilogue import constant_tensors, find_anchor, sum_biases
 from ridgeline.tactics.linear_site import read_linear
 from ridgeline.tactics.own_kernels import compile_ahead
-from ridgeline.tactics.remainder import Absorbed, absorb, rest_of, spec_of
+from ridgeline.tactics.remainder import Absorbed, rest_of, spec_of, take_moves
 from ridgeline.tactics.triton_codegen import TritonPointwise
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -133,10 +133,10 @@ class Cublas:
 
     def _absorb(self, site: Site, product: Product) -> Absorbed:
         axis = product.channel_axis
-        found = absorb(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
+        found = take_moves(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
         if not found.biases:
             # with no bias the addend of the product is free for a residual; activations need a bias
-            return absorb(site, product.anchor, channel_axis=axis, takes_residual=True)
+            return take_moves(site, product.anchor, channel_axis=axis, takes_residual=True)
         return found
 
     def _rest(self, site: Site) -> Site | None:

@@ -12,7 +12,7 @@ from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cublas import Cublas, Fill, Product
-from ridgeline.tactics.remainder import Absorbed, absorb
+from ridgeline.tactics.remainder import Absorbed, take_moves
 
 TRIED = 4  # of the algorithms in the library's own order
 
@@ -26,7 +26,7 @@ class CublasLt(Cublas):
         return [{"algorithm": place} for place in range(TRIED)]
 
     def _absorb(self, site: Site, product: Product) -> Absorbed:
-        return absorb(
+        return take_moves(
             site, product.anchor, channel_axis=product.channel_axis, activations=("relu", "gelu_tanh"),
             takes_residual=True,
         )  # fmt: skip

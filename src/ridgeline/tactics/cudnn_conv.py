@@ -19,7 +19,7 @@ from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
 from ridgeline.tactics.cublas import DTYPES
 from ridgeline.tactics.epilogue import constant_tensors, sum_biases
 from ridgeline.tactics.own_kernels import compile_ahead
-from ridgeline.tactics.remainder import BIAS, RAW, Absorbed, absorb, rest_of, spec_of
+from ridgeline.tactics.remainder import BIAS, RAW, Absorbed, rest_of, spec_of, take_moves
 from ridgeline.tactics.triton_codegen import TritonPointwise
 
 
@@ -116,7 +116,7 @@ def _absorb(site: Site, conv: ConvSite, form: str) -> Absorbed | None:
     if form == "plain":
         own = (*conv.anchor.inputs, "")[2]
         return Absorbed(conv.anchor.outputs[0], (own,) if own else ())
-    taken = absorb(
+    taken = take_moves(
         site, conv.anchor, channel_axis=1, activations=("relu",), takes_residual=form == "add_relu"
     )
     is_offered = taken.activation == "relu" and bool(taken.residual) == (form == "add_relu")

@@ -17,12 +17,12 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
-from ridgeline.frontend.types import is_loose
+from ridgeline.frontend.types import is_non_tensor
 from ridgeline.ir.body import model_proto
-from ridgeline.ir.settle import NEVER_EMPTY, type_proto
+from ridgeline.ir.infer import NEVER_EMPTY, type_proto
 from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
 from ridgeline.kernels.floor import FLOOR, call_floor
-from ridgeline.kernels.floor.narrow import moved_as_bits
+from ridgeline.kernels.floor.sub_byte import moved_as_bits
 from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
 
 Values = Sequence[Any]
@@ -32,16 +32,18 @@ CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 OPENS_NARROW = frozenset({"Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear"})
 
 
-def why_slow(op: Op, specs: Mapping[str, TensorSpec], loose: Mapping[str, str] | None = None) -> str | None:
-    """Why PyTorch does not run this op; None when it does. `loose` says what values without a spec are."""
+def why_slow(
+    op: Op, specs: Mapping[str, TensorSpec], non_tensor: Mapping[str, str] | None = None
+) -> str | None:
+    """Why PyTorch does not run this op; None when it does. `non_tensor`: kinds of values without a spec."""
     if op.op_type in CONTROL and not op.domain:
         return None
     entry = FLOOR.get(op.key)
     if entry is None:
         return f"PyTorch has no {op.key}"
     for name in (*op.inputs, *op.outputs):
-        if "string" in (loose or {}).get(name, "") and not entry.takes_strings:
-            return f"{name} is {(loose or {})[name]}, which torch tensors do not hold"
+        if "string" in (non_tensor or {}).get(name, "") and not entry.takes_strings:
+            return f"{name} is {(non_tensor or {})[name]}, which torch tensors do not hold"
     return entry.why_not(op, specs) if entry.why_not is not None else None
 
 
@@ -50,12 +52,12 @@ def runner(
     specs: Mapping[str, TensorSpec],
     opset_imports: Mapping[str, int],
     device: str = "cpu",
-    loose: Mapping[str, str] | None = None,
+    non_tensor: Mapping[str, str] | None = None,
 ) -> tuple[RunOp, str]:
     """How to run `op`, and a note when it is a slow way."""
     if op.op_type == "If" and not op.domain:
         raise AssertionError("control flow is run by the body that holds it")
-    reason = why_slow(op, specs, loose)
+    reason = why_slow(op, specs, non_tensor)
     if reason is None:
         return _quick(op, specs, opset_imports, device), ""
     session = _OtherOp(op, opset_imports)
@@ -188,7 +190,7 @@ class _OtherOp:
     def open_ahead(self, specs: Mapping[str, TensorSpec]) -> None:
         """Where the types are known already, so that the plan says who it will be."""
         names = [n for n in self.op.inputs if n]
-        if all(n in specs and not is_loose(specs[n].dtype) for n in names):
+        if all(n in specs and not is_non_tensor(specs[n].dtype) for n in names):
             self._opened({n: _any_shape(type_proto(specs[n])) for n in names})
 
     def _opened(self, types: Mapping[str, onnx.TypeProto]) -> Open:

@@ -20,10 +20,10 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.body import model_proto
-from ridgeline.ir.settle import type_proto
+from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.aten import is_settled
+from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Move, Tactic
 from ridgeline.tactics.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
 from ridgeline.tactics.ort_refusals import why_refused
@@ -58,8 +58,8 @@ class Ort:
         if version > 26:
             return f"opset {version} is newer than ONNX Runtime takes"
         for name in (*site.body.inputs, *site.body.outputs):
-            if name in site.loose:
-                return f"{name!r} is {site.loose[name]}, for which there is no memory to share"
+            if name in site.non_tensor:
+                return f"{name!r} is {site.non_tensor[name]}, for which there is no memory to share"
             spec = site.specs.get(name)
             if spec is not None and not crosses(spec.dtype) and name not in site.weights:
                 return f"{name!r} is {spec.dtype}, which does not cross into ONNX Runtime"
@@ -80,7 +80,7 @@ class Ort:
     def configs(self, site: Site) -> Iterable[Config]:
         # with fixed shapes ONNX Runtime refuses a branch that they do not fit, though it is never taken
         branches = any(isinstance(attr, Body) for op in site.body.ops for attr in op.attrs.values())
-        shapes = "fixed" if self.fixed_shapes and is_settled(site) and not branches else "free"
+        shapes = "fixed" if self.fixed_shapes and is_inferred(site) and not branches else "free"
         config: dict[str, str | bool] = {"shapes": shapes, "spin": False}
         if self.deterministic:
             config["deterministic"] = True

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import InputError, LimitError, first_line
-from ridgeline.ir.settle import settle_body
+from ridgeline.ir.infer import settle_body
 from ridgeline.options import Limits
 from ridgeline.tactics.control import first_trip
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import InputError, LimitError
-from ridgeline.ir.settle import NEVER_EMPTY, Settled, settle_body
+from ridgeline.ir.infer import NEVER_EMPTY, Inferred, settle_body
 from ridgeline.options import Limits
 from ridgeline.tactics.control import first_trip
 
@@ -32,7 +32,7 @@ def _why(op: Op, specs: Specs, known: Known, opset_imports: Mapping[str, int], l
     reason = rule(op, specs) if rule is not None else None
     for body in (attr for attr in op.attrs.values() if isinstance(attr, Body) and _is_judged(attr)):
         given = specs if op.op_type == "If" else first_trip(op, body, specs) or {}
-        inside = Settled()
+        inside = Inferred()
         with suppress(InputError, LimitError):  # what comes before the op that does not fit is known
             settle_body(body, given, opset_imports, limits, known=known, into=inside)
         reasons = (_why(inner, inside.specs, inside.values, opset_imports, limits) for inner in body.ops)

@@ -24,7 +24,7 @@ class Absorbed:
     activation: str = ""
 
 
-def absorb(
+def take_moves(
     site: Site,
     anchor: Op,
     *,

@@ -20,7 +20,7 @@ from ridgeline.base.spec import EPSILON
 from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, did_you_mean
 from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.non_tensor import flattened
 from ridgeline.runtime.padded import shapes_to_pad
 from ridgeline.verify.reference import Reference, Tolerance, distance_of, reach_of
 

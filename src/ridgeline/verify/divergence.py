@@ -30,7 +30,7 @@ from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import Stage, canonicalise
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import fused_proto, write_inside
-from ridgeline.runtime.instance import Instance, settle_program
+from ridgeline.runtime.instance import Instance, infer_program
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body
 from ridgeline.verify.compare import compare
@@ -91,7 +91,7 @@ def _wrong_stage(engine: Engine, expected: Expected) -> str:
             return "the passes together; none of them alone"
         partition(
             model,
-            settle_program(
+            infer_program(
                 read_program(model, engine.program.limits), engine.plan.planned_shapes, weights_of(model)
             ),
             target=engine.plan.target,
@@ -226,7 +226,7 @@ def _floor_values(engine: Engine, instance: Instance) -> dict[str, Tensor]:
     whole = Body(
         inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
     )
-    run, _ = compile_body(whole, instance.settled.specs, program.opset_imports, limits=program.limits)
+    run, _ = compile_body(whole, instance.inferred.specs, program.opset_imports, limits=program.limits)
     given = [t.cpu().clone() for t in instance.inputs.values()]
     return dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
 

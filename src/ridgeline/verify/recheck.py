@@ -123,6 +123,6 @@ def _are_alike(one: Port, other: Port) -> bool:
 
 def _shapes_of(plan: Plan) -> Shapes:
     profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
-    tensors = [port for port in plan.inputs if not port.is_loose]
+    tensors = [port for port in plan.inputs if not port.is_non_tensor]
     low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
     return Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)

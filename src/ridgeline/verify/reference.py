@@ -28,7 +28,7 @@ from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.runtime.counted_run import CountedRun
-from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Wide, coarsest, halves_inside, widen_feeds
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts

@@ -27,7 +27,7 @@ from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
-from ridgeline.runtime.loose import flattened
+from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
 from ridgeline.verify.compare import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
@@ -86,7 +86,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     got: Mapping[str, Any] = {}  # what the engine made of the first trial
     at_new_shapes = (name for name, feeds in trials if _text(feeds) != _text(trials[0][1]))
     first_call = next(at_new_shapes, "") if engine.serves_new_shapes else ""
-    telling = Telling(port.name for port in engine.outputs if not port.is_loose)
+    telling = Telling(port.name for port in engine.outputs if not port.is_non_tensor)
     for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
         if i >= len(trials) and not telling.untold:
             break
@@ -246,7 +246,7 @@ def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
     """A file may declare outputs that its graph does not make; nobody downstream should believe it."""
     wrong = []
     for port in plan.outputs:
-        if port.is_loose and port.name not in made:
+        if port.is_non_tensor and port.name not in made:
             continue
         array = made.get(port.name)
         if array is None:
@@ -291,7 +291,7 @@ def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def batch_axis(shapes: Shapes) -> str | None:
     """The symbol that stands first in every input, when other sizes of it are allowed."""
-    firsts = {port.dims[0] if port.dims and not port.is_loose else None for port in shapes.inputs}
+    firsts = {port.dims[0] if port.dims and not port.is_non_tensor else None for port in shapes.inputs}
     if len(firsts) != 1 or not isinstance(symbol := firsts.pop(), str):
         return None
     if shapes.high is not None and any(s.shape[0] < BATCH for s in shapes.high.values()):

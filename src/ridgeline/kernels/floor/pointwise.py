@@ -21,8 +21,8 @@ from ridgeline.kernels.floor.integers import (
     remainder,
     through_int64,
 )
-from ridgeline.kernels.floor.narrow import closed, opened
 from ridgeline.kernels.floor.registry import copies, floor
+from ridgeline.kernels.floor.sub_byte import closed, opened
 
 Outs = Sequence[Tensor]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from ridgeline.kernels.elements import SUB_BYTE
 from ridgeline.kernels.floor.conv import conv
 from ridgeline.kernels.floor.dtypes import DTYPES, no_torch_type
-from ridgeline.kernels.floor.narrow import bounds, closed, opened
 from ridgeline.kernels.floor.pointwise import convert
 from ridgeline.kernels.floor.registry import floor
+from ridgeline.kernels.floor.sub_byte import bounds, closed, opened
 
 
 def _aligned(parameter: Tensor, x: Tensor, *, axis: int, block_size: int) -> Tensor:

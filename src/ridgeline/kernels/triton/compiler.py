@@ -96,7 +96,7 @@ class KernelStore:
         """None where kernels for the architecture can be had at all."""
         if triton_version() is not None or any(made.arch == arch for made in self.brought.values()):
             return None
-        return f"Triton is not installed, and no kernels for {arch} are on board"
+        return f"Triton is not installed, and no kernels for {arch} are embedded"
 
 
 COMPILED_HERE = KernelStore()
@@ -141,7 +141,7 @@ def compile_kernel(kernel: Kernel, arch: str, *, store: KernelStore = COMPILED_H
 
 def _missing(kernel: Kernel) -> CompileError:
     return CompileError(
-        f"{kernel.function} is not on board, and Triton is not installed to compile it",
+        f"{kernel.function} is not embedded, and Triton is not installed to compile it",
         help="pip install 'ridgeline[gpu]'",
     )
 

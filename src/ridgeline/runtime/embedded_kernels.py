@@ -51,7 +51,7 @@ def require_kernels(
     *,
     left_out: str,
 ) -> None:
-    """Raise where the plan's kernels are neither on board nor to be compiled: the rest would be a crawl."""
+    """Raise where the plan's kernels are neither embedded nor to be compiled: the rest would be a crawl."""
     if triton_version() is not None:
         return
     missing = [

@@ -15,21 +15,21 @@ from torch import Tensor
 
 from ridgeline.errors import LimitError
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBorder
+from ridgeline.runtime.io import AnyBinding
 
 
-class Newcomer:
+class PendingShape:
     """The border of shapes that are new: runs without compiling while its successor is made."""
 
-    def __init__(self, make_lean: Callable[[], AnyBorder], plan: Callable[[], Future[AnyBorder]]) -> None:
+    def __init__(self, make_lean: Callable[[], AnyBinding], plan: Callable[[], Future[AnyBinding]]) -> None:
         self._make_lean, self._plan = make_lean, plan
-        self._begun: Future[AnyBorder] | None = None
+        self._begun: Future[AnyBinding] | None = None
 
     @cached_property
-    def lean(self) -> AnyBorder:
+    def lean(self) -> AnyBinding:
         return self._make_lean()
 
-    def begin(self) -> Future[AnyBorder]:
+    def begin(self) -> Future[AnyBinding]:
         """Plan. This comes after the first answer: two threads of Python take turns, and both are late."""
         if self._begun is None:
             self._begun = self._plan()
@@ -46,7 +46,7 @@ class Newcomer:
     def wait(self) -> None:
         self.begin().exception()
 
-    def successor(self) -> AnyBorder:
+    def successor(self) -> AnyBinding:
         """The border over a plan for these shapes; waits for it. What was wrong with them is raised here."""
         return self.begin().result()
 

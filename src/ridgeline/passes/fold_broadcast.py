@@ -10,19 +10,19 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.passes.broadcast import Cores, broadcast_values, known
 from ridgeline.passes.fold_shape import Size, sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Names, add_initializer
-from ridgeline.passes.spread import Cores, known, spread_values
 
 MASK = 3  # the slot of Attention's mask
 
 
-def fold_spread(model: ir.Model) -> None:
+def fold_broadcast(model: ir.Model) -> None:
     """Let pointwise ops and Attention read what is behind spread values."""
     names = Names(model)
     for graph in list(model.graphs()):
-        cores = spread_values(graph)
+        cores = broadcast_values(graph)
         made: dict[ir.Value, ir.Value] = {}
         for node in graph:
             if node.domain not in ("", "ai.onnx"):
@@ -31,7 +31,7 @@ def fold_spread(model: ir.Model) -> None:
                 _settle_mask(node, cores, names)
             elif node.op_type in POINTWISE and node.outputs[0] not in cores:
                 _read_constants(node, cores, made, names)
-                _read_unspread(node)
+                _read_unbroadcast(node)
 
 
 def _read_constants(node: ir.Node, cores: Cores, made: dict[ir.Value, ir.Value], names: Names) -> None:
@@ -43,7 +43,7 @@ def _read_constants(node: ir.Node, cores: Cores, made: dict[ir.Value, ir.Value],
         node.replace_input_with(index, made[value])
 
 
-def _read_unspread(node: ir.Node) -> None:
+def _read_unbroadcast(node: ir.Node) -> None:
     """What is expanded for an op that broadcasts by itself is read as it was."""
     for index, value in enumerate(node.inputs):
         maker = value.producer() if value is not None else None

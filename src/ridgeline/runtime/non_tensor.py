@@ -23,7 +23,7 @@ UNKNOWN_SIZE = 2
 WORDS = ("ridge", "line", "1.5", "")
 
 
-def take_loose(ports: Mapping[str, Port], feeds: Mapping[str, Any]) -> dict[str, Any]:
+def take_non_tensor(ports: Mapping[str, Port], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The loose inputs as steps read them, or one error that says what is wrong with them."""
     problems = [
         f"input {name!r} is missing: want {port}" for name, port in ports.items() if name not in feeds
@@ -89,16 +89,16 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def draw_loose(rng: np.random.Generator, kind: onnx.TypeProto) -> Any:
+def draw_non_tensor(rng: np.random.Generator, kind: onnx.TypeProto) -> Any:
     """Some value of a type: two items where it does not say how many."""
     which = kind.WhichOneof("value")
     if which == "sequence_type":
-        return [draw_loose(rng, kind.sequence_type.elem_type) for _ in range(UNKNOWN_SIZE)]
+        return [draw_non_tensor(rng, kind.sequence_type.elem_type) for _ in range(UNKNOWN_SIZE)]
     if which == "optional_type":
-        return draw_loose(rng, kind.optional_type.elem_type)
+        return draw_non_tensor(rng, kind.optional_type.elem_type)
     if which == "map_type":
         keys = ("a", "b") if ELEMENT_NAMES[kind.map_type.key_type] == "string" else (0, 1)
-        return {key: draw_loose(rng, kind.map_type.value_type).reshape(-1)[0] for key in keys}
+        return {key: draw_non_tensor(rng, kind.map_type.value_type).reshape(-1)[0] for key in keys}
     tensor = kind.tensor_type
     sizes = [dim.dim_value if dim.HasField("dim_value") else UNKNOWN_SIZE for dim in tensor.shape.dim]
     shape = sizes if tensor.HasField("shape") else [UNKNOWN_SIZE]

@@ -18,7 +18,7 @@ from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import InputError, LimitError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.profiles import shapes_text
-from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_loose, type_text
+from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_non_tensor, type_text
 from ridgeline.ir.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.ir.host_ops import HOST_OPS, WRONG_IN_REFERENCE
 from ridgeline.ir.op_given import MisfitError
@@ -40,7 +40,7 @@ LARGEST_SIZE = 2**63 - 1  # that ONNX's types can say
 
 
 @dataclass
-class Settled:
+class Inferred:
     """What is known of a program at one set of input shapes. Names are the main graph's."""
 
     specs: dict[str, TensorSpec] = field(default_factory=dict)
@@ -50,31 +50,31 @@ class Settled:
     limits: Limits = DEFAULT_LIMITS
     given: str = ""  # the shapes of the inputs, in words
 
-    def loose_kind(self, name: str) -> str | None:
+    def non_tensor_kind(self, name: str) -> str | None:
         """What a value is that is no tensor, or one of strings; None for all others."""
         if name in self.specs or name not in self.types:
             return None
         kind = type_text(self.types[name])
-        return kind if is_loose(kind) and kind != "undefined" else None
+        return kind if is_non_tensor(kind) and kind != "undefined" else None
 
     def is_host(self, region: Region) -> bool:
         """Nothing is left to run: all that the region makes is known already."""
         return all(name in self.values for name in region.outputs)
 
-    def is_loose(self, region: Region) -> bool:
+    def is_non_tensor(self, region: Region) -> bool:
         """Some shape inside depends on data."""
         names = [region.outer(n) for n in region.body.outputs]
         names += [region.outer(n) for op in region.body.ops for n in op.outputs if n]
         return any(name not in self.specs for name in (*names, *(n for n in region.inputs if n)))
 
 
-def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, TensorSpec],
-           known: Mapping[str, np.ndarray], into: Settled | None = None) -> Settled:  # fmt: skip
+def infer(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[str, TensorSpec],
+           known: Mapping[str, np.ndarray], into: Inferred | None = None) -> Inferred:  # fmt: skip
     """Walk the program. `known` holds the small weights, whose values shape arithmetic may read.
 
     `into` is filled as far as the walk gets before it raises.
     """
-    state = Settled() if into is None else into
+    state = Inferred() if into is None else into
     state.limits, state.given = program.limits, shapes_text(inputs)
     for name, spec in (*weights.items(), *inputs.items()):
         require_plannable(spec, f"input {name!r}" if name in inputs else f"weight {name!r}", program.limits)
@@ -96,10 +96,10 @@ def settle(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[
 
 def settle_body(
     body: Body, given: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits,
-    *, known: Mapping[str, np.ndarray] | None = None, into: Settled | None = None,
-) -> Settled:  # fmt: skip
+    *, known: Mapping[str, np.ndarray] | None = None, into: Inferred | None = None,
+) -> Inferred:  # fmt: skip
     """What is known of a subgraph that is given these inputs and captured values; `into` as in `settle`."""
-    state = Settled() if into is None else into
+    state = Inferred() if into is None else into
     state.limits = limits
     for name, spec in given.items():
         _note(state, name, spec)
@@ -116,7 +116,7 @@ def settled_value(spec: TensorSpec) -> np.ndarray:
     return np.array(spec.value, spec.dtype).reshape(spec.shape)
 
 
-def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
+def settle_op(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None:
     """Add what is known of one op's outputs."""
     if op.op_type == "If" and not op.domain:
         _settle_if(op, state, opset_imports)
@@ -149,7 +149,7 @@ def settle_op(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
             _know(state, name, array)
 
 
-def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None:
+def _settle_if(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None:
     """Outputs are settled when both branches agree on them, or when the condition is known."""
     condition = state.values.get(op.inputs[0])
     branches: list[Body] = [op.attrs["then_branch"], op.attrs["else_branch"]]
@@ -158,7 +158,7 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
     made: list[list[TensorSpec | None]] = []
     misfit: InputError | LimitError | None = None
     for branch in branches:
-        inner = Settled(
+        inner = Inferred(
             dict(state.specs), dict(state.values), dict(state.types), limits=state.limits, given=state.given
         )
         for name, array in branch.constants.items():
@@ -178,7 +178,7 @@ def _settle_if(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> None
             _note(state, name, first)
 
 
-def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
+def _infer(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
     """ONNX's own inference for one node, fed with concrete shapes and the values known so far."""
     version = opset_imports.get(op.domain)
     if version is None or not onnx.defs.has(op.op_type, max_inclusive_version=version, domain=op.domain):
@@ -204,7 +204,7 @@ def _infer(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> dict[str
     return dict(inferred)
 
 
-def _misfit(op: Op, state: Settled, problem: str) -> InputError:
+def _misfit(op: Op, state: Inferred, problem: str) -> InputError:
     what, advice = TYPES if any(words in problem for words in OF_TYPES) else SHAPES
     if advice == SHAPES[1] and state.given:
         advice += f"; these were --shapes {state.given}"
@@ -216,7 +216,7 @@ def _misfit(op: Op, state: Settled, problem: str) -> InputError:
     )
 
 
-def _evaluate(op: Op, state: Settled, opset_imports: Mapping[str, int]) -> Sequence[np.ndarray]:
+def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequence[np.ndarray]:
     """The op's values, when they follow from what is known and are small enough to be shape arithmetic."""
     if op.op_type == "Shape" and op.inputs[0] in state.specs:
         shape = np.array(state.specs[op.inputs[0]].shape, np.int64)
@@ -263,7 +263,7 @@ def _evaluator(node: bytes, opset_imports: tuple[tuple[str, int], ...]) -> Evalu
     return Evaluator(model)
 
 
-def _know(state: Settled, name: str, array: np.ndarray) -> None:
+def _know(state: Inferred, name: str, array: np.ndarray) -> None:
     """Strings are never known beforehand: they lie in no planned memory, so a step must make them."""
     spec = TensorSpec(dtype_of(array), array.shape)
     if spec.dtype == "string":
@@ -284,7 +284,7 @@ def require_plannable(spec: TensorSpec, what: str, limits: Limits) -> None:
         )  # fmt: skip
 
 
-def _note(state: Settled, name: str, spec: TensorSpec) -> None:
+def _note(state: Inferred, name: str, spec: TensorSpec) -> None:
     state.specs[name] = spec
     state.types[name] = type_proto(spec)
 
@@ -304,7 +304,7 @@ def spec_of(kind: onnx.TypeProto) -> TensorSpec | None:
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
     dtype = ELEMENT_NAMES.get(tensor.elem_type, "string")
-    if is_loose(dtype) or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+    if is_non_tensor(dtype) or not all(d.HasField("dim_value") for d in tensor.shape.dim):
         return None
     return TensorSpec(dtype, tuple(d.dim_value for d in tensor.shape.dim))
 

@@ -45,7 +45,7 @@ _ELEMENTWISE = _UFUNCS.keys() | {
 }
 
 
-def spread_values(graph: ir.Graph) -> Cores:
+def broadcast_values(graph: ir.Graph) -> Cores:
     """For each value that qualifies, an array of the value's own rank that broadcasts to it in every run."""
     cores: Cores = {}
     for node in graph:

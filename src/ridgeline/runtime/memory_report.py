@@ -13,7 +13,7 @@ from ridgeline.plan.memory import account
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Island
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.instance import lay_out_steps, settle_program, step_io
+from ridgeline.runtime.instance import infer_program, lay_out_steps, step_io
 from ridgeline.runtime.islands import island_reason, subgraphs
 from ridgeline.tactics.base import Footprint, Foretells
 
@@ -27,7 +27,7 @@ def with_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
     memory = account(
         instance.layout,
         [step.io for step in instance.steps],
-        instance.settled.specs,
+        instance.inferred.specs,
         io_bytes=sum(t.nbytes for t in instance.inputs.values()),
         weight_bytes=sum(t.nbytes for t in engine.weights.values()),
         packed_bytes=engine.packed_bytes,
@@ -42,9 +42,9 @@ def with_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
 def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
     """The plan with the memory that its tactics foretell; nothing is bound and no GPU is touched."""
     tactics = {tactic.name: tactic for tactic in engine.tactics}
-    settled = settle_program(engine.program, inputs, engine.weights)
+    inferred = infer_program(engine.program, inputs, engine.weights)
     ios, packed_bytes = [], 0
-    for index, region, site in engine.sites(settled):
+    for index, region, site in engine.sites(inferred):
         step = engine.plan.steps[index]
         tactic = tactics[step.tactic]
         launch = None
@@ -53,11 +53,11 @@ def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Pl
             if isinstance(tactic, Foretells):
                 launch = tactic.footprint(site, step.config)
             packed_bytes += launch.packed_bytes
-        ios.append(step_io(region, site, settled, launch))
+        ios.append(step_io(region, site, inferred, launch))
     memory = account(
-        lay_out_steps(engine.program, ios, settled),
+        lay_out_steps(engine.program, ios, inferred),
         ios,
-        settled.specs,
+        inferred.specs,
         io_bytes=sum(spec.nbytes for spec in inputs.values()),
         weight_bytes=sum(t.nbytes for t in engine.weights.values()),
         packed_bytes=packed_bytes,
@@ -67,11 +67,11 @@ def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Pl
 
 def state_islands(engine: Engine, *, is_timed: bool) -> tuple[Island, ...]:
     """Every step that data decides about, with its time at the planned shapes where builds take times."""
-    settled = settle_program(engine.program, engine.plan.planned_shapes, engine.weights)
+    inferred = infer_program(engine.program, engine.plan.planned_shapes, engine.weights)
     reasons = {
         region.name: reason
         for region in engine.program.regions
-        if not settled.is_host(region) and (reason := island_reason(region, settled)) is not None
+        if not inferred.is_host(region) and (reason := island_reason(region, inferred)) is not None
     }
     if not reasons:
         return ()
