@@ -19,7 +19,7 @@ from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.control import CONTROL_OPS
 from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, why_slow
 
@@ -43,10 +43,12 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-class Aten:
+class Aten(Tactic):
     """Every op of the region, one after the other, through PyTorch."""
 
     name = "aten"
+    is_floor = True
+    takes_open_shapes = True
 
     def __init__(self, opset_imports: Mapping[str, int], limits: Limits = DEFAULT_LIMITS) -> None:
         self.opset_imports, self.limits = opset_imports, limits

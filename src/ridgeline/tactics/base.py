@@ -88,19 +88,26 @@ class Launch:
                 )
 
 
-class Tactic(Protocol):
-    """One way to run a region."""
+class Tactic:
+    """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
 
     name: str
+    is_floor = False  # runs any region, op by op
+    takes_open_shapes = False  # also where shapes inside a region depend on data
+    takes_spans = False  # may run neighbouring regions as one step
+    spins_threads = False  # has a pool of its own whose threads spin after a call, and disturb what follows
 
     def why_not(self, site: Site) -> str | None:
         """None when willing; else the reason, kept in the plan."""
+        raise NotImplementedError
 
     def configs(self, site: Site) -> Iterable[Config]:
         """The variants worth timing, best guess first."""
+        raise NotImplementedError
 
     def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         """Prepack and return the launch. `weights` maps the site's weight inputs to tensors."""
+        raise NotImplementedError
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
 from ridgeline.tactics.mkl_linear import bind_mkl, bind_product, order_weight
@@ -18,7 +18,7 @@ from ridgeline.tactics.onednn_linear import Run, bind_onednn
 # N batch, C channels in, O channels out, P positions
 
 
-class ConvAsGemm:
+class ConvAsGemm(Tactic):
     """y[P, O] = x[P, C] @ w[C, O] + b, or y[O, P] = w[O, C] @ x[C, P] + b for one contiguous image."""
 
     name = "aten.conv.as_gemm"

@@ -37,7 +37,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.tactics.base import Launch, Move
+from ridgeline.tactics.base import Launch, Move, Tactic
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 KEPT_SOURCES = 1024
@@ -45,7 +45,7 @@ KEPT_SOURCES = 1024
 _DRAG = {1: 1.8, 2: 1.1}
 
 
-class CppTactic:
+class CppTactic(Tactic):
     """What the tactics share: refusals as reasons, the cache, compiling ahead."""
 
     name: str

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.conv_site import read_conv
 from ridgeline.tactics.epilogue import constant_tensors, find_anchor, sum_biases
 from ridgeline.tactics.linear_site import read_linear
@@ -86,7 +86,7 @@ def _read_conv(site: Site) -> Product | str:
     )  # fmt: skip
 
 
-class Cublas:
+class Cublas(Tactic):
     """epilogue(x · W) by cuBLASLt."""
 
     name = "cublas"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
 from ridgeline.tactics.cublas import DTYPES
 from ridgeline.tactics.epilogue import constant_tensors, sum_biases
@@ -23,7 +23,7 @@ from ridgeline.tactics.remainder import BIAS, RAW, Absorbed, rest_of, spec_of, t
 from ridgeline.tactics.triton_codegen import TritonPointwise
 
 
-class CudnnConv:
+class CudnnConv(Tactic):
     """y = epilogue(conv(x, w) + b) by cuDNN."""
 
     name = "cudnn"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
 from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
 from ridgeline.tactics.onednn_linear import Run, bind_allocating, why_not_packed
@@ -21,7 +21,7 @@ Product: TypeAlias = Callable[[Tensor, Tensor], object]
 FEW_ROWS = 4
 
 
-class MklLinear:
+class MklLinear(Tactic):
     """y = x @ w + b with the weight packed by MKL's sgemm."""
 
     name = "mkl.linear"
@@ -46,7 +46,7 @@ class MklLinear:
         return bind_allocating(site, linear, run, 0, constants=constants, run_op=self._run_op)
 
 
-class AtenLinear:
+class AtenLinear(Tactic):
     """y = x @ w + b by torch's own product, written straight into the output."""
 
     name = "aten.linear"

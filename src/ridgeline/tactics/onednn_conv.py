@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
 from ridgeline.tactics.epilogue import (
     Binary,
@@ -28,7 +28,7 @@ from ridgeline.tactics.epilogue import (
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
 
 
-class OneDnnConv:
+class OneDnnConv(Tactic):
     """y = post(conv(x, w) + b) in one oneDNN call."""
 
     name = "onednn.conv"
@@ -68,7 +68,7 @@ class OneDnnConv:
         )
 
 
-class OneDnnConvTranspose:
+class OneDnnConvTranspose(Tactic):
     """y = post(conv_transpose(x, w) + b) in one oneDNN call."""
 
     name = "onednn.conv_transpose"

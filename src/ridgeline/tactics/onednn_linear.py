@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.epilogue import Binary, RunOp, Step, Unary, bind_rest, bind_steps, constant_tensors
 from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
 
@@ -17,7 +17,7 @@ from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_l
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
 
 
-class OneDnnLinear:
+class OneDnnLinear(Tactic):
     """y = post(x @ w + b) in one oneDNN call."""
 
     name = "onednn.linear"

@@ -34,10 +34,13 @@ LENT_BYTES = 4096
 KEPT_ADDRESSES = 8
 
 
-class Ort:
+class Ort(Tactic):
     """One session for the region, its inputs and outputs bound to planned memory."""
 
     name = "ort"
+    takes_open_shapes = True
+    takes_spans = True
+    spins_threads = True
 
     def __init__(
         self,

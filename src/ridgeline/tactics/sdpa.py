@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Tactic
 
 # B batch, H heads, S queries, T keys, D head width
 
@@ -24,7 +24,7 @@ OTHER_TARGET = "target is {}, these operators are for cpu"
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Any]
 
 
-class Sdpa:
+class Sdpa(Tactic):
     """y = softmax(scale * q @ kᵀ + mask) @ v by torch's fused operator."""
 
     name = "aten.sdpa"
@@ -95,7 +95,7 @@ def is_blind(mask: Tensor) -> Tensor:
     return is_masked.all(-1, keepdim=True)
 
 
-class AttentionBmm:
+class AttentionBmm(Tactic):
     """y = softmax(scale * q @ kᵀ + mask) @ v as two batched products around a softmax."""
 
     name = "aten.attention"

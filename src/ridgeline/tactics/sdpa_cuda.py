@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.sdpa import is_blind
 
 # B batch, H heads, S queries, T keys, D head width
@@ -33,7 +33,7 @@ HALF = ("float16", "bfloat16")
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-class CudaSdpa:
+class CudaSdpa(Tactic):
     """y = softmax(scale · q kᵀ + mask) v by one of torch's backends."""
 
     name = "cuda.sdpa"

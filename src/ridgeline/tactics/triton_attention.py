@@ -24,7 +24,7 @@ from ridgeline.tactics.attention_site import (
     read_attention,
     require_attention,
 )
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.own_kernels import (
     FIRST_ARCH,
     compile_ahead,
@@ -67,7 +67,7 @@ class Blocks:
         return Blocks(*(int(config[key]) for key in ("queries", "keys", "warps", "stages")))
 
 
-class TritonAttention:
+class TritonAttention(Tactic):
     """y = softmax(scale · q kᵀ + mask) v in one kernel."""
 
     name = "triton.attention"

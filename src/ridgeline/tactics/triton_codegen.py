@@ -27,7 +27,7 @@ from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.own_kernels import compile_ahead, empty_like_spec, lies_as, require_fit, why_not_own
 
 PDL_ARCH = 90  # the first architecture with dependent launch
@@ -37,7 +37,7 @@ LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs ke
 THREAD_BYTES, SMALL_BYTES = 128, 32  # a thread keeps of a row; where rows are few there are threads enough
 
 
-class TritonTactic:
+class TritonTactic(Tactic):
     """What the tactics share: refusals as reasons, compiling ahead, binding to tensors."""
 
     name: str

@@ -20,7 +20,7 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch
+from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.epilogue import constant_tensors
 from ridgeline.tactics.own_kernels import (
     FIRST_ARCH,
@@ -48,7 +48,7 @@ class Reading:
     columns_axis: int  # of the anchor's output
 
 
-class TritonProduct:
+class TritonProduct(Tactic):
     """epilogue(Σ x · w) in one kernel."""
 
     name: str
