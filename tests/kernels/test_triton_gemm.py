@@ -17,10 +17,11 @@ from product_cases import (
     run_twice,
 )
 
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Target
 from ridgeline.kernels.triton.gemm import gemm_ref
 from ridgeline.kernels.triton.products import TYPES, FewRows, Product, Tile, pack_weight, row_stride
-from ridgeline.kernels.triton.ranking import device_of, rank_gemm, rank_gemv, shared_bytes
+from ridgeline.kernels.triton.ranking import rank_gemm, rank_gemv, shared_bytes
 from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
 
 HALF, SINGLE = torch.float16, torch.float32

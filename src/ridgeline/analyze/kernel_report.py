@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.base.devices import REGISTERS, device_of
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.kernels.triton.ranking import REGISTERS, device_of
 from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine

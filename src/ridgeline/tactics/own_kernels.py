@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import (
@@ -16,7 +17,6 @@ from ridgeline.kernels.triton.compiler import (
     KernelStore,
     compile_kernels,
 )
-from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import HasKernels, Tactic, could_offer
 

@@ -1,6 +1,6 @@
 """Times of candidates where nothing can be timed: a build for a GPU that is not here.
 
-Rates scale with the architecture (`ranking.Device`); what a launch costs besides is fitted to one H200, all
+Rates scale with the architecture (`base/devices.py`); what a launch costs besides is fitted to one H200, all
 figures being those of docs/gpu.md: graph replays, fp16, µs. The order of candidates is what matters; the
 machine itself settles it at the first run.
 """
@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import Body, Config, Op, Site
 from ridgeline.base.work import body_bytes, body_flops, op_flops
-from ridgeline.kernels.triton.ranking import CYCLES_PER_US, Device, block_us, device_of, tile_us
+from ridgeline.kernels.triton.ranking import CYCLES_PER_US, block_us, tile_us
 from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.conv_site import require_conv

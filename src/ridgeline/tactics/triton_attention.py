@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.kernels.triton.ranking import device_of
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.attention_site import (
     IN_REGION,

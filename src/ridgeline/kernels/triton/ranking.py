@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as combinations
 from typing import TypeVar
 
+from ridgeline.base.devices import REGISTERS, Device, device_of
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 
 MAX_CONFIGS = 8
@@ -22,38 +22,12 @@ SAME_SHAPE, SAME_KIND = 2, 6
 MAX_SPLIT = 16
 # a weight this many row tiles share is in L2 after the first of them; asking again only costs
 PREFETCH_ROW_TILES = 4
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the model knows of an architecture: times in µs, rates per µs."""
-
-    sms: int
-    shared_bytes: int  # a block may have
-    flops: float  # of 16-bit tensor cores, reachable
-    plain_flops: float  # of plain cores in fp32
-    bytes: float  # from memory
-    l2_bytes: float
-    has_warpgroups: bool  # tiles of 64 rows and more run on the fast path
-
-
-_HOPPER = Device(132, 232_448, 0.80 * 989e6, 45e6, 0.80 * 4.8e6, 5.5e6, True)
-DEVICES = {
-    "sm_80": Device(108, 166_912, 0.80 * 312e6, 15e6, 0.80 * 2.0e6, 4.0e6, False),
-    "sm_86": Device(84, 101_376, 0.80 * 142e6, 25e6, 0.80 * 0.9e6, 2.5e6, False),
-    "sm_89": Device(142, 101_376, 0.80 * 362e6, 60e6, 0.80 * 0.95e6, 4.0e6, False),
-    "sm_90": _HOPPER,
-    # as specified; nothing was measured on these
-    "sm_100": Device(148, 232_448, 0.80 * 2250e6, 60e6, 0.80 * 8.0e6, 6.5e6, True),
-    "sm_120": Device(170, 101_376, 0.80 * 210e6, 70e6, 0.80 * 1.8e6, 5.0e6, False),
-}
 SM_BYTES = 75e3  # what one SM can load from L2
 STEP_US = 0.04  # the barriers of one step
 LOAD_US = 0.7  # from asking L2 or memory to having it in shared memory
 FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part's way to memory, the counter, and back
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
-REGISTERS = 65_536
 WIDE_BYTES = 16  # of one load
 CYCLES_PER_US = 1700
 MOST_LOADS = 32  # under one block of a depthwise kernel: all are unrolled, and compiling takes its time
@@ -61,11 +35,6 @@ OWN_REGISTERS = 64  # of a thread, beside its share of the sums
 
 Problem = Product | Window
 Cut = TypeVar("Cut", Tile, Block)
-
-
-def device_of(arch: str) -> Device:
-    """An architecture of its own, or the nearest that is known."""
-    return DEVICES.get(arch, _HOPPER)
 
 
 def shared_bytes(tile: Tile, item_bytes: int) -> int:
