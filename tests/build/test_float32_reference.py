@@ -14,8 +14,9 @@ import pytest
 
 import ridgeline
 from ridgeline.frontend.from_onnx import load
+from ridgeline.frontend.types import half_type
 from ridgeline.verify.compare import compare
-from ridgeline.verify.float32_reference import Wide, half_type, halves_inside
+from ridgeline.verify.float32_reference import Wide, halves_inside
 from ridgeline.verify.reference import Reference
 
 GRAPH = """
