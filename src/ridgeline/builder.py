@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.gpu_graph import no_garbage
 from ridgeline.base.progress import Progress, shown
 from ridgeline.base.spec import Target
@@ -33,7 +34,6 @@ from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.passes.rule import Refusal
 from ridgeline.plan.check import check_sizes
 from ridgeline.plan.report import Report
 from ridgeline.runtime.counted_run import CountedRun

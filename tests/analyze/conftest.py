@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.spec import Port, Target, TensorSpec
 from ridgeline.options import DimRange
-from ridgeline.plan.plan import Candidate, Memory, Plan, Refusal, RegionNote, Step, Work
+from ridgeline.plan.plan import Memory, Plan, RegionNote, Step, Work
 from ridgeline.plan.report import Check, Report
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.analyze.explain import explain_plan
+from ridgeline.base.choices import Refusal
 from ridgeline.errors import OptionError
-from ridgeline.plan.plan import Plan, Refusal
+from ridgeline.plan.plan import Plan
 
 
 def test_losers_come_fastest_first_and_say_how_far_behind(plan: Plan) -> None:

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, ops, parse, random_feeds, run
 
+from ridgeline.base.choices import Refusal
 from ridgeline.passes.canonical_groups import group_heads
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.rule import Refusal
 from ridgeline.passes.shapes import infer_shapes
 
 # four query heads over two heads of keys and values

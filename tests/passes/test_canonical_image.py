@@ -6,11 +6,12 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, ops, random_feeds, run, with_weights
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.views import views_of
 from ridgeline.passes.canonical_image import RULES
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.rule import Refusal, apply_rules
+from ridgeline.passes.rule import apply_rules
 
 POOL = "float[N,6,4,5] x"
 

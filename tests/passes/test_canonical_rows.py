@@ -6,9 +6,10 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, ops, random_feeds, run, with_weights
 
+from ridgeline.base.choices import Refusal
 from ridgeline.passes.canonical_rows import RULES
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.rule import Refusal, apply_rules
+from ridgeline.passes.rule import apply_rules
 from ridgeline.passes.shapes import infer_shapes
 
 LINEAR = "p = MatMul(t, w)\nl = Add(p, b)\n"

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, count, ops, random_feeds, run, with_weights
 
+from ridgeline.base.choices import Refusal
 from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.merge_linear import merge_linear
-from ridgeline.passes.rule import Refusal
 from ridgeline.passes.shapes import infer_shapes
 
 WEIGHTS = ("wq", "wk", "wv", "bq", "bk", "bv", "deep")

@@ -8,11 +8,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import EPSILON, TensorSpec
 from ridgeline.ir.body import read_program
 from ridgeline.ir.infer import infer
 from ridgeline.passes.partition import partition
-from ridgeline.passes.rule import Refusal
 
 
 def fused(

@@ -7,13 +7,14 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, count, ops, parse, random_feeds, run
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target
 from ridgeline.passes.broadcast import broadcast_values
 from ridgeline.passes.canonical_mask import RULES
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.passes.rule import Refusal, apply_rules
+from ridgeline.passes.rule import apply_rules
 from ridgeline.passes.shapes import infer_shapes
 
 SIZES = {"B": 2, "S": 4}

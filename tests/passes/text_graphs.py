@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from ridgeline.base.choices import Refusal
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.rule import Fusion, Refusal, apply_rules
+from ridgeline.passes.rule import Fusion, apply_rules
 from ridgeline.passes.shapes import infer_shapes
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.base.choices import Candidate
 from ridgeline.errors import OptionError
-from ridgeline.tactics.cache import Entry, Measured, TimingCache, measuring_context, require_own
+from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, require_own
 
 ENTRY = Entry(
     'layer0/"attn"',
     (
-        Measured("cpp.gemv", {"threads": 2, "panel": 32}, 12.5),
-        Measured("aten", {}, 20.25),
-        Measured("onednn.linear", {}, refused="weight is not constant"),
+        Candidate("cpp.gemv", {"threads": 2, "panel": 32}, 12.5),
+        Candidate("aten", {}, 20.25),
+        Candidate("onednn.linear", {}, refused="weight is not constant"),
     ),
     0,
     "here",

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ridgeline.analyze.show import profile_text, short_ops, total_us
+from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
-from ridgeline.plan.plan import Candidate, Plan, Refusal, RegionNote, Step
+from ridgeline.plan.plan import Plan, RegionNote, Step
 from ridgeline.plan.report import Island, Report
 
 _QUOTED = re.compile(r"'[^']*'")

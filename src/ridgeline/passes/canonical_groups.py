@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
-from ridgeline.passes.rule import GraphOps, Names, Refusal, nbytes
+from ridgeline.passes.rule import GraphOps, Names, nbytes
 from ridgeline.passes.simplify_views import Step, place_nodes, spelling, write
 from ridgeline.passes.view_runs import Piece, View, views_of_run
 

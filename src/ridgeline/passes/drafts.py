@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
 from ridgeline.ir.provenance import node_name
-from ridgeline.passes.rule import Refusal
 
 HOST = Target()
 MAX_OPS = 32

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.ir.op_kinds import MOVEMENT, PRODUCTS
 from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import GraphOps, Names, Refusal, merged_sources, nbytes, replace_value
+from ridgeline.passes.rule import GraphOps, Names, merged_sources, nbytes, replace_value
 from ridgeline.passes.take_moves import guard_of
 
 NAME = "MergeLinear"

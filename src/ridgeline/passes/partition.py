@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.outline import name_nodes, outline
-from ridgeline.passes.rule import Refusal
 from ridgeline.passes.take_moves import guard_of, views_after, views_before
 
 MAX_POINTWISE_OUTPUTS = 4

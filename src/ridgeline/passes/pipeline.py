@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.passes import (
@@ -34,7 +35,7 @@ from ridgeline.passes.divide_split import divide_splits
 from ridgeline.passes.fold import FOLDED_BYTES, fold_constants
 from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.merge_linear import merge_linear
-from ridgeline.passes.rule import Change, Fusion, Refusal, apply_rules
+from ridgeline.passes.rule import Change, Fusion, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
 from ridgeline.passes.unread_rows import drop_unread_rows

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from itertools import chain, count, islice
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.base.choices import Refusal
 from ridgeline.errors import failure
 from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import Size, reshape_target, sizes
@@ -29,16 +29,6 @@ MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError, Arithmet
 
 # a commutative pattern over variables fits in several ways; a node never needs more tries than this
 _MAX_READINGS = 16
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A rule that fitted the graph and still did not fire: why, at which value, at what cost."""
-
-    rule: str
-    reason: str
-    at: str
-    bytes_lost: int | None = None
 
 
 class _Refused(Exception):

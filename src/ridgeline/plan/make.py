@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Config, Site
 from ridgeline.base.work import body_bytes, body_flops
 from ridgeline.ir.body import Region
-from ridgeline.plan.plan import Candidate, RegionNote, Step, Work
+from ridgeline.plan.plan import RegionNote, Step, Work
 from ridgeline.tactics.cache import Entry
 
 
 def candidates(entry: Entry) -> tuple[Candidate, ...]:
     """The chosen one first, then the rest as they stand."""
-    order = [entry.chosen, *(i for i in range(len(entry.candidates)) if i != entry.chosen)]
-    made = (entry.candidates[i] for i in order)
-    return tuple(Candidate(m.tactic, dict(m.config), m.median_us, m.refused, m.predicted_us) for m in made)
+    chosen = entry.chosen
+    return (entry.candidates[chosen], *entry.candidates[:chosen], *entry.candidates[chosen + 1 :])
 
 
 def step_of(

@@ -9,23 +9,13 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.guards import Term, read_guards
 from ridgeline.base.spec import Config, Port, Target, TensorSpec
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.options import DimRange, ValueRange
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A tactic that was considered for a step: timed, or refused with its reason."""
-
-    tactic: str
-    config: Config
-    median_us: float | None = None
-    refused: str | None = None
-    predicted_us: float | None = None  # chosen without its machine: by a model of it
 
 
 @dataclass(frozen=True)
@@ -69,16 +59,6 @@ class RegionNote:
     site: str
     work: Work
     candidates: tuple[Candidate, ...] = ()  # the best first, then the slower ones, then those that refused
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A fusion that was possible by structure and did not happen."""
-
-    rule: str
-    reason: str
-    at: str
-    bytes_lost: int | None = None
 
 
 @dataclass(frozen=True)

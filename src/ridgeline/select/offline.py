@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.ir.body import Region
@@ -23,7 +24,7 @@ from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.plans import single, stale
 from ridgeline.select.sites import candidates_of, check_workspace
 from ridgeline.tactics.base import Foretells, HasKernels, Tactic
-from ridgeline.tactics.cache import Entry, Measured, only_offered
+from ridgeline.tactics.cache import Entry, only_offered
 from ridgeline.tactics.own_kernels import require_fit
 from ridgeline.tactics.predict import predict_us
 
@@ -112,7 +113,7 @@ def predicted(site: Site, context: SelectionContext) -> Entry:
     willing, refused = candidates_of(site, context.tactics, all_configs=context.options.level > 0)
     by_name = {tactic.name: tactic for tactic in context.tactics}
     ranks: dict[str, int] = {}
-    told: list[Measured] = []
+    told: list[Candidate] = []
     for candidate in willing:
         tactic = by_name[candidate.tactic]
         rank = ranks[candidate.tactic] = ranks.get(candidate.tactic, -1) + 1
@@ -132,7 +133,7 @@ def predicted(site: Site, context: SelectionContext) -> Entry:
     return Entry(site.name, (*told, *refused), 0)
 
 
-def _check_room(tactic: Tactic, site: Site, candidate: Measured, context: SelectionContext) -> None:
+def _check_room(tactic: Tactic, site: Site, candidate: Candidate, context: SelectionContext) -> None:
     if context.options.workspace_bytes is not None and isinstance(tactic, Foretells):
         needed = tactic.footprint(site, candidate.config).packed_bytes
         check_workspace(needed, context.options.workspace_bytes)
@@ -175,7 +176,7 @@ def _try(
     return [(ks, reason or _why_unfit([made[k.digest] for k in ks])) for ks, reason in found]
 
 
-def _kernels(tactic: Tactic, site: Site, candidate: Measured) -> list[Kernel]:
+def _kernels(tactic: Tactic, site: Site, candidate: Candidate) -> list[Kernel]:
     return list(tactic.kernels(site, candidate.config)) if isinstance(tactic, HasKernels) else []
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
 from ridgeline.select.sites import EFFORTS, race, ranked
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
 # thread pools of different libraries spin after their last call and steal a core from the next
 SETTLE_S = 0.01
@@ -74,11 +75,11 @@ def compare_plans(
         except LimitError:
             raise
         except Exception as error:  # a plan that breaks is refused with its message; another one may do
-            dropped.append(Measured(name, {}, refused=failure(error)))
+            dropped.append(Candidate(name, {}, refused=failure(error)))
     if not rivals:
         raise none_runs(dropped)
     times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
-    timed = [Measured(name, {}, us) for name, us in zip(rivals, times, strict=True)]
+    timed = [Candidate(name, {}, us) for name, us in zip(rivals, times, strict=True)]
     options.tell("compare plans", len(known), len(known))
     entry = Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
     return entry, {name: rival.steps_us for name, rival in rivals.items()}
@@ -109,5 +110,5 @@ def run_once(instance: Instance) -> Instance:
     return instance
 
 
-def none_runs(refused: Sequence[Measured]) -> BuildError:
+def none_runs(refused: Sequence[Candidate]) -> BuildError:
     return BuildError("no plan for this model runs", rows=[f"{m.tactic}: {m.refused}" for m in refused])

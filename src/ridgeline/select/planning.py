@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.base.choices import Refusal
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.types import half_type
 from ridgeline.ir.sites import merge
-from ridgeline.passes.rule import Refusal
 from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
-from ridgeline.plan.plan import Refusal as PlanRefusal
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.shapes import Shapes
 from ridgeline.tactics.own_kernels import kernels_of
@@ -43,7 +42,7 @@ def make_plan(
         memory=Memory(0, 0, 0, 0, 0, 0),
         regions=region_notes(context, selection),
         host_values=tuple(hosts),
-        refusals=tuple(PlanRefusal(r.rule, r.reason, r.at, r.bytes_lost) for r in refusals),
+        refusals=tuple(refusals),
         alternatives=ranked,
         waits=context.options.deterministic or context.options.new_shapes == "wait",
         pads=context.options.pad,

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.errors import BuildError
 from ridgeline.ir.body import Region
@@ -29,9 +30,9 @@ from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.plan_times import compare_plans
 from ridgeline.select.sites import EFFORTS, MARGIN, candidates_of, check_workspace, time_site
 from ridgeline.tactics.base import Compiles, Launch
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
-Offer: TypeAlias = tuple[Region, Site, list[Measured], list[Measured]]  # who is willing, who refused
+Offer: TypeAlias = tuple[Region, Site, list[Candidate], list[Candidate]]  # who is willing, who refused
 Enter: TypeAlias = Callable[[SelectionContext, Sequence[tuple[Region, Site]]], dict[str, Entry]]
 
 
@@ -113,7 +114,7 @@ def offers_of(context: SelectionContext, todo: Sequence[tuple[Region, Site]]) ->
     return made
 
 
-def precompile(context: SelectionContext, candidates: Sequence[tuple[Site, Measured]]) -> None:
+def precompile(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
     """Compile what will be bound, several kernels at a time."""
     compilers = {tactic.name: tactic for tactic in context.tactics if isinstance(tactic, Compiles)}
     jobs = {name: [(site, c.config) for site, c in candidates if c.tactic == name] for name in compilers}
@@ -147,8 +148,8 @@ def enter_sites(context: SelectionContext, offers: Sequence[Offer], *, stage: st
 
 
 def valid_everywhere(
-    context: SelectionContext, region: Region, willing: Sequence[Measured]
-) -> tuple[list[Measured], list[Measured]]:
+    context: SelectionContext, region: Region, willing: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Candidate]]:
     """Tactics are chosen at opt and must be valid from min to max."""
     by_name = {tactic.name: tactic for tactic in context.tactics}
     kept, dropped = [], []
@@ -187,12 +188,12 @@ def whole_graph(context: SelectionContext) -> StepChoice | None:
         return None
     # alone in the engine, its threads are in nobody's way
     config = {**next(iter(span.configs(site))), "spin": True}
-    return StepChoice(whole, "ort", config, site, Entry(joined.name, (Measured("ort", config),)))
+    return StepChoice(whole, "ort", config, site, Entry(joined.name, (Candidate("ort", config),)))
 
 
 def single(context: SelectionContext, region: Region, made: Selection) -> StepChoice:
     site = made.sites[region.name]
-    entry = made.entries.get(region.name) or Entry(region.name, (Measured("aten", {}),))
+    entry = made.entries.get(region.name) or Entry(region.name, (Candidate("aten", {}),))
     best = entry.candidates[entry.chosen]
     if best.tactic not in {tactic.name for tactic in context.tactics}:
         raise _left_out(context.options, [f"{region.name}: {best.tactic}"])
@@ -215,7 +216,7 @@ def _mixed(context: SelectionContext, work: Sequence[Region], made: Selection) -
             joined = merge(context.program, run)
             site = make_site(context.program, joined, context.inferred, context.target)
             config = next(iter(span.configs(site)))
-            entry = context.find(context.key(site)) or Entry(joined.name, (Measured("ort", dict(config)),))
+            entry = context.find(context.key(site)) or Entry(joined.name, (Candidate("ort", dict(config)),))
             steps.append(StepChoice(tuple(run), "ort", config, site, entry))
         else:
             steps.extend(single(context, region, made) for region in run)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
 from ridgeline.base.spec import Site, TensorSpec
@@ -28,7 +29,7 @@ from ridgeline.select.plans import remember, single, stale, valid_everywhere
 from ridgeline.select.sites import candidates_of
 from ridgeline.select.sites_cuda import time_site_cuda
 from ridgeline.tactics.base import Compiles, Launch
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
 # timing rounds of a site, and of a whole plan, by optimisation level
 SITE_ROUNDS = (0, 3, 5, 5, 9, 15)
@@ -39,7 +40,7 @@ RUNNERS_UP = 3
 # the whole plan must gain this much before a site changes hands
 PLAN_MARGIN = 0.002
 # the candidates of a site: willing ones, and those that refused with their reasons
-Offer: TypeAlias = Callable[[Site], tuple[list[Measured], list[Measured]]]
+Offer: TypeAlias = Callable[[Site], tuple[list[Candidate], list[Candidate]]]
 
 
 def select_cuda(
@@ -246,5 +247,5 @@ class _Refinement:
         instance.execute()
         return instance
 
-    def _measured(self, region: Region, index: int) -> Measured:
+    def _measured(self, region: Region, index: int) -> Candidate:
         return self.made.entries[region.name].candidates[index]

@@ -11,6 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.options import Options
@@ -26,7 +27,7 @@ from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.select.context import SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
 from ridgeline.select.plans_cuda import select_cuda
-from ridgeline.tactics.cache import Measured, TimingCache
+from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.own_kernels import kernels_of
 
 UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
@@ -74,16 +75,16 @@ def _context(engine: Engine) -> SelectionContext:
     )
 
 
-def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measured]]]:
+def _offer(engine: Engine) -> Callable[[Site], tuple[list[Candidate], list[Candidate]]]:
     """Who may compete for a site: those the plan kept whose kernels are embedded."""
     steps = {region: step for step in engine.plan.steps for region in step.regions}
     tactics = {tactic.name: tactic for tactic in engine.tactics}
 
-    def is_on_board(site: Site, candidate: Measured) -> bool:
+    def is_on_board(site: Site, candidate: Candidate) -> bool:
         kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
         return all(engine.store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
-    def offer(site: Site) -> tuple[list[Measured], list[Measured]]:
+    def offer(site: Site) -> tuple[list[Candidate], list[Candidate]]:
         known = _candidates(steps[site.name])
         willing = [m for m in known if m.refused is None and is_on_board(site, m)]
         kept = {id(m) for m in willing}
@@ -97,7 +98,7 @@ def _offer(engine: Engine) -> Callable[[Site], tuple[list[Measured], list[Measur
     return offer
 
 
-def _candidates(step: Step) -> list[Measured]:
+def _candidates(step: Step) -> list[Candidate]:
     """Without their predictions: what is not timed now stays without a time."""
-    chosen = Measured(step.tactic, step.config)
-    return [chosen, *(Measured(c.tactic, c.config, refused=c.refused) for c in step.losers)]
+    chosen = Candidate(step.tactic, step.config)
+    return [chosen, *(Candidate(c.tactic, c.config, refused=c.refused) for c in step.losers)]

@@ -9,13 +9,14 @@ from time import perf_counter, sleep
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.base.timing import interleave
 from ridgeline.errors import BuildError, failure
 from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
 # a later candidate must beat an earlier, simpler one by this much
 MARGIN = 0.03
@@ -54,17 +55,17 @@ EFFORTS = (
 
 def candidates_of(
     site: Site, tactics: Sequence[Tactic], *, all_configs: bool
-) -> tuple[list[Measured], list[Measured]]:
+) -> tuple[list[Candidate], list[Candidate]]:
     """Who is willing, and who refused and why."""
     willing, refused = [], []
     for tactic in tactics:
         is_open = not is_inferred(site) and tactic.name not in ("aten", "ort")
         reason = "a shape inside depends on data" if is_open else _why_not(tactic, site)
         if reason is not None:
-            refused.append(Measured(tactic.name, {}, refused=reason))
+            refused.append(Candidate(tactic.name, {}, refused=reason))
             continue
         configs = list(tactic.configs(site))
-        willing += [Measured(tactic.name, config) for config in (configs if all_configs else configs[:1])]
+        willing += [Candidate(tactic.name, config) for config in (configs if all_configs else configs[:1])]
     return willing, refused
 
 
@@ -81,8 +82,8 @@ def time_site(
     tactics: Sequence[Tactic],
     *,
     effort: Effort,
-    willing: Sequence[Measured],
-    refused: Sequence[Measured],
+    willing: Sequence[Candidate],
+    refused: Sequence[Candidate],
     draw: Callable[[], Sequence[Tensor | None]],
     workspace_bytes: int | None = None,
 ) -> Entry:
@@ -97,7 +98,7 @@ def time_site(
         return Entry(site.name, (*willing, *refused), 0)
     by_name = {tactic.name: tactic for tactic in tactics}
     dropped = list(refused)
-    runnable: list[tuple[Measured, Callable[[], object]]] = []
+    runnable: list[tuple[Candidate, Callable[[], object]]] = []
     inputs = draw()
     tried = 0
     for candidate in willing:
@@ -110,7 +111,7 @@ def time_site(
         except (
             Exception
         ) as error:  # a candidate that breaks is a refusal with its message, not a failed build
-            dropped.append(Measured(candidate.tactic, candidate.config, refused=failure(error)))
+            dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
         else:
             runnable.append((candidate, call))
             if effort.site_s == 0:
@@ -127,7 +128,7 @@ def time_site(
     times, is_unsteady = race(
         [call for _, call in runnable], each_s=effort.site_s, pause_s=pause_s, long_rounds=effort.long_rounds
     )
-    timed = [Measured(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
+    timed = [Candidate(c.tactic, c.config, us) for (c, _), us in zip(runnable, times, strict=True)]
     return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=is_unsteady)
 
 
@@ -176,20 +177,20 @@ def _glance_us(call: Callable[[], object], pause_s: float) -> float:
     return min(times)
 
 
-def ranked(timed: Sequence[Measured]) -> list[Measured]:
+def ranked(timed: Sequence[Candidate]) -> list[Candidate]:
     """The winner, then the others by time."""
     best = fastest(timed)
     return [timed[best], *sorted((m for i, m in enumerate(timed) if i != best), key=_time)]
 
 
-def fastest(timed: Sequence[Measured]) -> int:
+def fastest(timed: Sequence[Candidate]) -> int:
     """The earliest candidate that nobody later beats by the margin."""
     best = min(range(len(timed)), key=lambda i: _time(timed[i]))
     limit = _time(timed[best]) * (1 + MARGIN)
     return next(i for i, m in enumerate(timed) if _time(m) <= limit)
 
 
-def _time(measured: Measured) -> float:
+def _time(measured: Candidate) -> float:
     return measured.median_us if measured.median_us is not None else float("inf")
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import capture, interleave_graphs, times_in_turn
 from ridgeline.base.spec import EPSILON, Site, TensorSpec
@@ -16,7 +17,7 @@ from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.select.sites import UNSTEADY, check_workspace, ranked
 from ridgeline.tactics.aten import Aten, is_inferred
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
 CALLS_PER_GRAPH = 10
 # a candidate this many times slower than the best at first sight stays behind
@@ -33,8 +34,8 @@ def time_site_cuda(
     tactics: Sequence[Tactic],
     *,
     rounds: int,
-    willing: Sequence[Measured],
-    refused: Sequence[Measured],
+    willing: Sequence[Candidate],
+    refused: Sequence[Candidate],
     draw: Callable[[], Sequence[Tensor | None]],
     workspace_bytes: int | None = None,
 ) -> Entry:
@@ -45,8 +46,8 @@ def time_site_cuda(
     dropped = list(refused)
     inputs = draw()
     want = _reference(site, by_name, weights, inputs)
-    runnable: list[tuple[Measured, torch.cuda.CUDAGraph]] = []
-    eager: list[tuple[Measured, Callable[[], object], str]] = []
+    runnable: list[tuple[Candidate, torch.cuda.CUDAGraph]] = []
+    eager: list[tuple[Candidate, Callable[[], object], str]] = []
     for candidate in willing:
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
@@ -59,7 +60,7 @@ def time_site_cuda(
             eager.append((candidate, call, f"cannot be captured in a CUDA graph: {error}"))
         except Exception as error:  # a candidate that breaks is a refusal with its message
             _require_device(f"{candidate.tactic} {dict(candidate.config)} at {site.name}")
-            dropped.append(Measured(candidate.tactic, candidate.config, refused=failure(error)))
+            dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
     if eager and not runnable:
         medians = times_in_turn([call for _, call, _ in eager], rounds) if rounds else [None] * len(eager)
         timed = [replace(m, median_us=us) for (m, _, _), us in zip(eager, medians, strict=True)]
@@ -79,7 +80,7 @@ def time_site_cuda(
     found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
     best = min(timings, key=lambda t: t.median_us)
     timed = [
-        Measured(m.tactic, m.config, round(found.get(i, first[i]), 3)) for i, (m, _) in enumerate(runnable)
+        Candidate(m.tactic, m.config, round(found.get(i, first[i]), 3)) for i, (m, _) in enumerate(runnable)
     ]
     return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=best.spread > UNSTEADY)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.errors import LimitError, failure
 from ridgeline.ir.body import Region
@@ -27,7 +28,7 @@ from ridgeline.select.plans import (
     single,
     whole_graph,
 )
-from ridgeline.tactics.cache import Entry, Measured
+from ridgeline.tactics.cache import Entry
 
 
 def select_here(
@@ -59,14 +60,14 @@ def select_untimed(
     failed = None if whole is None else _why_not_run(context, whole, inputs, feeds)
     if whole is not None and failed is None:
         choose_regions(context, work, made, _list_sites)
-        ranked = [Measured("ort", {}), Measured("regions", {})]
+        ranked = [Candidate("ort", {}), Candidate("regions", {})]
         made.steps = (replace(whole, entry=Entry("whole plan", tuple(ranked))),)
     else:
         choose_regions(context, work, made, _try_sites)
         made.steps = tuple(single(context, region, made) for region in work)
-        refused = [] if failed is None else [Measured("ort", {}, refused=failed)]
+        refused = [] if failed is None else [Candidate("ort", {}, refused=failed)]
         _require_binding(context, made.steps, inputs, feeds, refused)
-        ranked = [Measured("regions", {}), *refused]
+        ranked = [Candidate("regions", {}), *refused]
     made.alternatives = Entry("whole plan", tuple(ranked))
     remember(context, made, plan_key(context, made, [m.tactic for m in ranked]), made.alternatives)
     return made
@@ -103,7 +104,7 @@ def _require_binding(
     steps: Sequence[StepChoice],
     inputs: Mapping[str, TensorSpec],
     feeds: Mapping[str, Tensor],
-    refused: Sequence[Measured],
+    refused: Sequence[Candidate],
 ) -> None:
     """The last plan need not run here: drawn values may not suit the model, and verification will tell."""
     try:
@@ -111,4 +112,4 @@ def _require_binding(
     except LimitError:
         raise
     except Exception as error:
-        raise none_runs([*refused, Measured("regions", {}, refused=failure(error))]) from error
+        raise none_runs([*refused, Candidate("regions", {}, refused=failure(error))]) from error

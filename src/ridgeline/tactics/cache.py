@@ -24,8 +24,9 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
+from ridgeline.base.choices import Candidate
 from ridgeline.base.files import open_regular, place_of, require_place, whole_file
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import Site
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import BuildError, OptionError, first_line
 from ridgeline.kernels.triton.source import triton_version
@@ -37,23 +38,12 @@ OWN = b"# Ridgeline"
 LOCK_TITLE = "# Ridgeline lock. `chosen` counts from 0; edit it to pin another candidate.\n"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A candidate with its time, or with the reason it was refused."""
-
-    tactic: str
-    config: Config
-    median_us: float | None = None
-    refused: str | None = None
-    predicted_us: float | None = None  # where nothing could be timed: by the model in `predict`
-
-
 @dataclass
 class Entry:
     """All candidates of one site; `chosen` is the index of the winner."""
 
     title: str
-    candidates: tuple[Measured, ...]
+    candidates: tuple[Candidate, ...]
     chosen: int = 0
     context: str = ""
     is_unsteady: bool = False  # the winner's samples were far apart; not kept in files
@@ -99,7 +89,7 @@ class TimingCache:
         return entry if entry is not None and entry.context == context else None
 
     def find_anywhere(self, key: str) -> Entry | None:
-        """Measured on whatever machine, against whatever rivals: for a build that cannot measure itself."""
+        """Candidate on whatever machine, against whatever rivals: for a build that cannot measure itself."""
         found = self.entries.get(key)
         if found is None:
             found = next((e for known, e in self.entries.items() if site_of(known) == site_of(key)), None)
@@ -151,7 +141,7 @@ def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> 
     assert entry is not None, "every site was timed or found"
     by_name = {tactic.name: tactic for tactic in tactics}
 
-    def is_offered(candidate: Measured) -> bool:
+    def is_offered(candidate: Candidate) -> bool:
         tactic = by_name.get(candidate.tactic)
         if tactic is None or candidate.refused is not None:
             return True  # whoever asks for it says what is wrong
@@ -188,11 +178,11 @@ class _Row:
     predicted: float | None = None
     refused: str | None = None
 
-    def measured(self) -> Measured:
+    def measured(self) -> Candidate:
         config = read_as(dict[str, int | float | str | bool], parse_json(self.config))
         if not all(us is None or 0 <= us < math.inf for us in (self.us, self.predicted)):
             raise ValueError(f"{self.tactic} took {self.us} µs")
-        return Measured(self.tactic, config, self.us, self.refused, self.predicted)
+        return Candidate(self.tactic, config, self.us, self.refused, self.predicted)
 
 
 @dataclass(frozen=True)
