@@ -36,6 +36,7 @@ from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.check import check_sizes
 from ridgeline.plan.report import Report
+from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.embedded_kernels import LEFT_OUT
@@ -99,6 +100,7 @@ def build(
     """
     given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
     options = make_options(given)
+    load_plugins()
     if isinstance(source, (nn.Module, ExportedProgram)):
         with shown(options.progress) as progress:
             options = replace(options, progress=progress)

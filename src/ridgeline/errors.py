@@ -10,6 +10,7 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ LimitError            more nodes, trips or memory than a budget allows; an option raises it
 ├─ ProcessError          a forked process without its parent's threads, or two threads in one context
 ├─ OptionError           an option that does not exist or does not fit
+├─ PluginError           a plugin that is missing, or does not keep to what it states
 └─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: exit 70; the traceback with -v
 """
@@ -108,6 +109,10 @@ class DeviceError(RidgelineError):
     """This machine's GPU cannot run what was asked for."""
 
     is_fatal = False  # nothing else this process asks of the GPU will succeed
+
+
+class PluginError(RidgelineError):
+    """A plugin that is missing, cannot be registered, or does not keep to what it states."""
 
 
 class InternalError(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
-    "errors", "base", "options", "frontend", "ir", "passes", "kernels", "tactics", "plan",
+    "errors", "base", "options", "frontend", "ir", "passes", "kernels", "tactics", "plugins", "plan",
     "runtime", "select",
     "verify", "builder", "analyze", "surgery", "torch_in", "serve", "onnx_backend", "__init__", "cli",
 )  # fmt: skip

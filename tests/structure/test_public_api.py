@@ -13,7 +13,17 @@ import pytest
 import ridgeline
 from ridgeline.errors import InternalError, OptionError, RidgelineError
 
-PUBLIC = {"build", "compile", "load", "verify_engine", "Engine", "errors", "onnx_backend", "__version__"}
+PUBLIC = {
+    "build",
+    "compile",
+    "load",
+    "register_op",
+    "verify_engine",
+    "Engine",
+    "errors",
+    "onnx_backend",
+    "__version__",
+}
 BUILD_KEYWORDS = {
     "target", "profiles", "precision", "level", "timing_cache", "lock",
     "verify", "deterministic", "workspace_bytes", "progress", "dynamic_shapes",

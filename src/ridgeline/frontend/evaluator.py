@@ -23,19 +23,25 @@ class Erf(OpRun):  # type: ignore[misc]
         return (np.vectorize(erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
+# ops that plugins brought, by domain::OpType; `plugins.register` fills it
+PLUGIN_OPS: dict[str, type[OpRun]] = {}
+
+
 class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
     """A class, not an argument: functions, bodies and expanded ops are run by others of the same class."""
 
     def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **more: Any) -> None:
-        super().__init__(proto, new_ops=[Erf, *(op for op in new_ops or () if op is not Erf)], **more)
+        super().__init__(proto, new_ops=list({Erf, *PLUGIN_OPS.values(), *(new_ops or ())}), **more)
 
 
 def is_needed_for(proto: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime is known to compute something else than ONNX says, whatever the inputs.
+    """Whether ONNX Runtime lacks an op that a plugin brought, or computes something else than ONNX says.
 
     The scores that an attention gives out first are those before its softcap; there, those after it.
     """
     for node in all_nodes(proto):
+        if f"{node.domain}::{node.op_type}" in PLUGIN_OPS:
+            return True
         attrs = {attr.name: attr for attr in node.attribute}
         if node.op_type != "Attention" or node.domain or not any(node.output[3:]):
             continue

@@ -295,7 +295,8 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
                 f"{domain + '::' if domain else ''}{op} x{len(nodes)}  first at {nodes[0]}"
                 for (domain, op), nodes in unknown.items()
             ],
-            help="replace these nodes, or give their meaning as model-local functions in the file",
+            help="install a plugin that has them (`ridge plugins` lists those here), replace these nodes, "
+            "or give their meaning as model-local functions in the file",
         )
 
 

@@ -98,12 +98,22 @@ def _is_invented(dim: int | ir.SymbolicDim) -> bool:
     return not isinstance(dim, int) and (dim.value or "").startswith("unk__")
 
 
+# rewrites that plugins brought, by plugin; `plugins.register` fills it
+PLUGIN_RULES: dict[str, list[Fusion]] = {}
+
+
+def _plugin_rules(model: ir.Model) -> list[Refusal]:
+    rules = [rule for brought in PLUGIN_RULES.values() for rule in brought]
+    return apply_rules(model, rules) if rules else []
+
+
 PASSES: tuple[Stage, ...] = (
     Stage("shapes", _edit(_refresh_shapes)),
     Stage("fold", _edit(fold_constants), (Change.ROUNDING, Change.HALF_OVERFLOW)),
     Stage(
         "clean", _edit(remove_noops, remove_unused, remove_duplicates, remove_unused), (Change.SIGNED_ZERO,)
     ),
+    Stage("plugins", _plugin_rules),
     Stage("einsum", _rules(canonical_einsum.RULES)),
     Stage("weights", partial(apply_rules, rules=fold_weights.RULES, order="inputs first")),
     Stage("norms", _rules((*canonical_norm.RULES, *canonical_half.RULES))),

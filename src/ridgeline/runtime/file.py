@@ -32,6 +32,8 @@ from ridgeline.kernels.elements import as_numpy, dtype_name
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.plugins.catalog import CATALOG, Needed
+from ridgeline.plugins.entry_points import require_plugins
 from ridgeline.runtime.members import read_members
 from ridgeline.runtime.seal import is_sealed_here, make_seal
 from ridgeline.runtime.weights_file import (
@@ -81,6 +83,7 @@ class Manifest:
     sha256: dict[str, str]
     versions: dict[str, str]
     seal: str = ""
+    plugins: tuple[Needed, ...] = ()  # that its ops and tactics come from
 
 
 def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
@@ -168,8 +171,18 @@ def _write_members(file: Any, stored: Stored) -> None:
                 member.write(chunk)
         hashes[WEIGHTS] = digest.hexdigest()
         seal = make_seal(_code(hashes)) if stored.kernels and not stored.are_foreign else ""
-        manifest = Manifest(FORMAT, str(stored.plan.target), hashes, stored.report.versions, seal)
+        manifest = Manifest(
+            FORMAT, str(stored.plan.target), hashes, stored.report.versions, seal, _plugins(stored)
+        )
         archive.writestr(_member(MANIFEST), json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
+
+
+def _plugins(stored: Stored) -> tuple[Needed, ...]:
+    """What the file needs of plugins: whoever brought an op of the graph, or a tactic of a step."""
+    graphs = [*stored.model.graphs(), *stored.model.functions.values()]
+    ops = [f"{node.domain}::{node.op_type}" for graph in graphs for node in graph]
+    plans = [stored.plan, *stored.plan.others, *stored.plan.bodies.values()]
+    return CATALOG.needed(ops, [step.tactic for plan in plans for step in plan.steps])
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -197,6 +210,7 @@ def read_engine(path: Path) -> Stored:
             help="build it again: ridge build MODEL.onnx",
         ) from error
     _check_hashes(members, manifest.sha256, path)
+    require_plugins(manifest.plugins)
     try:
         stored = _read_stored(members)
         is_sealed = is_sealed_here(manifest.seal, _code(manifest.sha256))

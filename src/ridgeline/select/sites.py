@@ -106,6 +106,7 @@ def time_site(
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
             check_workspace(launch.packed_bytes, workspace_bytes)
+            by_name[candidate.tactic].examine(site, launch, inputs)
             call = _call(launch, site, inputs)
             call()
         except (

@@ -52,6 +52,7 @@ def time_site_cuda(
         try:
             launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
             check_workspace(launch.packed_bytes, workspace_bytes)
+            by_name[candidate.tactic].examine(site, launch, inputs)
             call, outputs = bound_call(launch, site, inputs)
             _require_close(outputs(), want, may_round=_rounds_to_integers(site))
             torch.cuda.synchronize()

@@ -97,6 +97,9 @@ class Tactic:
     takes_spans = False  # may run neighbouring regions as one step
     spins_threads = False  # has a pool of its own whose threads spin after a call, and disturb what follows
 
+    def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
+        """Raise where a bound launch is not sound. Tests do it for ours; those of plugins are run first."""
+
     def why_not(self, site: Site) -> str | None:
         """None when willing; else the reason, kept in the plan."""
         raise NotImplementedError

@@ -50,6 +50,10 @@ class Offer:
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
     """Read the site once. An exception is a site that the tactic's author did not think of."""
     try:
+        own = getattr(tactic, "offer", None)
+        if own is not None:
+            made: Offer | Refused = own(site)
+            return made
         reason = tactic.why_not(site)
         if reason is not None:
             return Refused(reason)

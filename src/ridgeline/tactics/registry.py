@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.base.spec import Target
 from ridgeline.errors import OptionError, did_you_mean
@@ -32,6 +32,9 @@ from ridgeline.tactics.triton_attention import TritonAttention
 from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
+
+# tactics that plugins brought, by name; `plugins.register` fills it
+PLUGIN_TACTICS: dict[str, Callable[[KernelStore], Tactic]] = {}
 
 
 def cpu_tactics(
@@ -108,8 +111,10 @@ def tactics_for(
 ) -> tuple[Tactic, ...]:
     """Everything that may run a region on this target."""
     if target.kind == "cuda":
-        return cuda_tactics(opset_imports, limits, store=store)
-    return cpu_tactics(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic)
+        own = cuda_tactics(opset_imports, limits, store=store)
+    else:
+        own = cpu_tactics(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic)
+    return (*(make(store) for make in PLUGIN_TACTICS.values()), *own)
 
 
 def leave_out(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.errors import BuildError, LimitError, OptionError, first_line
+from ridgeline.errors import BuildError, LimitError, OptionError, PluginError, first_line
 from ridgeline.frontend.declared import other_outputs
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.types import to_ir
@@ -66,7 +66,7 @@ def run_first(
                 outputs = reference.run(feeds, keep=True)
             elif counted is not None:
                 counted.require_end(feeds)
-        except LimitError:
+        except (LimitError, PluginError):
             raise
         except Exception as error:
             if not program.loose_inputs:
@@ -93,7 +93,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
         options.tell("verify", min(i, len(trials)), total, name)
         try:
             want = reference.run(feeds)
-        except LimitError:
+        except (LimitError, PluginError):
             raise
         except Exception as error:
             if i == 0 and engine.program.loose_inputs:
@@ -211,7 +211,7 @@ def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], 
     for name, feeds in chain([("", first)], _other_values(engine)):
         try:
             want = reference.run(feeds)
-        except LimitError:
+        except (LimitError, PluginError):
             raise
         except Exception as error:
             if not name:

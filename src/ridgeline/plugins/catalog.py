@@ -1,0 +1,178 @@
+"""Which plugins there are: their ops, tactics and problems, and what an engine needs of them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ridgeline.errors import PluginError, failure
+from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
+from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open
+
+FEW = 64  # whole numbers that a shape may depend on
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Who brings an op: a name, a version, and a line on how to get it."""
+
+    name: str
+    version: str
+    get: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What an engine uses of a plugin, as its file says it."""
+
+    plugin: str
+    version: str
+    get: str
+    uses: tuple[str, ...]  # ops and tactics
+
+
+@dataclass(frozen=True)
+class PluginOp:
+    """An op that a plugin brought: its schema, its shapes and its meaning."""
+
+    schema: Schema
+    shapes: Shapes
+    reference: Callable[..., Any]
+    plugin: Plugin
+    arrays: Literal["torch", "numpy"] = "torch"
+
+    def output_specs(self, inputs: Sequence[Spec | None], attrs: Mapping[str, Any]) -> list[Spec | None]:
+        """What the author's function says of the outputs, held against the schema."""
+        made = self.shapes(*_padded(self.schema, inputs), **attrs)
+        specs: list[Any] = list(made) if isinstance(made, (tuple, list)) else [made]
+        self._require_count(len(specs), "shapes")
+        for place, spec in enumerate(specs):
+            if spec is None:
+                continue
+            if not isinstance(spec, Spec):
+                raise self._broken("shapes", f"output {place} is {spec!r}", "a Spec, or None")
+            if spec.dtype not in self.schema.allowed(place):
+                wanted = " or ".join(self.schema.allowed(place))
+                raise self._broken("shapes", f"output {place} is {spec.dtype}", wanted)
+            if any(isinstance(size, int) and size < 0 for size in spec.shape):
+                raise self._broken("shapes", f"output {place} is {spec}", "sizes from 0 on")
+        return specs
+
+    def run(self, *inputs: Tensor | None, **given: Any) -> tuple[Tensor, ...]:
+        """The reference over torch tensors, its results held against its own shapes."""
+        attrs = self.schema.given(given)
+        tensors = _padded(self.schema, inputs)
+        try:
+            made = self._call(tensors, attrs)
+        except Exception as error:
+            raise PluginError(f"the reference of {self.schema.key} {failure(error)}", got=_texts(inputs),
+                              help=f"mend the plugin {self.plugin}") from error  # fmt: skip
+        results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        self._require_count(len(results), "reference")
+        specs = self.output_specs([None if t is None else spec_of(t) for t in inputs], attrs)
+        for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
+            if not isinstance(result, Tensor):
+                raise self._broken("reference", f"output {place} is {type(result).__name__}", "a tensor")
+            if spec is not None and not is_open([spec]) and spec_of(result) != spec:
+                raise self._broken("reference", f"output {place} is {spec_of(result)}", str(spec))
+        return results
+
+    def _call(self, tensors: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> Any:
+        if self.arrays == "torch":
+            return self.reference(*tensors, **attrs)
+        made = self.reference(*(None if t is None else to_numpy(t) for t in tensors), **attrs)
+        device = next((t.device for t in tensors if t is not None), "cpu")
+        several = made if isinstance(made, (tuple, list)) else [made]
+        return [to_torch(array).to(device) for array in several]
+
+    def _require_count(self, count: int, what: str) -> None:
+        wanted = len(self.schema.outputs)
+        is_any = list(self.schema.outputs)[-1].endswith("*")
+        if count != wanted and not (is_any and count >= wanted - 1):
+            raise self._broken(what, f"{count} outputs", f"{wanted}")
+
+    def _broken(self, what: str, got: str, want: str) -> PluginError:
+        return PluginError(
+            f"{what} of {self.schema.key} does not keep to its schema",
+            got=got, want=want, help=f"mend the plugin {self.plugin}",
+        )  # fmt: skip
+
+
+@dataclass
+class Catalog:
+    """All that is registered in this process."""
+
+    ops: dict[str, PluginOp] = field(default_factory=dict)  # by domain::OpType
+    tactics: dict[str, Plugin] = field(default_factory=dict)  # by the name of the tactic
+    problems: dict[Plugin, str] = field(default_factory=dict)  # of plugins that could not be loaded
+
+    def plugins(self) -> list[Plugin]:
+        found = [*(op.plugin for op in self.ops.values()), *self.tactics.values(), *self.problems]
+        return sorted(set(found), key=str)
+
+    def needed(self, ops: Iterable[str], tactics: Iterable[str]) -> tuple[Needed, ...]:
+        """What an engine with these ops and tactics needs of plugins."""
+        uses: dict[Plugin, dict[str, None]] = {}
+        for key in (key for key in ops if key in self.ops):
+            uses.setdefault(self.ops[key].plugin, {})[key] = None
+        for name in (name for name in tactics if name in self.tactics):
+            uses.setdefault(self.tactics[name], {})[name] = None
+        return tuple(Needed(p.name, p.version, p.get, tuple(used)) for p, used in uses.items())
+
+    def require(self, needed: Sequence[Needed]) -> None:
+        """Raise where a plugin that an engine was built with is not here, or is here in another version."""
+        here = {(p.name, p.version) for p in self.plugins() if p not in self.problems}
+        missing = [need for need in needed if (need.plugin, need.version) not in here]
+        if missing:
+            cures = [need.get or f"install {need.plugin} {need.version}" for need in missing]
+            raise PluginError(
+                "this engine needs plugins that are not here",
+                rows=[f"{n.plugin} {n.version}, for {', '.join(n.uses)}{self._here(n)}" for n in missing],
+                help=f"{'; '.join(cures)}; `ridge plugins` lists what is installed",
+            )  # fmt: skip
+
+    def _here(self, need: Needed) -> str:
+        """What is here instead."""
+        found = [plugin for plugin in self.plugins() if plugin.name == need.plugin]
+        broken = [self.problems[plugin] for plugin in found if plugin in self.problems]
+        return f"; it {broken[0]}" if broken else f"; here is {found[0]}" if found else ""
+
+    def digest(self) -> str:
+        """Of everything registered and the files it comes from; what was measured with other code is void."""
+        lines = [*(f"{key} {op.plugin} {_file_digest(op.reference)}" for key, op in self.ops.items())]
+        lines += [f"{name} {plugin}" for name, plugin in self.tactics.items()]
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12] if lines else ""
+
+
+CATALOG = Catalog()
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    is_small = tensor.device.type == "cpu" and not tensor.is_floating_point() and tensor.numel() <= FEW
+    return Spec(dtype_name(tensor), tuple(tensor.shape), to_numpy(tensor) if is_small else None)
+
+
+def _padded(schema: Schema, given: Sequence[Any]) -> list[Any]:
+    """None for each trailing input that is left out."""
+    formal = [name for name in schema.inputs if not name.endswith("*")]
+    return [*given, *[None] * (len(formal) - len(given))]
+
+
+def _texts(tensors: Sequence[Tensor | None]) -> str:
+    return ", ".join("-" if t is None else str(spec_of(t)) for t in tensors)
+
+
+def _file_digest(function: Callable[..., Any]) -> str:
+    try:
+        return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
+    except (TypeError, OSError):  # made in an interpreter, or not a Python function
+        return ""

@@ -1,0 +1,118 @@
+"""The door: `register_op`, `register_tactic`, and what they enter where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx.reference.op_run import OpRun
+
+from ridgeline.errors import PluginError
+from ridgeline.frontend.evaluator import PLUGIN_OPS
+from ridgeline.kernels.elements import to_numpy, to_torch
+from ridgeline.kernels.floor.registry import FLOOR, FloorOp
+from ridgeline.passes.pipeline import PLUGIN_RULES
+from ridgeline.passes.rule import Fusion
+from ridgeline.plugins.catalog import CATALOG, Plugin, PluginOp
+from ridgeline.plugins.gate import GatedTactic
+from ridgeline.plugins.schema import Schema, Shapes, is_open, misfit, read_context, type_of_spec
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.registry import PLUGIN_TACTICS
+
+# the package whose entry point is being loaded
+LOADING: ContextVar[Plugin | None] = ContextVar("LOADING", default=None)
+
+
+def register_op(
+    schema: Schema,
+    *,
+    shapes: Shapes,
+    reference: Callable[..., Any],
+    arrays: Literal["torch", "numpy"] = "torch",
+    tactics: Sequence[Tactic] = (),
+    fusions: Sequence[Fusion] = (),
+    plugin: Plugin | None = None,
+) -> PluginOp:
+    """Bring an op: what it is, what it computes, and any number of ways to run it.
+
+    docs/writing-a-plugin.md explains each part; they are separate keywords since authors write them by hand.
+    Without `plugin` the op belongs to the package that is being loaded, or else to its own domain.
+    """
+    owner = plugin or LOADING.get() or Plugin(schema.domain, str(schema.version))
+    problems = list(schema.problems(shapes, reference))
+    if problems:
+        raise PluginError(f"the schema of {schema.key} is not sound", rows=problems, help=f"mend {owner}")
+    _require_new(schema.key, CATALOG.ops[schema.key].plugin if schema.key in CATALOG.ops else None, owner)
+    op = PluginOp(schema, shapes, reference, owner, arrays)
+    onnx.defs.register_schema(schema.to_onnx(lambda context: _infer(op, context)))
+    CATALOG.ops[schema.key] = op
+    FLOOR[schema.key] = FloorOp(schema.key, op.run)
+    PLUGIN_OPS[schema.key] = _evaluated(op)
+    PLUGIN_RULES.setdefault(owner.name, []).extend(fusions)
+    for tactic in tactics:
+        register_tactic(tactic, plugin=owner)
+    return op
+
+
+def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
+    """Bring a way to run an op, one of ONNX's or of a plugin. It is checked, timed and kept like ours."""
+    owner = plugin or LOADING.get() or Plugin(tactic.name.split(".")[0], "0")
+    _require_new(tactic.name, CATALOG.tactics.get(tactic.name), owner)
+    CATALOG.tactics[tactic.name] = owner
+    PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
+
+
+def unregister(plugin: str) -> None:
+    """Take out everything that the plugin of this name brought."""
+    for key, op in list(CATALOG.ops.items()):
+        if op.plugin.name == plugin:
+            onnx.defs.deregister_schema(op.schema.op_type, op.schema.version, op.schema.domain)
+            for registry in (CATALOG.ops, FLOOR, PLUGIN_OPS):
+                del registry[key]
+    for name, owner in list(CATALOG.tactics.items()):
+        if owner.name == plugin:
+            del CATALOG.tactics[name], PLUGIN_TACTICS[name]
+    PLUGIN_RULES.pop(plugin, None)
+
+
+def _require_new(name: str, known: Plugin | None, owner: Plugin) -> None:
+    if known is not None:
+        raise PluginError(
+            f"{name} is registered twice",
+            got=str(owner),
+            want=f"one plugin, and {known} has it",
+            help="uninstall one of them; to replace it in this process, ridgeline.plugins.unregister first",
+        )
+
+
+def _infer(op: PluginOp, context: Any) -> None:
+    """What ONNX's inference asks. Open sizes may be more than the author's function can calculate with."""
+    read = read_context(context, op.schema)
+    if read is None:
+        return
+    specs, attrs = read
+    try:
+        made = op.output_specs(specs, attrs)
+    except PluginError:
+        raise
+    except Exception as error:
+        if is_open(specs):
+            return
+        raise misfit(error) from error
+    for place, spec in enumerate(made[: context.get_num_outputs()]):
+        if spec is not None:
+            context.set_output_type(place, type_of_spec(spec))
+
+
+def _evaluated(op: PluginOp) -> type[OpRun]:
+    """The op as the onnx evaluator runs it, which verifies models that ONNX Runtime does not take."""
+
+    def run(self: Any, *arrays: np.ndarray | None, **attrs: Any) -> tuple[np.ndarray, ...]:
+        made = op.run(*(None if a is None else to_torch(a) for a in arrays), **attrs)
+        return tuple(to_numpy(tensor) for tensor in made[: len(self.output)])
+
+    return type(op.schema.op_type, (OpRun,), {"op_domain": op.schema.domain, "_run": run})

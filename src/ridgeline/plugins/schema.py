@@ -1,0 +1,219 @@
+"""What an op of a plugin is: its schema, as an author states it and as ONNX registers it, and its shapes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.defs import OpSchema
+
+from ridgeline.errors import failure
+from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, tensor_type
+from ridgeline.ir.body import attr_value
+
+Size: TypeAlias = "int | ir.SymbolicDim"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+DOMAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+OWN_DOMAINS = frozenset({"ai.onnx", "ridgeline"})
+# how an author states a type, what ONNX calls it
+ATTRIBUTE_TYPES: dict[Any, Any] = {
+    int: OpSchema.AttrType.INT, bool: OpSchema.AttrType.INT, float: OpSchema.AttrType.FLOAT,
+    str: OpSchema.AttrType.STRING, list[int]: OpSchema.AttrType.INTS, list[float]: OpSchema.AttrType.FLOATS,
+    list[str]: OpSchema.AttrType.STRINGS, np.ndarray: OpSchema.AttrType.TENSOR,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Type and shape of a tensor. A size that is still open is a symbol that can be calculated with."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    value: np.ndarray | None = field(default=None, compare=False)  # of a small constant input
+
+    def resized(self, *sizes: Size) -> Spec:
+        """The same type with another shape."""
+        return Spec(self.dtype, sizes)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+Shapes: TypeAlias = Callable[..., "Spec | Sequence[Spec | None] | None"]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Name, inputs, outputs, attributes and types of an op, as docs/writing-a-plugin.md explains them."""
+
+    key: str  # domain::OpType
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    types: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    version: int = 1
+
+    @property
+    def domain(self) -> str:
+        return self.key.partition("::")[0]
+
+    @property
+    def op_type(self) -> str:
+        return self.key.partition("::")[2]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {name: value for name, value in self.attributes.items() if not _is_type(value)}
+
+    def given(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes of a node as the author's functions get them: with defaults, and truths as bools."""
+        made = {name: tuple(v) if isinstance(v, list) else v for name, v in self.defaults.items()}
+        for name, value in attrs.items():
+            plain = value.item() if isinstance(value, np.generic) else value
+            plain = tuple(plain) if isinstance(plain, list) else plain
+            made[name] = bool(plain) if _kind(self.attributes.get(name)) is bool else plain
+        return made
+
+    def allowed(self, place: int) -> Sequence[str]:
+        """The element types that an output may have."""
+        return self._types(list(self.outputs.values())[min(place, len(self.outputs) - 1)])
+
+    def _types(self, named: str) -> Sequence[str]:
+        return self.types.get(named, (named,))
+
+    def problems(self, shapes: Callable[..., Any], reference: Callable[..., Any]) -> Iterator[str]:
+        """Everything that is wrong with it, and with the functions that belong to it."""
+        if not DOMAIN.fullmatch(self.domain) or not NAME.fullmatch(self.op_type):
+            yield f"the name {self.key!r} is not domain::OpType"
+        elif self.domain in OWN_DOMAINS or onnx.defs.has(self.op_type):
+            yield f"{self.key!r} has a domain or an op type of ONNX or Ridgeline: choose other names"
+        if self.version < 1:
+            yield f"version is {self.version}, want 1 or more"
+        if not self.outputs:
+            yield "it has no outputs"
+        for role, ports in (("input", self.inputs), ("output", self.outputs)):
+            yield from self._port_problems(role, ports)
+        for name, value in self.attributes.items():
+            if not NAME.fullmatch(name):
+                yield f"attribute {name!r} is not a Python name"
+            if _kind(value) not in ATTRIBUTE_TYPES:
+                yield f"attribute {name!r} is {value!r}, want a type ONNX has, or a default of one"
+        for what, function in (("shapes", shapes), ("reference", reference)):
+            yield from self._call_problems(what, function)
+
+    def _port_problems(self, role: str, ports: Mapping[str, str]) -> Iterator[str]:
+        for place, (name, named) in enumerate(ports.items()):
+            if not NAME.fullmatch(name.rstrip("?*")):
+                yield f"{role} {name!r} is not a name"
+            if name.endswith("*") and place + 1 < len(ports):
+                yield f"{role} {name!r} stands for any number, and is not the last"
+            unknown = [kind for kind in self._types(named) if kind not in ONNX_TYPES]
+            if unknown or not self._types(named):
+                yield f"{role} {name!r} has type {named!r}: unknown element types {unknown}"
+
+    def _call_problems(self, what: str, function: Callable[..., Any]) -> Iterator[str]:
+        if not callable(function):
+            yield f"{what} is not a function"
+            return
+        attrs = {name: None for name in self.attributes if NAME.fullmatch(name)}
+        try:
+            inspect.signature(function).bind(*self.inputs, **attrs)
+        except TypeError as error:
+            yield f"{what} cannot be called with the inputs and attributes: {error}"
+        except ValueError:  # a builtin without a signature
+            return
+
+    def to_onnx(self, infer: Callable[[Any], None]) -> OpSchema:
+        """As ONNX's registry takes it; `infer` is asked for shapes by every inference."""
+        constraints = {named: self._types(named) for named in (*self.inputs.values(), *self.outputs.values())}
+        schema = OpSchema(
+            self.op_type, self.domain, self.version,
+            inputs=[_port(name, named) for name, named in self.inputs.items()],
+            outputs=[_port(name, named) for name, named in self.outputs.items()],
+            type_constraints=[(_type_name(n), list(map(_onnx_type, k)), "") for n, k in constraints.items()],
+            attributes=[_attribute(name, value) for name, value in self.attributes.items()],
+        )  # fmt: skip
+        schema.set_type_and_shape_inference_function(infer)
+        return schema
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, type) or value in (list[int], list[float], list[str])
+
+
+def _kind(value: Any) -> Any:
+    """The type of an attribute that is stated as a type or as a default."""
+    if isinstance(value, np.ndarray):
+        return np.ndarray
+    if isinstance(value, (list, tuple)):
+        kinds = {type(item) for item in value}
+        return list[kinds.pop()] if len(kinds) == 1 else None  # type: ignore[misc]
+    return value if _is_type(value) else type(value)
+
+
+def _type_name(named: str) -> str:
+    return f"T_{named}"
+
+
+def _onnx_type(kind: str) -> str:
+    return f"tensor({onnx.TensorProto.DataType.Name(ONNX_TYPES[kind]).lower()})"
+
+
+def _port(name: str, named: str) -> OpSchema.FormalParameter:
+    options = OpSchema.FormalParameterOption
+    option = {"?": options.Optional, "*": options.Variadic}.get(name[-1], options.Single)
+    return OpSchema.FormalParameter(name.rstrip("?*"), _type_name(named), param_option=option)
+
+
+def _attribute(name: str, value: Any) -> OpSchema.Attribute:
+    if _is_type(value):
+        return OpSchema.Attribute(name, ATTRIBUTE_TYPES[value], "", required=True)
+    plain = int(value) if isinstance(value, bool) else value
+    proto = ir.serde.serialize_attribute(ir.convenience.convert_attribute(name, plain))
+    return OpSchema.Attribute(name, proto, "")
+
+
+def read_context(context: Any, schema: Schema) -> tuple[list[Spec | None], dict[str, Any]] | None:
+    """What ONNX's inference knows of a node; None while the rank of an input is unknown."""
+    specs: list[Spec | None] = []
+    for place in range(context.get_num_inputs()):
+        if not context.has_input(place):
+            specs.append(None)
+            continue
+        kind = context.get_input_type(place)
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        data = context.get_input_data(place)
+        value = None if data is None else ir.serde.deserialize_tensor(data).numpy()
+        shape = tuple(_size(dim) for dim in kind.tensor_type.shape.dim)
+        specs.append(Spec(ELEMENT_NAMES[kind.tensor_type.elem_type], shape, value))
+    found = {name: context.get_attribute(name) for name in schema.attributes}
+    attrs = {n: attr_value(ir.serde.deserialize_attribute(a)) for n, a in found.items() if a is not None}
+    return specs, schema.given(attrs)
+
+
+def _size(dim: Any) -> Size:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return ir.SymbolicDim(dim.dim_param or None)
+
+
+def type_of_spec(spec: Spec) -> onnx.TypeProto:
+    dims = [s.value or "" if isinstance(s, ir.SymbolicDim) else int(s) for s in spec.shape]
+    return tensor_type(ONNX_TYPES[spec.dtype], dims)
+
+
+def is_open(specs: Sequence[Spec | None]) -> bool:
+    """Some size is not a number yet."""
+    return any(isinstance(size, ir.SymbolicDim) for spec in specs if spec is not None for size in spec.shape)
+
+
+def misfit(error: Exception) -> ValueError:
+    """What a shape function says against its inputs; inference adds the node and the shapes."""
+    return ValueError(f"its plugin's shape function {failure(error)}")

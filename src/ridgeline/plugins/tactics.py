@@ -1,0 +1,257 @@
+"""Tactics for one op, made from an author's code: what they share, and those that run on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ridgeline.base.spec import Config, Op, Site, TensorSpec
+from ridgeline.errors import PluginError, failure
+from ridgeline.frontend.opsets import CANONICAL_OPSET
+from ridgeline.ir.body import attr_value
+from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
+from ridgeline.kernels.elements import TORCH_DTYPES
+from ridgeline.plugins.catalog import CATALOG
+from ridgeline.plugins.gate import make_workspace
+from ridgeline.tactics.aten import is_inferred
+from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.offer import Offer, Refused
+
+CACHE_DIR = Path("~/.cache/ridgeline/cpp")
+HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
+Scalar: TypeAlias = int | float
+Freeze: TypeAlias = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class OpSite:
+    """One op at settled shapes, as the author's functions read it."""
+
+    site: Site
+    op: Op
+    attrs: Mapping[str, Any]  # with defaults
+
+    @property
+    def inputs(self) -> tuple[TensorSpec | None, ...]:
+        """None for one that is left out."""
+        return tuple(self.site.specs[name] if name else None for name in self.op.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(self.site.specs[name] for name in self.op.outputs if name)
+
+    @property
+    def threads(self) -> int:
+        return self.site.target.threads
+
+
+def _always(at: OpSite) -> str | None:
+    return None
+
+
+def _one_config(at: OpSite) -> Sequence[Config]:
+    return ({},)
+
+
+def _no_bytes(at: OpSite, config: Config) -> int:
+    return 0
+
+
+def _no_scalars(at: OpSite) -> Sequence[Scalar]:
+    return ()
+
+
+@dataclass(frozen=True)
+class OpTactic(Tactic):
+    """A way to run one op, alone in its region. What the fields mean: docs/writing-a-plugin.md."""
+
+    name: str
+    op: str = field(kw_only=True)  # as Op.key has it
+    when: Callable[[OpSite], str | None] = field(default=_always, kw_only=True)
+    configs: Callable[[OpSite], Sequence[Config]] = field(default=_one_config, kw_only=True)  # type: ignore
+    workspace_bytes: Callable[[OpSite, Config], int] = field(default=_no_bytes, kw_only=True)
+    state: Callable[[OpSite], Any] | None = field(default=None, kw_only=True)
+    layouts: Sequence[str] = field(default=("contiguous",), kw_only=True)
+    alignment: int = field(default=1, kw_only=True)
+    in_place: bool = field(default=False, kw_only=True)
+
+    device: ClassVar[str] = "cpu"
+
+    def offer(self, site: Site) -> Offer | Refused:
+        at = self.read(site)
+        if isinstance(at, Refused):
+            return at
+        reason = self.why_no_tools(at) or self.when(at)
+        if reason is not None:
+            return Refused(reason)
+        return Offer(
+            configs=tuple(self.configs(at)),
+            bind=lambda config, weights: self.bind_op(at, config),
+            footprint=lambda config: self._footprint(at, config),
+        )
+
+    def read(self, site: Site) -> OpSite | Refused:
+        """The op of the region, if the region is one of ours."""
+        if site.target.kind != self.device:
+            return Refused(f"target is {site.target}, want {self.device}")
+        if [op.key for op in site.body.ops] != [self.op] or site.body.constants:
+            return Refused(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
+        return self.read_op(site, site.body.ops[0])
+
+    def read_op(self, site: Site, op: Op) -> OpSite | Refused:
+        if not is_inferred(site):
+            return Refused("a shape inside depends on data")
+        specs = [site.specs[name] for name in (*op.inputs, *op.outputs) if name]
+        other = [spec for spec in specs if spec.layout not in self.layouts]
+        if other:
+            return Refused(f"{other[0]} is {other[0].layout}, want {' or '.join(self.layouts)}")
+        known = CATALOG.ops.get(op.key)
+        given = known.schema.given(op.attrs) if known else {**_onnx_defaults(op.op_type), **op.attrs}
+        return OpSite(site, op, given)
+
+    def why_no_tools(self, at: OpSite) -> str | None:
+        """Why nothing can be compiled or run here."""
+        return None
+
+    def bind_op(self, at: OpSite, config: Config) -> Launch:
+        """Every frozen call has a state and a workspace of its own, so that every context has."""
+        op, inputs = at.op, at.site.body.inputs
+        places = [inputs.index(name) if name else None for name in op.inputs]
+        run = self.runner(at, config)
+        scratch = self.workspace_bytes(at, config)
+        specs = [*at.inputs, *at.outputs]
+
+        def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+            tensors: list[Any] = [*(None if p is None else given[p] for p in places), *outputs]
+            placed = [_placed(t, spec, self.alignment) for t, spec in zip(tensors, specs, strict=True)]
+            held = [make_workspace(scratch, self.device)] if scratch else []
+            held += [self.state(at)] if self.state is not None else []
+            call = run(placed[: len(places)], placed[len(places) :], held)
+            moves = [(t, p) for t, p in zip(tensors, placed, strict=True) if t is not p]
+            reads = [pair for pair in moves if any(pair[0] is t for t in tensors[: len(places)])]
+            writes = [pair for pair in moves if any(pair[0] is t for t in outputs)]
+            return partial(_staged, reads, call, writes) if moves else call
+
+        def call_once(given: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            freeze(given, outputs)()
+
+        return Launch(
+            call_once,
+            writes_out=True, freeze=freeze, in_place=self.in_place, scratch_bytes=scratch,
+            extents=_extents(at, places),
+        )  # fmt: skip
+
+    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
+        """From inputs, outputs and what a call holds (workspace, state) to the call."""
+        raise NotImplementedError
+
+    def _footprint(self, at: OpSite, config: Config) -> Footprint:
+        return Footprint(True, self.in_place, scratch_bytes=self.workspace_bytes(at, config))
+
+
+def _extents(at: OpSite, places: Sequence[int | None]) -> dict[int, int]:
+    inputs = [(place, spec) for place, spec in zip(places, at.inputs, strict=True) if place is not None]
+    first = len(at.site.body.inputs)
+    outputs = [(first + i, spec) for i, spec in enumerate(at.outputs)]
+    return {place: spec.nbytes for place, spec in (*inputs, *outputs) if spec is not None}
+
+
+def _placed(tensor: Any, spec: TensorSpec | None, alignment: int) -> Any:
+    """The tensor itself where it lies as the spec says, else memory that does."""
+    if not isinstance(tensor, Tensor) or spec is None:
+        return tensor
+    sizes = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
+    is_dense = not tensor.numel() or all(size == 1 or got == want for size, got, want in sizes)
+    if is_dense and tensor.data_ptr() % alignment == 0:
+        return tensor
+    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=tensor.device)
+
+
+def _staged(
+    reads: Sequence[tuple[Tensor, Tensor]],
+    call: Callable[[], object],
+    writes: Sequence[tuple[Tensor, Tensor]],
+) -> None:
+    for given, place in reads:
+        place.copy_(given)
+    call()
+    for given, place in writes:
+        given.copy_(place)
+
+
+@cache
+def _onnx_defaults(op_type: str) -> dict[str, Any]:
+    attributes = onnx.defs.get_schema(op_type, CANONICAL_OPSET, "").attributes
+    protos = {n: a.default_value for n, a in attributes.items() if a.default_value.name}
+    return {name: attr_value(ir.serde.deserialize_attribute(proto)) for name, proto in protos.items()}
+
+
+@dataclass(frozen=True)
+class PythonTactic(OpTactic):
+    """`run(*inputs, out=[...], **attrs)`, with the config's entries and the state as further keywords."""
+
+    run: Callable[..., None] = field(kw_only=True)
+
+    def read(self, site: Site) -> OpSite | Refused:
+        """PyTorch runs on either device."""
+        if [op.key for op in site.body.ops] != [self.op] or site.body.constants:
+            return Refused(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
+        return self.read_op(site, site.body.ops[0])
+
+    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
+        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
+            names = [
+                n
+                for n, asked in (("workspace", self.workspace_bytes(at, config)), ("state", self.state))
+                if asked
+            ]
+            more = {**at.attrs, **config, **dict(zip(names, held, strict=True))}
+            return partial(self._call, inputs, outputs, more)
+
+        return bound
+
+    def _call(self, inputs: Any, outputs: Any, more: Mapping[str, Any]) -> None:
+        try:
+            self.run(*inputs, out=outputs, **more)
+        except Exception as error:
+            raise PluginError(f"{self.name} {failure(error)}") from error
+
+
+@dataclass(frozen=True)
+class CppTactic(OpTactic):
+    """A C++ function over pointers; the entries of a config are macros."""
+
+    source: str = field(kw_only=True)
+    function: str = field(kw_only=True)
+    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=_no_scalars, kw_only=True)
+
+    def why_no_tools(self, at: OpSite) -> str | None:
+        return None if find_compiler() else "no C++ compiler found"
+
+    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
+        macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
+        run = compile_cpp(HEAD + macros + self.source, cache_dir=CACHE_DIR)[self.function]
+        numbers = [number_of(value) for value in self.scalars(at)]
+
+        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
+            tensors = [*inputs, *outputs, *held]
+            call = partial(
+                run, *(ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in tensors), *numbers
+            )
+            call.held = tensors  # type: ignore[attr-defined]  # alive as long as the pointers
+            return call
+
+        return bound
+
+
+def number_of(value: Scalar) -> Any:
+    return ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_double(value)
