@@ -28,11 +28,17 @@ from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorS
 from ridgeline.errors import first_line
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import compile_kernels
-from ridgeline.tactics import triton_attention
-from ridgeline.tactics.attention_site import AttentionSite, require_attention
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.sdpa_cuda import BACKENDS, CudaSdpa
-from ridgeline.tactics.triton_attention import Blocks, TritonAttention, block_shapes, kernel_of, rank_blocks
+from ridgeline.tactics.cuda import triton_attention
+from ridgeline.tactics.cuda.sdpa import BACKENDS, CudaSdpa
+from ridgeline.tactics.cuda.triton_attention import (
+    Blocks,
+    TritonAttention,
+    block_shapes,
+    kernel_of,
+    rank_blocks,
+)
+from ridgeline.tactics.read.attention import AttentionSite, require_attention
 
 CALLS = 10
 

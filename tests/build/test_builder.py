@@ -18,7 +18,7 @@ from ridgeline.errors import BuildError, ModelError, OptionError, VerifyError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import CACHE_TITLE, TimingCache
-from ridgeline.tactics.cpp import CppGemv
+from ridgeline.tactics.cpu.cpp import CppGemv
 from ridgeline.verify.compare import compare
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.remembered import digest_arrays

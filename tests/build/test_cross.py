@@ -29,7 +29,7 @@ from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import HasKernels
 from ridgeline.tactics.cache import TimingCache
-from ridgeline.tactics.triton_codegen import TritonPointwise
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
 ARCHS = ("sm_90", "sm_80")
 

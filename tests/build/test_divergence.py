@@ -17,7 +17,7 @@ from ridgeline.errors import VerifyError
 from ridgeline.frontend import from_onnx
 from ridgeline.passes import canonical_norm, fold, partition, pipeline
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpp import CppReduce
+from ridgeline.tactics.cpu.cpp import CppReduce
 
 # a spelled LayerNorm, a constant to fold, a chain to fuse, a product
 MODEL = """<ir_version: 10, opset_import: ["": 20]>

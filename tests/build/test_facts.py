@@ -16,7 +16,7 @@ from ridgeline.errors import VerifyError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.plan.report import Check
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpp import CppGemv
+from ridgeline.tactics.cpu.cpp import CppGemv
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.remembered import FROM_CACHE, Facts
 

@@ -11,7 +11,7 @@ import pytest
 import ridgeline
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpp import CppProduct, CppTactic
+from ridgeline.tactics.cpu.cpp import CppProduct, CppTactic
 
 
 def test_level_0_compiles_only_what_it_takes(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

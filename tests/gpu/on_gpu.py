@@ -26,9 +26,9 @@ from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.triton_attention import TritonAttention, arguments, grid_of, require_attention
-from ridgeline.tactics.triton_codegen import TritonTactic, _Bound
-from ridgeline.tactics.triton_product import TritonProduct
+from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of, require_attention
+from ridgeline.tactics.cuda.triton_codegen import TritonTactic, _Bound
+from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 Patch = tuple[Any, str, Any]  # module, name, what stands there on a GPU
 GUARD = 512  # bytes around every tensor: NaN to whoever reads them, and nobody writes them

@@ -7,9 +7,9 @@ import pytest
 import test_triton_attention as cases
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.tactics.attention_site import require_attention
-from ridgeline.tactics.sdpa_cuda import BACKENDS, CudaSdpa
-from ridgeline.tactics.triton_attention import rank_blocks
+from ridgeline.tactics.cuda.sdpa import BACKENDS, CudaSdpa
+from ridgeline.tactics.cuda.triton_attention import rank_blocks
+from ridgeline.tactics.read.attention import require_attention
 
 PATCHES = [(cases, "run", on_gpu.run_attention)]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")

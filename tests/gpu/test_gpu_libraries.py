@@ -15,9 +15,9 @@ from ridgeline.base.spec import Op, Site
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.cublas import Cublas
-from ridgeline.tactics.cublas_lt import CublasLt
-from ridgeline.tactics.cudnn_conv import CudnnConv
+from ridgeline.tactics.cuda.cublas import Cublas
+from ridgeline.tactics.cuda.cublas_lt import CublasLt
+from ridgeline.tactics.cuda.cudnn_conv import CudnnConv
 
 BIAS = [node("MatMul", "x w", "p"), node("Add", "p b", "q")]
 CONV = node("Conv", "x w b", "c", pads=[1, 1, 1, 1])

@@ -17,7 +17,7 @@ from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import FIRST_WORD
 from ridgeline.runtime.device_memory import reach
-from ridgeline.tactics.triton_codegen import TritonRows, _Bound
+from ridgeline.tactics.cuda.triton_codegen import TritonRows, _Bound
 
 HALF = torch.float16
 TACTIC = TritonRows()

@@ -19,7 +19,7 @@ from ridgeline.base.gpu_timing import capture
 from ridgeline.base.spec import Config, Op, Target
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows, TritonTactic
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows, TritonTactic
 
 ROWS, COLUMNS = 64, 65536
 LOOP: Config = {"rows": 1, "cols": 1024, "warps": 4, "whole": False, "splits": 1, "stages": 1}

@@ -18,7 +18,7 @@ from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.products import Problem
 from ridgeline.kernels.triton.source import Generated, Kernel, interpret
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.triton_product import TritonProduct
+from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 GPU = Target("cuda", "sm_90")
 UNIT32 = 2.0**-24  # half the distance from 1 to the next float32

@@ -12,8 +12,8 @@ from cpp_cases import check, empty, make_site, needs_compiler, random
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site
-from ridgeline.tactics.cpp import CppGemv
-from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
+from ridgeline.tactics.cpu.cpp import CppGemv
+from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
 
 LAST = "channels_last"
 

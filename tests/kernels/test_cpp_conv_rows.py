@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
-from ridgeline.tactics.cpp_conv_rows import CppConvRows
+from ridgeline.tactics.cpu.cpp_conv_rows import CppConvRows
 
 
 @pytest.fixture

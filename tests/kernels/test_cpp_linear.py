@@ -8,7 +8,7 @@ import pytest
 from cpp_cases import check, make_site, needs_compiler, random
 
 from ridgeline.base.spec import Op
-from ridgeline.tactics.cpp import CppGemm, CppGemv
+from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv
 
 
 @pytest.fixture

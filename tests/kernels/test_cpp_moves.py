@@ -17,7 +17,7 @@ from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.cpp.moves import _runs, find_moves
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.tactics.cpp_moves import CppMoves
+from ridgeline.tactics.cpu.cpp_moves import CppMoves
 
 Arrays = dict[str, np.ndarray]
 

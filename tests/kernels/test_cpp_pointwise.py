@@ -13,8 +13,8 @@ from cpp_cases import check, empty, make_site, needs_compiler, random
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many
-from ridgeline.tactics import cpp
-from ridgeline.tactics.cpp import CppPointwise
+from ridgeline.tactics.cpu import cpp
+from ridgeline.tactics.cpu.cpp import CppPointwise
 
 UNARY = [
     "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Sin",

@@ -18,7 +18,7 @@ from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.floor import call_floor
-from ridgeline.tactics.recurrent import CppRecurrent
+from ridgeline.tactics.cpu.cpp_recurrent import CppRecurrent
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 OPERANDS = ("x", "w", "r", "b", "lens", "h", "c", "p")

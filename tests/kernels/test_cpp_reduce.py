@@ -9,7 +9,7 @@ import torch
 from cpp_cases import check, make_site, needs_compiler, random
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
-from ridgeline.tactics.cpp import CppReduce
+from ridgeline.tactics.cpu.cpp import CppReduce
 
 REDUCES = ["Sum", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp"]
 

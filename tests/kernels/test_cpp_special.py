@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
-from ridgeline.tactics.cpp import CppPointwise, CppReduce, CppTactic
+from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce, CppTactic
 
 UINT32, UINT64 = 12, 13
 NAN, INF = float("nan"), float("inf")

@@ -16,8 +16,8 @@ from torch import Tensor
 from triton_cases import make_site, run_stages
 
 from ridgeline.base.spec import Op, Site, Target
-from ridgeline.tactics.cpp import CppPointwise, CppReduce
-from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
+from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 
 SLACK = {torch.float32: 1e-5, torch.float16: 2e-3}
 SPECIAL = [0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 89.0, -89.0, 0.5, -0.5, -1.0, 3.0, -3.0]

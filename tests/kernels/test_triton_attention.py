@@ -21,8 +21,7 @@ from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import interpret
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.attention_site import require_attention
-from ridgeline.tactics.triton_attention import (
+from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     TritonAttention,
     arguments,
@@ -30,6 +29,7 @@ from ridgeline.tactics.triton_attention import (
     kernel_of,
     rank_blocks,
 )
+from ridgeline.tactics.read.attention import require_attention
 
 H, D = 2, 24
 MARGIN = 96  # elements of NaN on both sides of every tensor

@@ -19,8 +19,8 @@ from product_cases import (
 from ridgeline.kernels.triton.conv import conv_ref
 from ridgeline.kernels.triton.products import Tile, Window
 from ridgeline.kernels.triton.ranking import rank_gemm
-from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1
-from ridgeline.tactics.triton_product import TritonProduct
+from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1
+from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 HALF, SINGLE = torch.float16, torch.float32
 

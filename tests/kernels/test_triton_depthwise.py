@@ -18,7 +18,7 @@ from product_cases import (
 
 from ridgeline.kernels.triton.products import Block, Depthwise, pack_depthwise
 from ridgeline.kernels.triton.ranking import rank_depthwise
-from ridgeline.tactics.triton_conv import TritonDepthwise
+from ridgeline.tactics.cuda.triton_conv import TritonDepthwise
 
 HALF, SINGLE = torch.float16, torch.float32
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_cases import check, make_site
 
 from ridgeline.base.spec import Op
-from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 
 # B batch, S sequence, H heads, D head width
 B, S, H, D = 2, 5, 3, 8

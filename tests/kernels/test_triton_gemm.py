@@ -22,7 +22,7 @@ from ridgeline.base.spec import Target
 from ridgeline.kernels.triton.gemm import gemm_ref
 from ridgeline.kernels.triton.products import TYPES, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemm, rank_gemv, shared_bytes
-from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 
 HALF, SINGLE = torch.float16, torch.float32
 PLAIN = [op("MatMul", "x v", "y")]

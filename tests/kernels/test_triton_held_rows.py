@@ -15,7 +15,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.held_rows import ABSENT, FIRST_WORD
 from ridgeline.kernels.triton.stage import WORDS
-from ridgeline.tactics.triton_codegen import TritonRows
+from ridgeline.tactics.cuda.triton_codegen import TritonRows
 
 TACTIC = TritonRows()
 OPS = {

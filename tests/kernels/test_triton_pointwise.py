@@ -9,7 +9,7 @@ from cpp_cases import random
 from triton_cases import AMPERE, GPU, check, machine_code, make_site
 
 from ridgeline.base.spec import Op, Target
-from ridgeline.tactics.triton_codegen import TritonPointwise
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
 UNARY = [
     "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Sin",

@@ -8,7 +8,7 @@ from cpp_cases import random
 from triton_cases import check, machine_code, make_site
 
 from ridgeline.base.spec import Config, Op
-from ridgeline.tactics.triton_codegen import TritonRows
+from ridgeline.tactics.cuda.triton_codegen import TritonRows
 
 REDUCES = ["Sum", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp", "Prod", "LogSum"]
 TACTIC = TritonRows()

@@ -23,10 +23,10 @@ from triton_cases import GPU, make_site
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.triton_attention import TritonAttention
-from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows, TritonTactic
-from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
-from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_attention import TritonAttention
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows, TritonTactic
+from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
+from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 
 HALF = torch.float16
 # the interpreter is on in this process, where nothing can be compiled then

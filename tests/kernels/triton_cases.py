@@ -26,7 +26,7 @@ from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.triton_codegen import TritonTactic
+from ridgeline.tactics.cuda.triton_codegen import TritonTactic
 
 os.environ["TRITON_INTERPRET"] = "1"
 

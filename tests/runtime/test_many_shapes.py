@@ -10,7 +10,7 @@ from models import model_of, quick, rand
 
 from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.runtime import context, launches
-from ridgeline.tactics import cpp
+from ridgeline.tactics.cpu import cpp
 
 SHAPES, KEPT = 10, 2
 

@@ -17,10 +17,16 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.source import interpret
-from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
-from ridgeline.tactics.triton_attention import TritonAttention, arguments, grid_of, kernel_of, rank_blocks
+from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
+from ridgeline.tactics.cuda.triton_attention import (
+    TritonAttention,
+    arguments,
+    grid_of,
+    kernel_of,
+    rank_blocks,
+)
+from ridgeline.tactics.read.attention import require_attention
 
 B, H, S, T, D = 2, 2, 5, 7, 8
 NAN = math.nan

@@ -12,10 +12,10 @@ from torch import Tensor
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.floor import call_floor
-from ridgeline.tactics.attention_site import read_attention, require_attention
-from ridgeline.tactics.sdpa import Sdpa
-from ridgeline.tactics.sdpa_cuda import CudaSdpa
-from ridgeline.tactics.triton_attention import TritonAttention
+from ridgeline.tactics.cpu.sdpa import Sdpa
+from ridgeline.tactics.cuda.sdpa import CudaSdpa
+from ridgeline.tactics.cuda.triton_attention import TritonAttention
+from ridgeline.tactics.read.attention import read_attention, require_attention
 
 B, S, H, D = 2, 7, 3, 8
 C = H * D

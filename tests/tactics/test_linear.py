@@ -5,8 +5,8 @@ import torch
 from library_cases import check, make_site, node, run_op
 
 from ridgeline.base.spec import Target
-from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
-from ridgeline.tactics.onednn_linear import OneDnnLinear
+from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
+from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
 
 TACTICS = {tactic.name: tactic for tactic in (OneDnnLinear(run_op), MklLinear(run_op), AtenLinear(run_op))}
 # the tail after the product `p`; r is a residual of its shape, s a row

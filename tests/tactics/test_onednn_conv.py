@@ -4,8 +4,8 @@ import pytest
 from library_cases import check, make_site, node, run_op
 
 from ridgeline.base.spec import Target
-from ridgeline.tactics.conv_gemm import ConvAsGemm
-from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
+from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
+from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
 
 CONV = OneDnnConv(run_op)
 TRANSPOSE = OneDnnConvTranspose(run_op)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
-from ridgeline.tactics.ort import Ort
+from ridgeline.tactics.cpu.ort import Ort
 
 
 def why_not(op: Op, specs: dict[str, TensorSpec], **known: np.ndarray) -> str | None:

@@ -7,7 +7,7 @@ import torch
 from library_cases import check, make_site, node
 
 from ridgeline.base.spec import Op, Target
-from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
+from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
 
 TACTICS = {tactic.name: tactic for tactic in (Sdpa(), AttentionBmm())}
 S, T, H, D = 7, 11, 3, 8

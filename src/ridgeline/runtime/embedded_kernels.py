@@ -9,8 +9,8 @@ from ridgeline.errors import PlanError
 from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.plan.plan import Step
-from ridgeline.tactics.base import HasKernels, Tactic, could_offer
-from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.offer import kernels_of
 
 # of every step: for a choice that the machine itself settles, or where the first cannot run
 RUNNERS_UP = 2
@@ -57,9 +57,10 @@ def require_kernels(
     missing = [
         step.name
         for step, site in planned()
-        if isinstance(tactic := tactics.get(step.tactic), HasKernels)
-        and could_offer(tactics[step.tactic], site, step.config)
-        and any(store.find(k, site.target.arch) is None for k in tactic.kernels(site, step.config))
+        if any(
+            store.find(kernel, site.target.arch) is None
+            for kernel in kernels_of(tactics, site, step.tactic, step.config)
+        )
     ]
     if missing:
         raise PlanError(

@@ -45,7 +45,7 @@ from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
 from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.ort import inside_bodies
+from ridgeline.tactics.cpu.ort import inside_bodies
 
 # makes the choices that were only predicted; handed in by the build, which knows how to measure
 Retune: TypeAlias = Callable[["Engine"], tuple[Plan, Report]]

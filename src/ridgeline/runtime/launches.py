@@ -14,8 +14,8 @@ from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.aten import is_inferred
-from ridgeline.tactics.base import Compiles, Launch, Tactic, could_offer
+from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.offer import Offer, Refused, precompile, read_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
 KEPT_LAUNCHES = 8
@@ -56,17 +56,17 @@ class Launches:
 
     def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
         """What these sites will compile, several at a time instead of one by one."""
-        steps = self._steps()
-        for name, tactic in self._tactics.items():
-            taken = [(i, site, steps[i].config) for i, site in sites if steps[i].tactic == name]
-            if taken and isinstance(tactic, Compiles):
-                tactic.precompile(
-                    [
-                        (site, config)
-                        for i, site, config in taken
-                        if _why_not(tactic, site) is None and self._is_offered(i, tactic, site, config)
-                    ]
-                )
+        jobs: dict[str, list[tuple[Site, Config]]] = {}
+        for index, site in sites:
+            step = self._steps()[index]
+            tactic = self._tactics.get(step.tactic)
+            offer = Refused("") if tactic is None else read_offer(tactic, site)
+            if tactic is None or isinstance(offer, Refused) or not offer.compiles:
+                continue
+            if self._is_offered(index, tactic, offer, step.config):
+                jobs.setdefault(step.tactic, []).append((site, step.config))
+        for name, todo in jobs.items():
+            precompile(self._tactics[name], todo)
 
     def launch(self, index: int, site: Site) -> Launch:
         with self._own.binding:
@@ -82,9 +82,9 @@ class Launches:
         """One that is there already, or that needs no compiler: else the floor's."""
         with self._own.binding:
             known = self._known(index, site)
-            tactic, _ = next(self._willing(index, site))
-            if known is None and isinstance(tactic, Compiles):
-                return self._tactics["aten"].bind(site, {}, self._weights_of(index, site))
+            _, offer, _ = next(self._willing(index, site))
+            if known is None and offer.compiles:
+                return self._floor(site)[1].bind({}, self._weights_of(index, site))
         return known or self.launch(index, site)
 
     def _known(self, index: int, site: Site) -> Launch | None:
@@ -94,18 +94,23 @@ class Launches:
     def _is_as_planned(self, index: int, site: Site) -> bool:
         """A launch for any shape is none for a shape that the plan's tactic refuses."""
         tactic = self._tactics.get(self._steps()[index].tactic)
-        return tactic is not None and _why_not(tactic, site) is None
+        return tactic is not None and isinstance(read_offer(tactic, site), Offer)
 
-    def _is_offered(self, index: int, tactic: Tactic, site: Site, config: Config) -> bool:
+    def _is_offered(self, index: int, tactic: Tactic, offer: Offer, config: Config) -> bool:
         """For this site, or for the one at the planned shapes, which the config was chosen for."""
-        if could_offer(tactic, site, config):
+        if offer.has(config):
             return True
         if self._planned_sites is None:
             self._planned_sites = {step.name: planned for step, planned in self._planned()}
         planned = self._planned_sites.get(self._steps()[index].name)
-        return (
-            planned is not None and _why_not(tactic, planned) is None and could_offer(tactic, planned, config)
-        )
+        then = Refused("") if planned is None else read_offer(tactic, planned)
+        return isinstance(then, Offer) and then.has(config)
+
+    def _floor(self, site: Site) -> tuple[str, Offer]:
+        name, floor = next((name, tactic) for name, tactic in self._tactics.items() if tactic.is_floor)
+        offer = read_offer(floor, site)
+        assert isinstance(offer, Offer), "the floor takes every site"
+        return name, offer
 
     def _weights_of(self, index: int, site: Site) -> dict[str, Tensor]:
         return {name: self._weights[self._regions[index].outer(name)] for name in site.weights}
@@ -119,37 +124,39 @@ class Launches:
     def _bind(self, index: int, site: Site) -> Launch:
         """By the first willing tactic whose kernel can be had."""
         step = self._steps()[index]
-        island = self._islands().bind(self._regions[index], site) if step.tactic == "aten" else None
+        planned = self._tactics.get(step.tactic)
+        is_floor = planned is not None and planned.is_floor
+        island = self._islands().bind(self._regions[index], site) if is_floor else None
         if island is not None:
             return island
         weights = self._weights_of(index, site)
-        for tactic, config in self._willing(index, site):
+        for name, offer, config in self._willing(index, site):
             try:
-                return tactic.bind(site, config, weights)
+                return offer.bind(config, weights)
             except (CompileError, Refusal) as error:
-                self._note(f"its kernel cannot be had: {first_line(error)}", step.name, tactic.name)
+                self._note(f"its kernel cannot be had: {first_line(error)}", step.name, name)
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise BuildError(
-                    f"{step.name}: {tactic.name} cannot be bound with the config it was given",
+                    f"{step.name}: {name} cannot be bound with the config it was given",
                     got=f"{dict(config)}: {error!r}",
                     help="was a lock or a cache edited by hand? delete it and build again",
                 ) from error
         raise AssertionError("the floor compiles nothing")
 
-    def _willing(self, index: int, site: Site) -> Iterator[tuple[Tactic, Config]]:
+    def _willing(self, index: int, site: Site) -> Iterator[tuple[str, Offer, Config]]:
         """The plan's tactic, its losers where it does not fit, and the floor."""
         step = self._steps()[index]
         losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
         for name, config in [(step.tactic, step.config), *losers]:
             tactic = self._tactics.get(name)
-            reason = "is not in this build" if tactic is None else _why_not(tactic, site)
-            if tactic is not None and reason is None:
-                if self._is_offered(index, tactic, site, config):
-                    yield tactic, config
-                    continue
-                reason = f"offers no such config here: {dict(config)}"
-            self._note(reason or "", step.name, name)
-        yield self._tactics["aten"], {}
+            offer = Refused("is not in this build") if tactic is None else read_offer(tactic, site)
+            if isinstance(offer, Refused):
+                self._note(offer.reason, step.name, name)
+            elif tactic is not None and self._is_offered(index, tactic, offer, config):
+                yield name, offer, config
+            else:
+                self._note(f"offers no such config here: {dict(config)}", step.name, name)
+        yield *self._floor(site), {}
 
     def _note(self, reason: str, step: str, tactic: str) -> None:
         """One note for each reason, however many steps it holds for."""
@@ -170,10 +177,3 @@ def _note_text(reason: str, steps: Mapping[str, str]) -> str:
     if len(steps) == 1:
         return f"{step}: {tactic} was planned but {reason}"
     return f"{reason}: {len(steps)} steps run another tactic than was planned, the first {step} ({tactic})"
-
-
-def _why_not(tactic: Tactic, site: Site) -> str | None:
-    """As the tactic says; only two take sites with open shapes, and others were not written to be asked."""
-    if tactic.name not in ("aten", "ort") and not is_inferred(site):
-        return "a shape inside depends on data"
-    return tactic.why_not(site)

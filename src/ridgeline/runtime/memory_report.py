@@ -15,7 +15,8 @@ from ridgeline.plan.report import Island
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.instance import infer_program, lay_out_steps, step_io
 from ridgeline.runtime.islands import island_reason, subgraphs
-from ridgeline.tactics.base import Footprint, Foretells
+from ridgeline.tactics.base import Footprint
+from ridgeline.tactics.offer import Offer, read_offer
 
 # enough for a median, and quick where an island takes long
 ISLAND_ROUNDS = 5
@@ -46,12 +47,12 @@ def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Pl
     ios, packed_bytes = [], 0
     for index, region, site in engine.sites(inferred):
         step = engine.plan.steps[index]
-        tactic = tactics[step.tactic]
         launch = None
         if not views_of(site):
             launch = Footprint(writes_out=False)  # unless it says otherwise, a library allocates
-            if isinstance(tactic, Foretells):
-                launch = tactic.footprint(site, step.config)
+            offer = read_offer(tactics[step.tactic], site)
+            if isinstance(offer, Offer) and offer.footprint is not None:
+                launch = offer.footprint(step.config)
             packed_bytes += launch.packed_bytes
         ios.append(step_io(region, site, inferred, launch))
     memory = account(

@@ -25,7 +25,7 @@ from ridgeline.select.plans import single, stale
 from ridgeline.select.sites import candidates_of, check_workspace
 from ridgeline.tactics.base import Foretells, HasKernels, Tactic
 from ridgeline.tactics.cache import Entry, only_offered
-from ridgeline.tactics.own_kernels import require_fit
+from ridgeline.tactics.cuda.own_kernels import require_fit
 from ridgeline.tactics.predict import predict_us
 
 

@@ -13,7 +13,7 @@ from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.shapes import Shapes
-from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.tactics.offer import kernels_of
 
 # the types of the model decide; fp32 is what is left of the option
 HALVES = {"float16": "fp16", "bfloat16": "bf16"}

@@ -28,7 +28,7 @@ from ridgeline.select.context import SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
 from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.tactics.cache import TimingCache
-from ridgeline.tactics.own_kernels import kernels_of
+from ridgeline.tactics.offer import kernels_of
 
 UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
 

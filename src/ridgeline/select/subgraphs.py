@@ -20,7 +20,7 @@ from ridgeline.runtime.weights import weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
 from ridgeline.select.untimed import select_here
-from ridgeline.tactics.ort import inside_bodies
+from ridgeline.tactics.cpu.ort import inside_bodies
 
 
 def with_bodies(context: SelectionContext) -> SelectionContext:

@@ -30,7 +30,8 @@ from ridgeline.base.spec import Site
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import BuildError, OptionError, first_line
 from ridgeline.kernels.triton.source import triton_version
-from ridgeline.tactics.base import Tactic, could_offer
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.offer import Refused, read_offer
 
 FORMAT = 1
 CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"
@@ -139,16 +140,13 @@ def read_lock(path: Path | None) -> TimingCache | None:
 def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> Entry:
     """An entry that was read from a file, as far as its tactics could have made it themselves."""
     assert entry is not None, "every site was timed or found"
-    by_name = {tactic.name: tactic for tactic in tactics}
+    named = {candidate.tactic for candidate in entry.candidates if candidate.refused is None}
+    offers = {tactic.name: read_offer(tactic, site) for tactic in tactics if tactic.name in named}
 
     def is_offered(candidate: Candidate) -> bool:
-        tactic = by_name.get(candidate.tactic)
-        if tactic is None or candidate.refused is not None:
-            return True  # whoever asks for it says what is wrong
-        try:
-            return tactic.why_not(site) is not None or could_offer(tactic, site, candidate.config)
-        except Exception:  # a site that its author did not think of, and never offered for
-            return False
+        offer = offers.get(candidate.tactic)
+        # whoever asks for an unknown or refused candidate says what is wrong
+        return offer is None or isinstance(offer, Refused) or offer.has(candidate.config)
 
     checked = [
         c if is_offered(c) else replace(c, refused=f"offers no such config: {dict(c.config)}")

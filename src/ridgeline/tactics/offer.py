@@ -37,6 +37,7 @@ class Offer:
     kernels: Callable[[Config], Sequence[Kernel]] = _no_kernels  # of our own, in the order of their launches
     footprint: Callable[[Config], Footprint] | None = None  # None: only a bound launch can tell
     other_configs: Sequence[Config] = ()  # offered under other options
+    compiles: bool = False  # binding it takes a compiler
 
     def has(self, config: Config) -> bool:
         """Whether the tactic itself could have made this config.
@@ -63,6 +64,7 @@ def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
             kernels=partial(tactic.kernels, site) if isinstance(tactic, HasKernels) else _no_kernels,
             footprint=partial(tactic.footprint, site) if isinstance(tactic, Foretells) else None,
             other_configs=tuple(tactic.every_config(site)) if isinstance(tactic, OffersMore) else (),
+            compiles=isinstance(tactic, Compiles),
         )
     except Exception as error:
         return Refused(failure(error))
@@ -73,3 +75,9 @@ def precompile(tactic: Tactic, jobs: Iterable[tuple[Site, Config]]) -> None:
     todo = list(jobs)
     if todo and isinstance(tactic, Compiles):
         tactic.precompile(todo)
+
+
+def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Config) -> Sequence[Kernel]:
+    """Those that one candidate launches; none for a library, or where the candidate refuses the site."""
+    offer = read_offer(tactics[name], site) if name in tactics else None
+    return offer.kernels(config) if isinstance(offer, Offer) and offer.has(config) else ()

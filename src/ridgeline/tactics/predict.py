@@ -15,11 +15,11 @@ from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import Body, Config, Op, Site
 from ridgeline.base.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.ranking import CYCLES_PER_US, block_us, tile_us
-from ridgeline.tactics.attention_site import require_attention
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.conv_site import require_conv
-from ridgeline.tactics.cublas import read_product
-from ridgeline.tactics.triton_attention import Blocks, estimate_cycles
+from ridgeline.tactics.cuda.cublas import read_product
+from ridgeline.tactics.cuda.triton_attention import Blocks, estimate_cycles
+from ridgeline.tactics.read.attention import require_attention
+from ridgeline.tactics.read.conv import require_conv
 
 Estimate: TypeAlias = Callable[[Any, Site, Config], float]
 

@@ -13,25 +13,25 @@ from ridgeline.kernels.triton.source import triton_version
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.conv_gemm import ConvAsGemm
-from ridgeline.tactics.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
-from ridgeline.tactics.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
-from ridgeline.tactics.cpp_conv_rows import CppConvRows
-from ridgeline.tactics.cpp_moves import CppMoves
-from ridgeline.tactics.cublas import Cublas
-from ridgeline.tactics.cublas_lt import CublasLt
-from ridgeline.tactics.cudnn_conv import CudnnConv
-from ridgeline.tactics.mkl_linear import AtenLinear, MklLinear
-from ridgeline.tactics.onednn_conv import OneDnnConv, OneDnnConvTranspose
-from ridgeline.tactics.onednn_linear import OneDnnLinear
-from ridgeline.tactics.ort import Ort
-from ridgeline.tactics.recurrent import CppRecurrent
-from ridgeline.tactics.sdpa import AttentionBmm, Sdpa
-from ridgeline.tactics.sdpa_cuda import CudaSdpa
-from ridgeline.tactics.triton_attention import TritonAttention
-from ridgeline.tactics.triton_codegen import TritonPointwise, TritonRows
-from ridgeline.tactics.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
-from ridgeline.tactics.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
+from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
+from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
+from ridgeline.tactics.cpu.cpp_conv_rows import CppConvRows
+from ridgeline.tactics.cpu.cpp_moves import CppMoves
+from ridgeline.tactics.cpu.cpp_recurrent import CppRecurrent
+from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
+from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
+from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
+from ridgeline.tactics.cpu.ort import Ort
+from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
+from ridgeline.tactics.cuda.cublas import Cublas
+from ridgeline.tactics.cuda.cublas_lt import CublasLt
+from ridgeline.tactics.cuda.cudnn_conv import CudnnConv
+from ridgeline.tactics.cuda.sdpa import CudaSdpa
+from ridgeline.tactics.cuda.triton_attention import TritonAttention
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
+from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
+from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 
 # tactics that plugins brought, by name; `plugins.register` fills it
 PLUGIN_TACTICS: dict[str, Callable[[KernelStore], Tactic]] = {}

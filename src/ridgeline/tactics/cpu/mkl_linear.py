@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
-from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
-from ridgeline.tactics.onednn_linear import Run, bind_allocating, why_not_packed
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, why_not_packed
+from ridgeline.tactics.read.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
+from ridgeline.tactics.read.linear import LinearSite, read_cpu_linear, require_linear
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
 Product: TypeAlias = Callable[[Tensor, Tensor], object]

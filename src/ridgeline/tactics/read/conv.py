@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.tactics.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
+from ridgeline.tactics.read.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
 
 
 @dataclass(frozen=True)

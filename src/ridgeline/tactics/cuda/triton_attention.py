@@ -16,22 +16,22 @@ from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.attention_site import (
-    IN_REGION,
-    AttentionSite,
-    Operand,
-    Place,
-    read_attention,
-    require_attention,
-)
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.own_kernels import (
+from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     compile_ahead,
     empty_like_spec,
     lies_as,
     require_fit,
     why_not_own,
+)
+from ridgeline.tactics.read.attention import (
+    IN_REGION,
+    AttentionSite,
+    Operand,
+    Place,
+    read_attention,
+    require_attention,
 )
 
 # B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys

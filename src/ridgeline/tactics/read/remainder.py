@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.tactics.epilogue import is_constant
+from ridgeline.tactics.read.epilogue import is_constant
 
 RAW = "library.result"  # the name of the library's result inside the rest
 BIAS = "library.bias"

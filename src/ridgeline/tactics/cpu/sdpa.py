@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.read.attention import AttentionSite, read_attention, require_attention
 
 # B batch, H heads, S queries, T keys, D head width
 

@@ -14,8 +14,8 @@ from ridgeline.base.spec import ITEM_BITS, Config, Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
-from ridgeline.tactics.epilogue import find_anchor, is_constant
-from ridgeline.tactics.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.read.epilogue import find_anchor, is_constant
 
 # B batches, M rows, K summed over, N columns
 

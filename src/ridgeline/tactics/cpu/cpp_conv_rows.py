@@ -13,8 +13,8 @@ from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Tile, pack
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.conv_site import read_cpu_conv
-from ridgeline.tactics.cpp import CppTactic, constant, gemm_configs, gemv_configs
+from ridgeline.tactics.cpu.cpp import CppTactic, constant, gemm_configs, gemv_configs
+from ridgeline.tactics.read.conv import read_cpu_conv
 
 # by spatial axes: beyond it the call no longer counts, and libraries are better at the sums of images
 MOST_MACS = {1: 32 << 20, 2: 8 << 20}

@@ -25,8 +25,8 @@ from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Move, Tactic
-from ridgeline.tactics.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
-from ridgeline.tactics.ort_refusals import why_refused
+from ridgeline.tactics.cpu.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
+from ridgeline.tactics.cpu.ort_refusals import why_refused
 
 PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ridgeline.kernels.triton.compiler import (
     compile_kernels,
 )
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import HasKernels, Tactic, could_offer
+from ridgeline.tactics.base import HasKernels
 
 ALIGNED_BYTES = 16  # where kernels take tensors to begin
 FIRST_ARCH = 80  # the first with asynchronous copies
@@ -31,16 +31,6 @@ def why_not_own(site: Site, store: KernelStore, *, first_arch: int = 0) -> str |
     if int(site.target.arch.removeprefix("sm_")) < first_arch:
         return f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
     return store.why_none(site.target.arch)
-
-
-def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Config) -> Sequence[Kernel]:
-    """Those that one candidate launches; none for a library, or where the candidate refuses the site."""
-    tactic = tactics.get(name)
-    if not isinstance(tactic, HasKernels):
-        return ()
-    if tactics[name].why_not(site) is not None or not could_offer(tactics[name], site, config):
-        return ()
-    return tactic.kernels(site, config)
 
 
 def compile_ahead(

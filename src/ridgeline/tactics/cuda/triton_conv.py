@@ -20,8 +20,8 @@ from ridgeline.kernels.triton.products import (
     row_stride,
 )
 from ridgeline.kernels.triton.ranking import rank_depthwise
-from ridgeline.tactics.conv_site import ConvSite, read_conv
-from ridgeline.tactics.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.read.conv import ConvSite, read_conv
 
 
 class TritonConv1x1(TritonProduct):

@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import UnsupportedError, first_line
-from ridgeline.tactics.attention_site import AttentionSite, read_attention, require_attention
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.sdpa import is_blind
+from ridgeline.tactics.cpu.sdpa import is_blind
+from ridgeline.tactics.read.attention import AttentionSite, read_attention, require_attention
 
 # B batch, H heads, S queries, T keys, D head width
 

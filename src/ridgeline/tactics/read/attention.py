@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.tactics.epilogue import find_anchor, to_layout
+from ridgeline.tactics.read.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width
 

@@ -21,8 +21,7 @@ from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.epilogue import constant_tensors
-from ridgeline.tactics.own_kernels import (
+from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     bytes_packed,
     compile_ahead,
@@ -32,6 +31,7 @@ from ridgeline.tactics.own_kernels import (
     shapes_only,
     why_not_own,
 )
+from ridgeline.tactics.read.epilogue import constant_tensors
 
 GRID_LIMIT = 65_535
 

@@ -11,8 +11,8 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.tactics.cublas import Cublas, Fill, Product
-from ridgeline.tactics.remainder import Absorbed, take_moves
+from ridgeline.tactics.cuda.cublas import Cublas, Fill, Product
+from ridgeline.tactics.read.remainder import Absorbed, take_moves
 
 TRIED = 4  # of the algorithms in the library's own order
 

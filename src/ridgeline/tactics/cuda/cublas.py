@@ -16,12 +16,12 @@ from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.conv_site import read_conv
-from ridgeline.tactics.epilogue import constant_tensors, find_anchor, sum_biases
-from ridgeline.tactics.linear_site import read_linear
-from ridgeline.tactics.own_kernels import compile_ahead
-from ridgeline.tactics.remainder import Absorbed, rest_of, spec_of, take_moves
-from ridgeline.tactics.triton_codegen import TritonPointwise
+from ridgeline.tactics.cuda.own_kernels import compile_ahead
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
+from ridgeline.tactics.read.conv import read_conv
+from ridgeline.tactics.read.epilogue import constant_tensors, find_anchor, sum_biases
+from ridgeline.tactics.read.linear import read_linear
+from ridgeline.tactics.read.remainder import Absorbed, rest_of, spec_of, take_moves
 
 DTYPES = ("float16", "bfloat16", "float32")
 Fill: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.moves import find_moves, moves_source
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.tactics.cpp import CppTactic
+from ridgeline.tactics.cpu.cpp import CppTactic
 
 
 class CppMoves(CppTactic):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
-from ridgeline.tactics.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
-from ridgeline.tactics.mkl_linear import bind_mkl, bind_product, order_weight
-from ridgeline.tactics.onednn_linear import Run, bind_onednn
+from ridgeline.tactics.cpu.mkl_linear import bind_mkl, bind_product, order_weight
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_onednn
+from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv, require_conv
+from ridgeline.tactics.read.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
 
 # N batch, C channels in, O channels out, P positions
 

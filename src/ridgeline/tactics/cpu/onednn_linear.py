@@ -10,8 +10,16 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.epilogue import Binary, RunOp, Step, Unary, bind_rest, bind_steps, constant_tensors
-from ridgeline.tactics.linear_site import LinearSite, read_cpu_linear, require_linear
+from ridgeline.tactics.read.epilogue import (
+    Binary,
+    RunOp,
+    Step,
+    Unary,
+    bind_rest,
+    bind_steps,
+    constant_tensors,
+)
+from ridgeline.tactics.read.linear import LinearSite, read_cpu_linear, require_linear
 
 # from the activation and the region's inputs to a fresh result
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]

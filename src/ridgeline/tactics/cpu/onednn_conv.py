@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv, require_conv
-from ridgeline.tactics.epilogue import (
+from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv, require_conv
+from ridgeline.tactics.read.epilogue import (
     Binary,
     RunOp,
     Step,

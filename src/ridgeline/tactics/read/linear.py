@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.tactics.epilogue import (
+from ridgeline.tactics.read.epilogue import (
     Binary,
     Epilogue,
     Step,

@@ -28,7 +28,13 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.own_kernels import compile_ahead, empty_like_spec, lies_as, require_fit, why_not_own
+from ridgeline.tactics.cuda.own_kernels import (
+    compile_ahead,
+    empty_like_spec,
+    lies_as,
+    require_fit,
+    why_not_own,
+)
 
 PDL_ARCH = 90  # the first architecture with dependent launch
 PROCESSORS = 132

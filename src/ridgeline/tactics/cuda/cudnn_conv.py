@@ -15,12 +15,12 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.conv_site import ConvSite, read_conv, require_conv
-from ridgeline.tactics.cublas import DTYPES
-from ridgeline.tactics.epilogue import constant_tensors, sum_biases
-from ridgeline.tactics.own_kernels import compile_ahead
-from ridgeline.tactics.remainder import BIAS, RAW, Absorbed, rest_of, spec_of, take_moves
-from ridgeline.tactics.triton_codegen import TritonPointwise
+from ridgeline.tactics.cuda.cublas import DTYPES
+from ridgeline.tactics.cuda.own_kernels import compile_ahead
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
+from ridgeline.tactics.read.conv import ConvSite, read_conv, require_conv
+from ridgeline.tactics.read.epilogue import constant_tensors, sum_biases
+from ridgeline.tactics.read.remainder import BIAS, RAW, Absorbed, rest_of, spec_of, take_moves
 
 
 class CudnnConv(Tactic):

@@ -24,8 +24,15 @@ from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Lines, pack
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.conv_site import ConvSite, read_cpu_conv
-from ridgeline.tactics.cpp import CppProduct, CppTactic, constant, gemm_configs, gemv_configs, thread_counts
+from ridgeline.tactics.cpu.cpp import (
+    CppProduct,
+    CppTactic,
+    constant,
+    gemm_configs,
+    gemv_configs,
+    thread_counts,
+)
+from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv
 
 SMALL_CHANNELS = 8
 

@@ -13,8 +13,8 @@ from ridgeline.kernels.cpp.recurrent import Cut, find_recurrent, pack_recurrent,
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpp import CppTactic
-from ridgeline.tactics.epilogue import constant_tensors
+from ridgeline.tactics.cpu.cpp import CppTactic
+from ridgeline.tactics.read.epilogue import constant_tensors
 
 # about 10 µs of work: a step in which threads share the units ends with waiting for the slowest of them
 TEAM_MACS = 256 * 1024
