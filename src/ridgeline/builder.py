@@ -34,7 +34,7 @@ from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.plan.check import check_sizes
+from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.counted_run import CountedRun
@@ -211,7 +211,7 @@ def load_engine(
     store = KernelStore(stored.kernels, are_foreign=not stored.is_sealed) if is_trusted else COMPILED_HERE
     try:
         tactics = tactics_for(plan.target, dict(model.opset_imports), store=store, limits=allowed)
-        check_sizes(plan, read_program(model))
+        check_ports(plan, read_program(model))
         return Engine(
             plan, stored.report, model, stored.weights, tactics,
             brought=stored.kernels, store=store, expected=stored.expected,

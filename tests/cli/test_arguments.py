@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.cli.arguments import parse_names, parse_shapes, parse_without, read_inputs
+from ridgeline.cli.arguments import parse_names, parse_shapes, parse_without
+from ridgeline.cli.arrays import read_inputs
 from ridgeline.errors import OptionError
 
 

@@ -12,16 +12,10 @@ import pytest
 from cross_models import mlp
 from ridgeline.analyze.kernel_report import blocks_per_sm, report_kernels
 from ridgeline.builder import build
+from ridgeline.cli.engines import compile_steps
 from ridgeline.kernels.triton.compiler import Compiled
 
 Ridge = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="session")
-def cross_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small network for an H200. Do not write to it."""
-    path = tmp_path_factory.mktemp("cross") / "mlp.ridge"
-    return build(mlp(), target="cuda:sm_90", level=1).save(path)
 
 
 def test_build_for_another_machine(ridge: Ridge, here: Path) -> None:
@@ -81,10 +75,16 @@ def test_without_a_disassembler_the_stored_facts_are_left(
     assert "Triton" in ridge("kernels", cross_engine)[1]
 
 
+def test_without_disassembly_the_stored_facts_are_left(ridge: Ridge, cross_engine: Path) -> None:
+    report = json.loads(ridge("kernels", cross_engine, "--no-sass", "--json")[1])
+    assert all(row["evidence"] is None and row["registers"] > 0 for row in report["kernels"])
+    assert report["note"] == ""
+
+
 def test_an_engine_just_built_has_a_report_too() -> None:
     engine = build(mlp(), target="cuda:sm_90", level=1, verify="off")
     assert not engine.brought
-    rows = report_kernels(engine).kernels
+    rows = report_kernels(engine.plan, compile_steps(engine)).kernels
     assert {row.digest for row in rows} == {d for step in engine.plan.steps for d in step.kernels}
 
 
@@ -112,6 +112,7 @@ def test_running_and_settling_want_the_gpu(ridge: Ridge, here: Path, cross_engin
         (16, 0, 1, "sm_90", 32, "blocks"),
         (24, 0, 4, "sm_86", 12, "warps"),
         (64, 164_864, 4, "sm_80", 1, "shared memory"),
+        (-1, -1, 0, "sm_90", 32, "blocks"),  # a stranger's file
     ],
 )
 def test_how_many_blocks_a_processor_holds(

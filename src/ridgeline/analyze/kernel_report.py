@@ -5,14 +5,14 @@ Needs no GPU. Facts come from the compiler; evidence from the disassembly, where
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.base.devices import REGISTERS, device_of
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
-from ridgeline.runtime.embedded_kernels import collect
-from ridgeline.runtime.engine import Engine
+from ridgeline.plan.plan import Plan, Step
 
 REGISTER_UNIT = 8  # registers are given out in such lots
 RESERVED_SHARED = 1024  # bytes of each block that the system takes
@@ -54,9 +54,13 @@ class KernelReport:
     note: str
 
 
-def report_kernels(engine: Engine) -> KernelReport:
-    """What `ridge kernels` shows."""
-    plan = engine.plan
+def report_kernels(
+    plan: Plan, compiled: Mapping[str, Compiled], *, with_evidence: bool = True
+) -> KernelReport:
+    """What `ridge kernels` shows. `compiled` holds the kernels of the plan's steps, by digest.
+
+    Evidence takes a run of the disassembler for each kernel.
+    """
     if plan.target.kind != "cuda":
         raise OptionError(
             f"{plan.model or 'this engine'} is for {plan.target} and has no GPU kernels",
@@ -66,11 +70,6 @@ def report_kernels(engine: Engine) -> KernelReport:
     for number, step in enumerate(plan.steps, start=1):
         for digest in step.kernels:
             steps.setdefault(digest, []).append(number)
-    compiled = {digest: made for digest, made in engine.brought.items() if digest in steps}
-    if len(compiled) < len(steps):  # an engine just built, or a file without them
-        compiled = (
-            collect(engine.planned_sites(), {t.name: t for t in engine.tactics}, engine.store) | compiled
-        )
     missing = [digest for digest in steps if digest not in compiled]
     if missing:
         raise PlanError(
@@ -79,29 +78,29 @@ def report_kernels(engine: Engine) -> KernelReport:
             help="build the engine again: ridge build MODEL.onnx",
         )
     rows = tuple(
-        _row(digest, numbers, plan.steps[numbers[0] - 1].tactic, engine, compiled[digest])
+        _row(digest, numbers, plan.steps[numbers[0] - 1], compiled[digest], with_evidence=with_evidence)
         for digest, numbers in steps.items()
     )
-    has_evidence = all(row.evidence is not None for row in rows)
+    lacks_tool = with_evidence and any(row.evidence is None for row in rows)
     return KernelReport(
         model=plan.model,
         target=str(plan.target),
         kernels=rows,
         library_steps=sum(not step.kernels for step in plan.steps),
-        note="" if has_evidence else "no disassembler: it comes with Triton (pip install 'ridgeline[gpu]')",
+        note="no disassembler: it comes with Triton (pip install 'ridgeline[gpu]')" if lacks_tool else "",
     )
 
 
-def _row(digest: str, numbers: list[int], tactic: str, engine: Engine, made: Compiled) -> KernelRow:
-    sass = disassemble(made.cubin)
+def _row(digest: str, numbers: list[int], step: Step, made: Compiled, *, with_evidence: bool) -> KernelRow:
+    sass = disassemble(made.cubin) if with_evidence else None
     blocks, limit = blocks_per_sm(made)
     most_warps = MAX_WARPS.get(made.arch, 64)
     return KernelRow(
         name=made.name,
         digest=digest,
-        tactic=tactic,
+        tactic=step.tactic,
         steps=tuple(numbers),
-        ops=" ".join(engine.plan.steps[numbers[0] - 1].op_types),
+        ops=" ".join(step.op_types),
         arch=made.arch,
         registers=made.registers,
         spilled_bytes=made.spills,
@@ -118,13 +117,15 @@ def _row(digest: str, numbers: list[int], tactic: str, engine: Engine, made: Com
 
 def blocks_per_sm(made: Compiled) -> tuple[int, str]:
     """How many blocks one processor holds at a time, and what there is no more of."""
+    # a file may say anything of its kernels
     registers = -(-max(made.registers, 1) // REGISTER_UNIT) * REGISTER_UNIT
+    warps, own_shared = max(made.num_warps, 1), max(made.shared, 0)
     # a block may have all shared memory of a processor but what is reserved for it
     shared = device_of(made.arch).shared_bytes + RESERVED_SHARED
     limits = {
-        "registers": REGISTERS // (registers * 32 * made.num_warps),
-        "shared memory": shared // (made.shared + RESERVED_SHARED),
-        "warps": MAX_WARPS.get(made.arch, 64) // made.num_warps,
+        "registers": REGISTERS // (registers * 32 * warps),
+        "shared memory": shared // (own_shared + RESERVED_SHARED),
+        "warps": MAX_WARPS.get(made.arch, 64) // warps,
         "blocks": MAX_BLOCKS,
     }
     least = min(limits, key=lambda name: limits[name])

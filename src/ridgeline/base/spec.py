@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:  # plans are read without numpy
+    import numpy as np
 
 Layout: TypeAlias = Literal["contiguous", "channels_last"]
 Config: TypeAlias = Mapping[str, int | float | str | bool]
@@ -165,14 +166,12 @@ def _lines(body: Body, outer: Mapping[str, str] | None = None) -> Iterator[str]:
 
 def _array_digest(array: np.ndarray) -> str:
     # objects are strings; their bytes would be addresses
-    content = (
-        repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).tobytes()
-    )
+    content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _attr_text(attr: object) -> str:
-    if isinstance(attr, np.ndarray):
+def _attr_text(attr: Any) -> str:
+    if hasattr(attr, "tobytes"):  # an array: other attributes are Python's own values
         return f"{attr.dtype}{list(attr.shape)}{_array_digest(attr)}"
     return repr(attr)
 
@@ -189,6 +188,16 @@ class Target:
     def __str__(self) -> str:
         kind = f"null {self.kind}" if self.is_null else self.kind
         return f"{kind}:{self.arch}" if self.arch else kind
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What an engine uses of a plugin, as its file says it; `get` is a line on how to get the plugin."""
+
+    plugin: str
+    version: str
+    get: str
+    uses: tuple[str, ...]  # ops and tactics
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from ridgeline.errors import OptionError, did_you_mean
@@ -19,6 +17,7 @@ from ridgeline.options import VERIFY_MODES, Limits
 _SPACES = re.compile(r"\s+(?![^\[]*\])")
 # beside an engine file these are errors: it is built already
 BUILDING = "Building"
+_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}  # of the keywords that have another name
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
 EngineFile = Annotated[
@@ -125,7 +124,7 @@ LimitOption = Annotated[
 
 def parse_limits(given: Sequence[str] | None) -> dict[str, int] | None:
     """``["loop_trips=1000000"]`` as ``{"loop_trips": 1000000}``; `Options` knows the names."""
-    pairs = _pairs(given or (), option="--limit", example="--limit loop_trips=1000000")
+    pairs = parse_pairs(given or (), option="--limit", example="--limit loop_trips=1000000")
     try:
         return {name: int(value) for name, value in pairs.items()} or None
     except ValueError:
@@ -134,7 +133,7 @@ def parse_limits(given: Sequence[str] | None) -> dict[str, int] | None:
 
 def parse_shapes(given: Sequence[str] | None) -> dict[str, str] | None:
     """``["x=1..8x3"]`` as ``{"x": "1..8x3"}``; the shapes themselves are read by `Options`."""
-    pairs = _pairs(given or (), option="--shapes", example="--shapes x=1..8x3x224x224")
+    pairs = parse_pairs(given or (), option="--shapes", example="--shapes x=1..8x3x224x224")
     return pairs or None
 
 
@@ -150,7 +149,9 @@ def parse_profiles(
             help="--shapes is the only profile there is; write it as one more --profile",
         )
     example = "--profile 'x=1..8x128 mask=1..8x128'"
-    return [_pairs(_SPACES.split(text.strip()), option="--profile", example=example) for text in profiles]
+    return [
+        parse_pairs(_SPACES.split(text.strip()), option="--profile", example=example) for text in profiles
+    ]
 
 
 def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -184,6 +185,24 @@ def build_options(
     return {name: value for name, value in options.items() if value is not None}
 
 
+def refuse_build_options(path: Path, options: Mapping[str, Any], *, planned_threads: int) -> None:
+    """Build options beside an engine file are errors, not ignored. Limits are those of a call."""
+    given = [name for name in options if name not in ("limits", "threads")]
+    if given:
+        flags = [_FLAGS.get(name, f"--{name}") for name in given]
+        raise OptionError(
+            f"{path} is built already, and {', '.join(flags)} can only be given to a build",
+            help=f"ridge build MODEL {flags[0]} …, or name the ONNX file here",
+        )
+    threads = options.get("threads")
+    if threads is not None and threads != planned_threads:
+        raise OptionError(
+            f"{path} was planned for {planned_threads} thread{'s' if planned_threads != 1 else ''}",
+            got=f"--threads {threads}",
+            help=f"ridge build MODEL --threads {threads}",
+        )
+
+
 def parse_names(text: str, *, option: str, known: Sequence[str]) -> tuple[str, ...]:
     """``ort,torch`` as names, each of them known, each of them once."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -195,23 +214,8 @@ def parse_names(text: str, *, option: str, known: Sequence[str]) -> tuple[str, .
     return names
 
 
-def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
-    """The arrays that ``--input`` names: ``x=file.npy``, or ``file.npz`` with one array per input."""
-    arrays: dict[str, np.ndarray] = {}
-    for text in given or ():
-        if "=" not in text and text.endswith(".npz"):
-            found = _read_npz(Path(text))
-        else:
-            ((name, file),) = _pairs([text], option="--input", example="--input x=image.npy").items()
-            found = {name: _read_npy(Path(file), name)}
-        for name, array in found.items():
-            if name in arrays:
-                raise OptionError(f"--input gives {name!r} twice", got=text)
-            arrays[name] = array
-    return arrays
-
-
-def _pairs(given: Sequence[str], *, option: str, example: str) -> dict[str, str]:
+def parse_pairs(given: Sequence[str], *, option: str, example: str) -> dict[str, str]:
+    """``["x=1"]`` as ``{"x": "1"}``, each name once."""
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -221,39 +225,3 @@ def _pairs(given: Sequence[str], *, option: str, example: str) -> dict[str, str]
             raise OptionError(f"{option} names {name!r} twice", got=text)
         pairs[name] = value
     return pairs
-
-
-def _read_npy(path: Path, name: str) -> np.ndarray:
-    loaded = _load(path)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    if name not in loaded:
-        raise OptionError(f"{path} has no array {name!r}", help=did_you_mean(name, list(loaded)))
-    return loaded[name]
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    loaded = _load(path)
-    if isinstance(loaded, np.ndarray):
-        raise OptionError(f"{path} holds one array without a name", want=f"--input NAME={path}")
-    return loaded
-
-
-def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
-    try:
-        # opened here: np.load leaves a file it opened and could not read to the garbage collector
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
-    except FileNotFoundError:
-        raise OptionError(f"{path} does not exist", want="a .npy or .npz file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> OptionError:
-    return OptionError(
-        f"{path} does not load as an array",
-        got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-        want="a .npy or .npz file without pickled objects, as numpy.save writes it",
-    )

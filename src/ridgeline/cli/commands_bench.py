@@ -23,7 +23,6 @@ from ridgeline.cli.arguments import (
     Without,
     build_options,
     parse_names,
-    read_inputs,
 )
 from ridgeline.cli.exits import FAILED_GATE
 from ridgeline.cli.files import is_engine_file, require_file
@@ -68,6 +67,7 @@ def bench(
       ridge bench model.ridge --peers ort --model model.onnx --duration 10
     """
     from ridgeline.analyze.bench import bench as measure
+    from ridgeline.cli.arrays import read_inputs
     from ridgeline.cli.draw_bench import draw_bench
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
     from ridgeline.cli.progress import StageProgress

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from ridgeline.cli.arguments import (
@@ -27,7 +26,6 @@ from ridgeline.cli.arguments import (
     VerifyMode,
     Without,
     build_options,
-    read_inputs,
 )
 from ridgeline.cli.files import is_engine_file, make_folder, require_file, require_writable, write_atomically
 from ridgeline.cli.grid import put_lines
@@ -139,6 +137,7 @@ def run(
       ridge run model.onnx                         (random inputs, built on the fly)
     """
     from ridgeline.analyze.tensors import describe
+    from ridgeline.cli.arrays import read_inputs, save_array
     from ridgeline.cli.draw_bench import draw_outputs
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
     from ridgeline.runtime.non_tensor import flattened
@@ -155,15 +154,10 @@ def run(
     if folder:
         for name, array in flattened(outputs).items():
             path = folder / f"{_file_stem(name, taken=set(files.values()))}.npy"
-            write_atomically(path, partial(_save_array, array=np.asarray(array)))
+            write_atomically(path, partial(save_array, array=array))
             files[name] = str(path)
         talk.print(f"{len(files)} file(s) written to {folder}", style="dim")
     emit(describe(outputs, files), draw_outputs, as_json=json, schema="outputs", file=str(engine))
-
-
-def _save_array(file: BinaryIO, *, array: np.ndarray) -> None:
-    # strings as numpy writes them without pickling: all as wide as the widest
-    np.save(file, array.astype(str) if array.dtype == object else array, allow_pickle=False)
 
 
 def _file_stem(name: str, *, taken: set[str]) -> str:

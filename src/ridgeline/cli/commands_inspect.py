@@ -31,13 +31,11 @@ def show(engine: EngineFile, json: AsJson = False) -> None:
     """
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_summary
-    from ridgeline.cli.engines import load_file
+    from ridgeline.cli.plans import describe_file
 
-    loaded = load_file(engine)
-    emit(
-        summarise(loaded.plan, loaded.report), draw_summary, as_json=json, schema="engine", file=str(engine),
-        file_bytes=engine.stat().st_size,
-    )  # fmt: skip
+    described = describe_file(engine)
+    summary, file_bytes = summarise(described.plan, described.report), engine.stat().st_size
+    emit(summary, draw_summary, as_json=json, schema="engine", file=str(engine), file_bytes=file_bytes)
 
 
 def explain(
@@ -68,12 +66,12 @@ def explain(
     """
     from ridgeline.analyze.explain import explain_engine
     from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
-    from ridgeline.cli.engines import load_or_build
+    from ridgeline.cli.plans import describe_or_build
 
     options = build_options(
         shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
     )
-    built = load_or_build(engine, options)
-    story = explain_engine(built.plan, built.report, node, profile=profile)
+    described = describe_or_build(engine, options)
+    story = explain_engine(described.plan, described.report, node, profile=profile)
     draw = draw_every_page if all else draw_explanation
     emit(story, draw, as_json=json, schema="explanation", file=str(engine))

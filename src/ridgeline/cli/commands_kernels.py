@@ -12,7 +12,13 @@ from ridgeline.cli.files import require_writable
 from ridgeline.cli.render import emit, plural, talk
 
 
-def kernels(engine: EngineFile, json: AsJson = False) -> None:
+def kernels(
+    engine: EngineFile,
+    sass: Annotated[
+        bool, typer.Option(help="disassemble each kernel, about 0.3 s each, to see its instructions")
+    ] = True,
+    json: AsJson = False,
+) -> None:
     """List the engine's own GPU kernels: registers, spills, occupancy, and what their code shows.
 
     Needs no GPU, also for an engine that was built for another machine.
@@ -23,9 +29,11 @@ def kernels(engine: EngineFile, json: AsJson = False) -> None:
     """
     from ridgeline.analyze.kernel_report import report_kernels
     from ridgeline.cli.draw_kernels import draw_kernels
-    from ridgeline.cli.engines import load_file
+    from ridgeline.cli.plans import describe_with_kernels
 
-    emit(report_kernels(load_file(engine)), draw_kernels, as_json=json, schema="kernels", file=str(engine))
+    described = describe_with_kernels(engine)
+    report = report_kernels(described.plan, described.kernels, with_evidence=sass)
+    emit(report, draw_kernels, as_json=json, schema="kernels", file=str(engine))
 
 
 def settle(

@@ -10,11 +10,14 @@ import numpy as np
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.builder import build, load_engine
-from ridgeline.cli.files import is_engine_file, require_file
+from ridgeline.cli.arguments import refuse_build_options
+from ridgeline.cli.files import is_engine_file, require_engine_file, require_file
 from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
-from ridgeline.errors import OptionError, PlanError, did_you_mean
+from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan
+from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
 
 
@@ -26,38 +29,23 @@ def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:
 
 def load_file(path: Path, *, trust: bool = False) -> Engine:
     """An engine file, and nothing else."""
-    require_file(path)
-    if not is_engine_file(path):
-        raise PlanError(
-            f"{path} is not an engine file",
-            want="a .ridge file",
-            help=f"ridge build {path}, then ridge show {path.stem}.ridge",
-        )
+    require_engine_file(path)
     return load_engine(path, trust=trust)
 
 
 def load_or_build(path: Path, options: Mapping[str, Any], *, trust: bool = False) -> Engine:
     """The engine of either kind of file. Build options beside an engine file are errors, not ignored."""
     require_file(path)
-    given = dict(options)
     if not is_engine_file(path):
-        return build_engine(path, given)
-    engine = load_engine(path, trust=trust, limits=given.pop("limits", None))
-    threads = given.pop("threads", None)
-    if given:
-        flags = ", ".join(_FLAGS.get(name, f"--{name}") for name in given)
-        raise OptionError(
-            f"{path} is built already, and {flags} can only be given to a build",
-            help=f"ridge build MODEL {flags.split(', ')[0]} …, or name the ONNX file here",
-        )
-    planned = engine.plan.target.threads
-    if threads is not None and threads != planned:
-        raise OptionError(
-            f"{path} was planned for {planned} thread{'s' if planned != 1 else ''}",
-            got=f"--threads {threads}",
-            help=f"ridge build MODEL --threads {threads}",
-        )
+        return build_engine(path, options)
+    engine = load_engine(path, trust=trust, limits=options.get("limits"))
+    refuse_build_options(path, options, planned_threads=engine.plan.target.threads)
     return engine
+
+
+def compile_steps(engine: Engine) -> dict[str, Compiled]:
+    """The GPU kernels of the engine's steps, by digest, compiled where the cache does not have them."""
+    return collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
 
 
 def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:
@@ -95,6 +83,3 @@ def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, Ten
         # planned values of a shape tensor stay, at the length they were planned for
         specs[port.name] = planned if shape == planned.shape else TensorSpec(planned.dtype, shape)
     return specs
-
-
-_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}

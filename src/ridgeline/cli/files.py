@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ridgeline.base.files import path_given, require_place, whole_file
-from ridgeline.errors import ModelError, OptionError
+from ridgeline.errors import ModelError, OptionError, PlanError
 
 
 def require_file(path: Path) -> None:
@@ -30,6 +30,17 @@ def require_file(path: Path) -> None:
 def is_engine_file(path: Path) -> bool:
     """By content where it can be told: an engine file is a zip, and no ONNX file starts like one."""
     return path.suffix == ".ridge" or zipfile.is_zipfile(path)
+
+
+def require_engine_file(path: Path) -> None:
+    """An engine file, and nothing else."""
+    require_file(path)
+    if not is_engine_file(path):
+        raise PlanError(
+            f"{path} is not an engine file",
+            want="a .ridge file",
+            help=f"ridge build {path}, then ridge show {path.stem}.ridge",
+        )
 
 
 def require_writable(path: Path, *, option: str, source: Path | None = None) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ridgeline.base.spec import ITEM_BITS, Port, TensorSpec
 from ridgeline.errors import PlanError
-from ridgeline.ir.body import Program, Region
 from ridgeline.options import MAX_DIM, MAX_THREADS
 from ridgeline.plan.plan import Plan
+
+if TYPE_CHECKING:  # `ridge show` checks a plan without importing what reads graphs
+    from ridgeline.ir.body import Program, Region
 
 ARCH = re.compile(r"sm_[0-9]{2,3}")
 
@@ -48,15 +51,23 @@ def check_steps(plan: Plan, program: Program, steps: Sequence[Region], tactics: 
         )
 
 
-def check_sizes(plan: Plan, program: Program) -> None:
-    """Ports as the graph has them, sizes that can be, and no more bytes planned than the machine has."""
-    wrong = [*_wrong_ports(plan, program)]
+def check_ports(plan: Plan, program: Program) -> None:
+    """Inputs, outputs and planned shapes as the graph has them."""
+    _refuse(plan, _wrong_ports(plan, program))
+
+
+def check_sizes(plan: Plan) -> None:
+    """Sizes that can be, and no more bytes planned than the machine has. Needs no graph."""
     for part in _every_plan(plan):
-        wrong += [*_wrong_target(part), *_wrong_memory(part), *_wrong_shapes(part.planned_shapes)]
-    if wrong:
+        wrong = (*_wrong_target(part), *_wrong_memory(part), *_wrong_shapes(part.planned_shapes))
+        _refuse(plan, wrong)
+
+
+def _refuse(plan: Plan, wrong: Iterable[str]) -> None:
+    if rows := [*wrong]:
         raise PlanError(
             f"the plan for {plan.model!r} has sizes that cannot be",
-            rows=wrong,
+            rows=rows,
             help="the file was changed: ridge build MODEL.onnx makes it again",
         )
 

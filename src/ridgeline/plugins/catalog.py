@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from ridgeline.base.spec import Needed
 from ridgeline.errors import PluginError, failure
 from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
 from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open
@@ -28,16 +29,6 @@ class Plugin:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
-
-
-@dataclass(frozen=True)
-class Needed:
-    """What an engine uses of a plugin, as its file says it."""
-
-    plugin: str
-    version: str
-    get: str
-    uses: tuple[str, ...]  # ops and tactics
 
 
 @dataclass(frozen=True)

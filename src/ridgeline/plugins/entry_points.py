@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from ridgeline.base.spec import Needed
 from ridgeline.errors import failure
-from ridgeline.plugins.catalog import CATALOG, Needed, Plugin
+from ridgeline.plugins.catalog import CATALOG, Plugin
 from ridgeline.plugins.register import LOADING, unregister
 
 GROUP = "ridgeline.plugins"

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from torch import Tensor
 
 from ridgeline.base.files import whole_file
-from ridgeline.base.typed_json import parse_json, read_as
+from ridgeline.base.spec import Needed
 from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
 from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
@@ -32,9 +29,22 @@ from ridgeline.kernels.elements import as_numpy, dtype_name
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.plugins.catalog import CATALOG, Needed
+from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.entry_points import require_plugins
-from ridgeline.runtime.members import read_members
+from ridgeline.runtime.description import DAMAGE as DAMAGED_TEXT
+from ridgeline.runtime.description import (
+    EXPECTED,
+    FORMAT,
+    GRAPH,
+    MANIFEST,
+    PLAN,
+    REPORT,
+    WEIGHTS,
+    Manifest,
+    check_hashes,
+    describe,
+    open_members,
+)
 from ridgeline.runtime.seal import is_sealed_here, make_seal
 from ridgeline.runtime.weights_file import (
     ALIGNMENT,
@@ -45,18 +55,8 @@ from ridgeline.runtime.weights_file import (
     weights_header,
 )
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
-MEMBERS = ("plan.json", "report.json", "fused.onnx", WEIGHTS)
-EXPECTED = "expected.safetensors"  # inputs and outputs to check the first run with
-KERNEL = re.compile(r"kernels/([0-9a-f]{40})\.kernel")
-# what zipfile, json, protobuf and our own readers raise on a damaged file
-DAMAGE = (
-    zipfile.BadZipFile, zlib.error, struct.error, DecodeError, OSError, EOFError, KeyError, IndexError,
-    ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, RecursionError, MemoryError,
-    OverflowError, AssertionError,
-)  # fmt: skip
+# what protobuf raises on a damaged file besides
+DAMAGE = (*DAMAGED_TEXT, DecodeError)
 INLINE_BYTES = 1024
 
 
@@ -72,18 +72,6 @@ class Stored:
     expected: Mapping[str, Tensor] = field(default_factory=dict)
     are_foreign: bool = False  # some kernels were not compiled here, so that the file is not sealed
     is_sealed: bool = False  # its kernels were written by this user on this machine
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What every member hashes to, and what the file is for."""
-
-    format: int
-    target: str
-    sha256: dict[str, str]
-    versions: dict[str, str]
-    seal: str = ""
-    plugins: tuple[Needed, ...] = ()  # that its ops and tactics come from
 
 
 def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
@@ -144,9 +132,9 @@ def write_engine(path: Path, stored: Stored) -> Path:
 
 def _small_members(stored: Stored) -> dict[str, bytes]:
     members = {
-        "plan.json": stored.plan.to_json().encode(),
-        "report.json": stored.report.to_json().encode(),
-        "fused.onnx": fused_proto(stored.model, stored.weights).SerializeToString(deterministic=True),
+        PLAN: stored.plan.to_json().encode(),
+        REPORT: stored.report.to_json().encode(),
+        GRAPH: fused_proto(stored.model, stored.weights).SerializeToString(deterministic=True),
     }
     if stored.expected:
         members[EXPECTED] = b"".join(weight_chunks(stored.expected))
@@ -170,10 +158,10 @@ def _write_members(file: Any, stored: Stored) -> None:
                 digest.update(chunk)
                 member.write(chunk)
         hashes[WEIGHTS] = digest.hexdigest()
-        seal = make_seal(_code(hashes)) if stored.kernels and not stored.are_foreign else ""
-        manifest = Manifest(
-            FORMAT, str(stored.plan.target), hashes, stored.report.versions, seal, _plugins(stored)
-        )
+        versions, needed = stored.report.versions, _plugins(stored)
+        manifest = Manifest(FORMAT, str(stored.plan.target), hashes, versions, plugins=needed)
+        if stored.kernels and not stored.are_foreign:
+            manifest = replace(manifest, seal=make_seal(manifest.code))
         archive.writestr(_member(MANIFEST), json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
 
 
@@ -189,74 +177,35 @@ def _member(name: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))  # a fixed date: equal engines, equal files
 
 
-def _code(hashes: Mapping[str, str]) -> dict[str, str]:
-    """The hashes of those members that are machine code."""
-    return {name: digest for name, digest in hashes.items() if KERNEL.fullmatch(name)}
-
-
 def read_engine(path: Path) -> Stored:
     """Read and check an engine file. Nothing in it is executed."""
-    if not path.exists():
-        raise PlanError(f"there is no engine file {str(path)!r}", help="ridge build MODEL.onnx makes one")
-    try:
-        members = read_members(path)
-        manifest = _read_manifest(parse_json(members[MANIFEST]), path)
-    except PlanError:
-        raise
-    except DAMAGE as error:
-        raise PlanError(
-            f"{str(path)!r} is not a whole engine file",
-            got=first_line(error),
-            help="build it again: ridge build MODEL.onnx",
-        ) from error
-    _check_hashes(members, manifest.sha256, path)
+    members, manifest = open_members(path)
+    check_hashes(members, manifest, path)
     require_plugins(manifest.plugins)
+    described = describe(members, manifest, path)
     try:
-        stored = _read_stored(members)
-        is_sealed = is_sealed_here(manifest.seal, _code(manifest.sha256))
+        weights = read_weights(members[WEIGHTS])
+        return Stored(
+            plan=described.plan,
+            report=described.report,
+            model=_read_graph(bytes(members[GRAPH]), weights),
+            weights=weights,
+            kernels=described.kernels,
+            expected=read_weights(members[EXPECTED]) if EXPECTED in members else {},
+            is_sealed=is_sealed_here(manifest.seal, manifest.code),
+        )
     except (*DAMAGE, RidgelineError) as error:
         raise PlanError(f"{str(path)!r} does not read as an engine", got=first_line(error)) from error
-    if str(stored.plan.target) != manifest.target:
-        raise PlanError(
-            f"{str(path)!r} holds a plan for another target",
-            got=str(stored.plan.target),
-            want=manifest.target,
-        )
-    return replace(stored, is_sealed=is_sealed)
 
 
-def _check_hashes(members: Mapping[str, memoryview], hashes: Mapping[str, str], path: Path) -> None:
-    wrong = [f"{name} is not in the manifest" for name in members if name not in hashes and name != MANIFEST]
-    wrong += [f"{name} is missing" for name in hashes if name not in members]
-    for name, digest in hashes.items():
-        if name in members and hashlib.sha256(members[name]).hexdigest() != digest:
-            wrong.append(f"{name} does not match its hash")
-    if wrong:
-        raise PlanError(
-            f"{str(path)!r} was changed after it was made",
-            rows=wrong,
-            help="build it again: ridge build MODEL.onnx",
-        )
-
-
-def _read_stored(members: Mapping[str, memoryview]) -> Stored:
-    proto = onnx.ModelProto.FromString(bytes(members["fused.onnx"]))
-    weights = read_weights(members[WEIGHTS])
+def _read_graph(content: bytes, weights: Mapping[str, Tensor]) -> ir.Model:
+    proto = onnx.ModelProto.FromString(content)
     _check_weights(proto, weights)
     model = to_ir(proto)
     for name, value in model.graph.initializers.items():
         # the file beside it that large weights are said to lie in is a member of this one
         value.const_value = ir.Tensor(as_numpy(weights[name]), name=name)
-    return Stored(
-        plan=Plan.from_json(members["plan.json"]),
-        report=Report.from_json(members["report.json"]),
-        model=model,
-        weights=weights,
-        kernels={
-            m[1]: Compiled.from_bytes(bytes(v)) for n, v in members.items() if (m := KERNEL.fullmatch(n))
-        },
-        expected=read_weights(members[EXPECTED]) if EXPECTED in members else {},
-    )
+    return model
 
 
 def _check_weights(proto: onnx.ModelProto, weights: Mapping[str, Tensor]) -> None:
@@ -279,28 +228,3 @@ def _check_weights(proto: onnx.ModelProto, weights: Mapping[str, Tensor]) -> Non
     outside = [t.name for t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     if set(outside) - set(named) or len(outside) > len(named):
         raise ValueError(f"the graph refers to data in other files: {outside[:3]}")
-
-
-def _read_manifest(raw: Any, path: Path) -> Manifest:
-    version = raw.get("format") if isinstance(raw, dict) else None
-    if version != FORMAT:
-        raise PlanError(
-            f"{str(path)!r} is of another format version",
-            got=str(version),
-            want=str(FORMAT),
-            help="build it again with this version of ridgeline: ridge build MODEL.onnx",
-        )
-    manifest = read_as(Manifest, raw)
-    named = {n for n in manifest.sha256 if n != EXPECTED and not KERNEL.fullmatch(n)}
-    if named != set(MEMBERS):
-        raise PlanError(f"{str(path)!r} has a manifest that names other members", want=", ".join(MEMBERS))
-    target, here = manifest.target, f"cpu:{platform.machine()}"
-    # others may be looked at anywhere; whether a GPU here fits is asked when the engine runs
-    if target != here and target.startswith("cpu:"):
-        raise PlanError(
-            f"{str(path)!r} was made for another target",
-            got=target,
-            want=here,
-            help="build it again for this machine: ridge build MODEL.onnx --target cpu",
-        )
-    return manifest
