@@ -19,7 +19,6 @@ from ridgeline.errors import PluginError, failure
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
-from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
 from ridgeline.tactics.aten import is_inferred
@@ -173,7 +172,10 @@ def _placed(tensor: Any, spec: TensorSpec | None, alignment: int) -> Any:
     is_dense = not tensor.numel() or all(size == 1 or got == want for size, got, want in sizes)
     if is_dense and tensor.data_ptr() % alignment == 0:
         return tensor
-    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=tensor.device)
+    block = torch.empty(spec.nbytes + alignment, dtype=torch.uint8, device=tensor.device)
+    start = -block.data_ptr() % alignment
+    flat = block[start : start + spec.nbytes].view(tensor.dtype)
+    return flat.as_strided(spec.shape, spec.strides, flat.storage_offset())
 
 
 def _staged(
