@@ -39,8 +39,9 @@ def register_op(
 ) -> PluginOp:
     """Bring an op: what it is, what it computes, and any number of ways to run it.
 
-    docs/writing-a-plugin.md explains each part; they are separate keywords since authors write them by hand.
-    Without `plugin` the op belongs to the package that is being loaded, or else to its own domain.
+    docs/writing-a-plugin.md explains each part. Without `plugin` the op belongs to the package that is being
+    loaded, or else to its own domain.
+    Parameters: the parts of an op, each written by hand and most of them left out.
     """
     owner = plugin or LOADING.get() or Plugin(schema.domain, str(schema.version))
     problems = list(schema.problems(shapes, reference))

@@ -84,6 +84,7 @@ class OpTactic(Tactic):
     in_place: bool = field(default=False, kw_only=True)
 
     device: ClassVar[str] = "cpu"
+    compiles: ClassVar[bool] = False
 
     def offer(self, site: Site) -> Offer | Refused:
         at = self.read(site)
@@ -96,6 +97,7 @@ class OpTactic(Tactic):
             configs=tuple(self.configs(at)),
             bind=lambda config, weights: self.bind_op(at, config),
             footprint=lambda config: self._footprint(at, config),
+            compiles=self.compiles,
         )
 
     def read(self, site: Site) -> OpSite | Refused:
@@ -235,6 +237,8 @@ class CppTactic(OpTactic):
     source: str = field(kw_only=True)
     function: str = field(kw_only=True)
     scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=_no_scalars, kw_only=True)
+
+    compiles: ClassVar[bool] = True
 
     def why_no_tools(self, at: OpSite) -> str | None:
         return None if find_compiler() else "no C++ compiler found"
