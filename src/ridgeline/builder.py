@@ -27,7 +27,7 @@ from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
-from ridgeline.ir.body import read_program
+from ridgeline.ir.infer import Inferred
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.options import NULL_TARGETS, Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
@@ -43,10 +43,10 @@ from ridgeline.runtime.embedded_kernels import LEFT_OUT
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.forking import require_process
-from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.memory_report import state_islands, with_foreseen_memory, with_memory
 from ridgeline.runtime.padded import require_paddable
-from ridgeline.runtime.weights import DeviceWeights, keep_defaults, weights_of
+from ridgeline.runtime.weights import DeviceWeights, default_weights, keep_defaults, weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.offline import select_offline
 from ridgeline.select.planning import make_plan
@@ -152,14 +152,14 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         with clock.stage("passes"):
             refusals = canonicalise(loaded.model, target=target, limits=options.limits)
             guards = check_guards(reference, sample) if sample is not None else ()
-            every_shapes = choose_every_shapes(loaded, reference, options, sample, guards)
-            refusals += fuse(loaded.model, every_shapes[0], target, options.limits)
-            keep_defaults(loaded.model, loaded.defaults)
-            contexts = selection_contexts(loaded.model, every_shapes, options, target)
+            weights = weights_of(loaded.model) | default_weights(loaded.defaults)
+            unfused = Inference.of(loaded.model, options.limits, weights)
+            every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
+            refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target)
+            inference = Inference.of(loaded.model, options.limits)
+            contexts = selection_contexts(loaded.model, inference, every_shapes, options, target)
         with clock.stage("reference"):
-            made = checks.run_first(
-                reference, counted, contexts[0].program, contexts[0].host_weights, every_shapes
-            )
+            made = checks.run_first(reference, counted, inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
         selections = select_every(contexts, every_shapes, runs_here=runs_here)
@@ -169,7 +169,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         state_memory = with_memory if runs_here else with_foreseen_memory
         for variant, shapes in zip(engine.variants, every_shapes, strict=True):
             variant.plan = state_memory(variant, shapes.opt)
-        require_paddable(engine.program, [variant.plan for variant in engine.variants], engine.weights)
+        require_paddable(inference, [variant.plan for variant in engine.variants])
     with clock.stage("verify"):
         report = check_engine(engine, reference, every_shapes, options, sample)
         facts.write()
@@ -211,12 +211,13 @@ def load_engine(
     store = KernelStore(stored.kernels, are_foreign=not stored.is_sealed) if is_trusted else COMPILED_HERE
     try:
         tactics = tactics_for(plan.target, dict(model.opset_imports), store=store, limits=allowed)
-        check_ports(plan, read_program(model))
+        inference = Inference.of(model, allowed, stored.weights)
+        check_ports(plan, inference.program)
         return Engine(
-            plan, stored.report, model, stored.weights, tactics,
+            plan, stored.report, model, inference, tactics,
             brought=stored.kernels, store=store, expected=stored.expected,
             retune=partial(retune, check=checks.compare_expected),
-            left_out=LEFT_OUT if stored.kernels and not is_trusted else "", limits=allowed,
+            left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
         )  # fmt: skip
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
@@ -258,19 +259,23 @@ class Clock:
         logger.info("%s took %.1f s", name, self.seconds[name])
 
 
-def fuse(model: ir.Model, shapes: Shapes, target: Target, limits: Limits) -> list[Refusal]:
+def fuse(loaded: Loaded, inferred: Inferred, target: Target) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
-    inferred = infer_program(read_program(model, limits), shapes.opt, weights_of(model))
-    refusals = partition(model, inferred, target=target)
-    remove_unused(model)  # constants that now live inside functions
+    refusals = partition(loaded.model, inferred, target=target)
+    remove_unused(loaded.model)  # constants that now live inside functions
+    keep_defaults(loaded.model, loaded.defaults)
     return refusals
 
 
 def selection_contexts(
-    model: ir.Model, every_shapes: Sequence[Shapes], options: Options, target: Target
+    model: ir.Model,
+    inference: Inference,
+    every_shapes: Sequence[Shapes],
+    options: Options,
+    target: Target,
 ) -> list[SelectionContext]:
     """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
-    program, weights = read_program(model, options.limits), weights_of(model)
+    weights = inference.weights
     has_gpu = target.kind == "cuda" and is_here(target)
     if target.kind == "cpu" and not target.is_null and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
@@ -287,17 +292,16 @@ def selection_contexts(
     placed = DeviceWeights(weights) if has_gpu else weights
     return [
         SelectionContext(
-            program=program,
-            inferred=infer_program(program, shapes.opt, weights),
+            inference=inference,
+            inferred=inference.at(shapes.opt),
             weights=placed,
-            host_weights=weights,
             target=target,
             device_key=require_device(target).key if has_gpu else "",
             tactics=tactics,
             options=options,
             cache=cache,
             lock=lock,
-            profile_corners=[infer_program(program, corner, weights) for corner in shapes.other_corners],
+            profile_corners=[inference.at(corner) for corner in shapes.other_corners],
         )
         for shapes in every_shapes
     ]
@@ -314,7 +318,7 @@ def select_every(
         context = contexts[i]
         needs_no_gpu = context.target.kind == "cpu" or context.target.is_null
         choose = select_here if needs_no_gpu else select_cuda if runs_here else select_offline
-        made.append(choose(context, shapes.opt, shapes.feeds(context.program, context.host_weights)))
+        made.append(choose(context, shapes.opt, shapes.feeds(context.inference)))
     return made
 
 
@@ -331,10 +335,7 @@ def make_engine(
         for context, shapes, selection in zip(contexts, every_shapes, selections, strict=True)
     ]
     first = contexts[0]
-    engine = Engine(
-        plans[0], Report(), loaded.model, first.host_weights, first.tactics,
-        islands=first.islands, limits=first.options.limits,
-    )  # fmt: skip
+    engine = Engine(plans[0], Report(), loaded.model, first.inference, first.tactics, islands=first.islands)
     for plan, context in zip(plans[1:], contexts[1:], strict=True):
         engine.add_profile(plan, context.islands)
     return engine

@@ -11,13 +11,12 @@ from onnx import numpy_helper, parser
 from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.frontend.from_onnx import load
-from ridgeline.ir.body import read_program
 from ridgeline.ir.sites import make_site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Step
-from ridgeline.runtime.instance import infer_program
-from ridgeline.runtime.weights import weights_of
+from ridgeline.options import DEFAULT_LIMITS
+from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.registry import cpu_tactics
 
@@ -55,10 +54,11 @@ def bound(name: str) -> tuple[Launch, Site, list[torch.Tensor]]:
         made.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), key))
     onnx.checker.check_model(made)
     found = load(made.SerializeToString()).model
-    program, held = read_program(found), weights_of(found)
+    inference = Inference.of(found, DEFAULT_LIMITS)
+    program, held = inference.program, inference.weights
     ports = {p.name: tuple(d.dim_value for d in p.type.tensor_type.shape.dim) for p in made.graph.input}
     specs = {key: TensorSpec("float32", shape) for key, shape in ports.items()}
-    inferred = infer_program(program, specs, held)
+    inferred = inference.at(specs)
     site = make_site(program, program.regions[-1], inferred, Target("cpu", "x86_64", 1))
     tactic: Tactic = next(t for t in cpu_tactics(program.opset_imports) if t.name == name)
     assert tactic.why_not(site) is None

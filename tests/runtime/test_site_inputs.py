@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from ridgeline.base.spec import Target, TensorSpec
-from ridgeline.ir.body import read_program
 from ridgeline.ir.sites import make_site, merge
+from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.runtime.examples import site_inputs
-from ridgeline.runtime.instance import infer_program
-from ridgeline.runtime.weights import weights_of
+from ridgeline.runtime.inference import Inference
 
 
 def drawn(graph: str, **specs: str) -> dict[str, np.ndarray]:
     """The inputs drawn for the whole graph as one site; specs are written as `uint8 2x3`."""
     head = '<ir_version: 10, opset_import: ["": 20]> g '
     model = ir.from_proto(onnx.parser.parse_model(head + graph))
-    program, weights = read_program(model), weights_of(model)
+    inference = Inference.of(model, DEFAULT_LIMITS)
+    program, weights = inference.program, inference.weights
     inputs = {}
     for name, text in specs.items():
         dtype, _, dims = text.partition(" ")
         inputs[name] = TensorSpec(dtype, tuple(map(int, dims.split("x"))))
-    inferred = infer_program(program, inputs, weights)
+    inferred = inference.at(inputs)
     region = merge(program, program.regions)
     site = make_site(program, region, inferred, Target("cpu"))
     made = site_inputs(site, {name: weights[region.outer(name)] for name in site.weights})

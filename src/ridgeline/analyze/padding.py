@@ -10,7 +10,6 @@ from ridgeline.base.work import body_flops
 from ridgeline.errors import InputError, OptionError
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.observe import Histogram, Shape
 from ridgeline.runtime.padded import why_or_cuts
 
@@ -30,7 +29,7 @@ def why_not_pad(engine: Engine, dim: str) -> str | None:
     if padded == engine.plan.planned_shapes:
         raise OptionError(f"no input has a dim {dim!r}")
     try:
-        why_or_cuts(engine.program, engine.plan.planned_shapes, padded, engine.weights)
+        why_or_cuts(engine.inference, engine.plan.planned_shapes, padded)
     except Forbidden as error:
         return str(error)
     except InputError as error:
@@ -48,7 +47,7 @@ def work_of_engine(engine: Engine, seen: Histogram) -> Callable[[dict[str, Shape
         specs = {
             p.name: replace(engine.plan.planned_shapes[p.name], shape=shapes[p.name]) for p in engine.inputs
         }
-        inferred = infer_program(engine.program, specs, engine.weights)
-        return float(sum(body_flops(site.body, site.specs) for _, _, site in engine.sites(inferred)))
+        sites = engine.sites(engine.inference.at(specs))
+        return float(sum(body_flops(site.body, site.specs) for _, _, site in sites))
 
     return work

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, TensorSpec
 from ridgeline.errors import BuildError, InputError, LimitError
-from ridgeline.ir.body import read_program
 from ridgeline.ir.infer import NEVER_EMPTY, Inferred
 from ridgeline.kernels.elements import dtype_name
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
-from ridgeline.runtime.instance import infer_program
-from ridgeline.runtime.weights import weights_of
+from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import require_rows
 
@@ -37,7 +35,8 @@ class CountedRun:
     """The model on the floor, which stops at the limits. Its graph may be rewritten afterwards."""
 
     def __init__(self, model: ir.Model, limits: Limits, *, has_loops: bool) -> None:
-        self._program, self._weights = read_program(model, limits), weights_of(model)
+        self._inference = Inference.of(model, limits)
+        self._program, self._weights = self._inference.program, self._inference.weights
         self._has_loops = has_loops
         self._seconds = 0.0
 
@@ -60,7 +59,7 @@ class CountedRun:
                 for name, value in zip(self._program.inputs, given, strict=True)
                 if isinstance(value, Tensor)
             }
-            infer_program(self._program, specs, self._weights, inferred)
+            inferred = self._inference.at(specs, inferred)
         except LimitError:
             raise
         except Exception:

@@ -19,11 +19,10 @@ from ridgeline.base.gpu_timing import times_in_turn
 from ridgeline.base.spec import Body, Port, Site, TensorSpec
 from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import OptionError, PlanError, UnsupportedError
-from ridgeline.ir.body import Program, Region, read_program
+from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site, merge
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore
-from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.plan.check import check_steps
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
@@ -35,7 +34,8 @@ from ridgeline.runtime.embedded_kernels import OTHER_VERSION, collect, require_k
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, write_engine, write_inside
 from ridgeline.runtime.forking import PerProcess
-from ridgeline.runtime.instance import Instance, infer_program
+from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding, IoBinding
 from ridgeline.runtime.islands import Islands, fused_body, subgraphs
 from ridgeline.runtime.launches import Launches
@@ -43,7 +43,7 @@ from ridgeline.runtime.observe import Observation, Watch
 from ridgeline.runtime.padded import PaddedBorder, pad_to_profile
 from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Bounds, Feeds, Signature
-from ridgeline.runtime.weights import DeviceWeights, default_of, weights_of
+from ridgeline.runtime.weights import DeviceWeights, default_of
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cpu.ort import inside_bodies
 
@@ -59,7 +59,7 @@ class Engine:
         plan: Plan,
         report: Report,
         model: ir.Model,
-        weights: Mapping[str, Tensor],
+        inference: Inference,
         tactics: Sequence[Tactic],
         *,
         brought: Mapping[str, Compiled] | None = None,
@@ -69,13 +69,14 @@ class Engine:
         retune: Retune | None = None,
         islands: Islands | None = None,
         shared: Engine | None = None,  # the same model planned for another profile
-        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._own = PerProcess(plan.target)
         self.plan = plan
         self.report = report
         self.model = model  # the fused graph; its weights are `weights`
-        self.weights = dict(weights)  # on the host, as they are saved
+        self.inference = inference  # of its shapes
+        self.weights = inference.weights  # on the host, as they are saved
+        self.program: Program = inference.program
         self.brought = dict(brought or {})  # compiled kernels of its file, by digest
         self.store: KernelStore = shared.store if shared is not None else store  # those it may use
         self.left_out = left_out  # why those are not used
@@ -86,7 +87,6 @@ class Engine:
         self._placed: Mapping[str, Tensor] = DeviceWeights(self.weights) if self._is_cuda else self.weights
         if shared is not None:
             self._placed = shared._placed
-        self.program: Program = read_program(model, limits) if shared is None else shared.program
         # what did not go as planned on this machine
         self.notes: list[str] = shared.notes if shared is not None else [left_out] if left_out else []
         by_name = {region.name: region for region in self.program.regions}
@@ -139,7 +139,7 @@ class Engine:
     def add_profile(self, plan: Plan, islands: Islands | None = None) -> Engine:
         """The same model planned for one more profile; inputs that it holds are run by it."""
         variant = Engine(
-            replace(plan, others=()), self.report, self.model, self.weights, self.tactics,
+            replace(plan, others=()), self.report, self.model, self.inference, self.tactics,
             retune=self._retune, islands=islands, shared=self,
         )  # fmt: skip
         self.variants = (*self.variants, variant)
@@ -185,7 +185,7 @@ class Engine:
 
     def _border_now(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
         if self.plan.pads and self.signature.find(specs) is None:
-            larger, axes = pad_to_profile(self.program, self.signature, specs, self.weights)
+            larger, axes = pad_to_profile(self.inference, self.signature, specs)
             return PaddedBorder(self._border_now(larger, dtypes), specs, larger, axes)
         return IoBinding(self.at(specs).instance(specs), dtypes)
 
@@ -243,7 +243,7 @@ class Engine:
 
     def planned_sites(self) -> list[tuple[Step, Site]]:
         """Every step with its site at the planned shapes."""
-        inferred = infer_program(self.program, self.plan.planned_shapes, self.weights)
+        inferred = self.inference.at(self.plan.planned_shapes)
         return [(self.plan.steps[index], site) for index, _, site in self.sites(inferred)]
 
     def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance:
@@ -260,6 +260,7 @@ class Engine:
                 self.plan.target,
                 self._launches.launch if compiles else self._launches.lean,
                 self._launches.compile_ahead if compiles else None,
+                inferred=self.inference.at(inputs),
             )
 
     def cuda_instance(
@@ -284,7 +285,7 @@ class Engine:
                 self.plan.target,
                 self._launches.launch,
                 self._launches.compile_ahead,
-                inferred=infer_program(self.program, inputs, self.weights),
+                inferred=self.inference.at(inputs),
                 given=given,
             )
         instance.notes = self.notes
@@ -312,7 +313,7 @@ class Engine:
 
     def example_inputs(self, seed: int = 0, shapes: Mapping[str, TensorSpec] | None = None) -> dict[str, Any]:
         """Random inputs of the right types, at the planned shapes: indices stay inside their tables."""
-        return example_feeds(self.program, shapes or self.plan.planned_shapes, self.weights, seed=seed)
+        return example_feeds(self.inference, shapes or self.plan.planned_shapes, seed=seed)
 
     def profile(self, feeds: Feeds, rounds: int = 20) -> list[tuple[str, float]]:
         """Median time of each step that runs, in µs, in order; on a GPU its time there."""
@@ -346,9 +347,8 @@ class Engine:
         model, _ = fused_body(body, plan.planned_shapes, self.weights, self.program, plan.target)
         try:
             return Engine(
-                plan, Report(), model, weights_of(model), inside_bodies(self.tactics),
-                limits=self.program.limits,
-            )  # fmt: skip
+                plan, Report(), model, Inference.of(model, self.program.limits), inside_bodies(self.tactics)
+            )
         except (KeyError, PlanError):
             self.notes.append(f"{plan.model}: fused otherwise by this version, so it runs op by op")
             return None

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import LimitError
-from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred, settled_value
 from ridgeline.kernels.elements import (
     TORCH_DTYPES,
@@ -26,7 +25,7 @@ from ridgeline.kernels.elements import (
 )
 from ridgeline.runtime.example_integers import draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
-from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import draw_non_tensor
 from ridgeline.runtime.weights import default_of
 
@@ -58,23 +57,22 @@ OTHER_FLOATS: dict[str, Floats] = {
 
 
 def example_feeds(
-    program: Program,
+    inference: Inference,
     shapes: Mapping[str, TensorSpec],
-    weights: Mapping[str, Tensor],
     *,
     seed: int,
     floats: Floats = normal,
 ) -> dict[str, Any]:
     """Random inputs at these shapes."""
-    rng = np.random.default_rng(seed)
+    program, rng = inference.program, np.random.default_rng(seed)
     flat, _ = program.flat_ops(program.regions)
     ops = list(_all_ops(flat))
     has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
-    inferred = infer_program(program, shapes, weights) if has_integers else Inferred(dict(shapes))
+    inferred = inference.at(shapes) if has_integers else Inferred(dict(shapes))
     beside = list(shapes.values())
     made: dict[str, Any] = {}
     for name in program.inputs:
-        default = default_of(weights, name)
+        default = default_of(inference.weights, name)
         if name in program.loose_inputs:
             made[name] = draw_non_tensor(rng, program.loose_inputs[name])
         elif (

@@ -17,11 +17,10 @@ from torch import Tensor
 from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError, PlanError
 from ridgeline.ir.body import Program, Region
-from ridgeline.ir.infer import Inferred, infer
-from ridgeline.ir.layout import assign_layouts
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import joins_of, views_of
-from ridgeline.kernels.elements import TORCH_DTYPES, dtype_name, is_plain, numpy_dtype, on_device, to_torch
+from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
 from ridgeline.plan.check import host_bytes
 from ridgeline.plan.memory import Layout, StepIO, lay_out
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
@@ -41,23 +40,6 @@ class BoundStep:
     io: StepIO
 
 
-def infer_program(
-    program: Program,
-    inputs: Mapping[str, TensorSpec],
-    weights: Mapping[str, Tensor],
-    into: Inferred | None = None,
-) -> Inferred:
-    """Every shape and layout of the program at these inputs. `weights` are read on the host."""
-    specs = {n: TensorSpec(dtype_name(t), tuple(t.shape)) for n, t in weights.items()}
-    # shape arithmetic is done in plain numbers
-    known = {
-        n: t.numpy() for n, t in weights.items() if t.numel() <= 64 and is_plain(numpy_dtype(specs[n].dtype))
-    }
-    inferred = infer(program, inputs, specs, known, into)
-    assign_layouts(program, inferred)
-    return inferred
-
-
 class Instance:
     """Bound steps over one arena."""
 
@@ -73,11 +55,11 @@ class Instance:
         bind: Bind,
         prepare: Callable[[Sequence[tuple[int, Site]]], None] | None = None,  # before the first bind
         *,
-        inferred: Inferred | None = None,  # at these inputs, if known already
+        inferred: Inferred,  # at these inputs
         given: Mapping[str, Tensor] | None = None,  # memory of the inputs, if the caller has it
     ) -> None:
         self.program = program
-        self.inferred = inferred if inferred is not None else infer_program(program, inputs, weights)
+        self.inferred = inferred
         sites = [
             (index, region, make_site(program, region, self.inferred, target))
             for index, region in enumerate(regions)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError
-from ridgeline.ir.body import Program, Region, ir_version_for, read_program
+from ridgeline.ir.body import Program, Region, ir_version_for
 from ridgeline.ir.infer import Inferred, type_proto
 from ridgeline.kernels.elements import as_numpy, cloned, fill
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.instance import Instance, infer_program
-from ridgeline.runtime.weights import weights_of
+from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
@@ -93,8 +93,7 @@ def fused_body(
         model.graph.register_initializer(value)
     canonicalise(model, target=target, limits=program.limits)
     inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
-    body_program = read_program(model, program.limits)
-    partition(model, infer_program(body_program, inner, weights_of(model)), target=target)
+    partition(model, Inference.of(model, program.limits).at(inner), target=target)
     remove_unused(model)
     return model, inner
 

@@ -13,7 +13,7 @@ from ridgeline.plan.memory import account
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Island
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.instance import infer_program, lay_out_steps, step_io
+from ridgeline.runtime.instance import lay_out_steps, step_io
 from ridgeline.runtime.islands import island_reason, subgraphs
 from ridgeline.tactics.base import Footprint
 from ridgeline.tactics.offer import Offer, read_offer
@@ -43,7 +43,7 @@ def with_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
 def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Plan:
     """The plan with the memory that its tactics foretell; nothing is bound and no GPU is touched."""
     tactics = {tactic.name: tactic for tactic in engine.tactics}
-    inferred = infer_program(engine.program, inputs, engine.weights)
+    inferred = engine.inference.at(inputs)
     ios, packed_bytes = [], 0
     for index, region, site in engine.sites(inferred):
         step = engine.plan.steps[index]
@@ -68,7 +68,7 @@ def with_foreseen_memory(engine: Engine, inputs: Mapping[str, TensorSpec]) -> Pl
 
 def state_islands(engine: Engine, *, is_timed: bool) -> tuple[Island, ...]:
     """Every step that data decides about, with its time at the planned shapes where builds take times."""
-    inferred = infer_program(engine.program, engine.plan.planned_shapes, engine.weights)
+    inferred = engine.inference.at(engine.plan.planned_shapes)
     reasons = {
         region.name: reason
         for region in engine.program.regions

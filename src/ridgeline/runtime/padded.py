@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, OptionError, first_line
-from ridgeline.ir.body import Program
 from ridgeline.options import DimRange
 from ridgeline.passes.padding import padded_axes
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.instance import Instance, infer_program
+from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.signature import Signature
 
@@ -26,10 +26,9 @@ Cut = tuple[int, int]  # axis, real size
 
 
 def pad_to_profile(
-    program: Program,
+    inference: Inference,
     signature: Signature,
     specs: Mapping[str, TensorSpec],
-    weights: Mapping[str, Tensor],
 ) -> tuple[dict[str, TensorSpec], dict[str, Cut | None]]:
     """The smallest larger shapes that some profile takes, and where each output is cut; or the refusal."""
     larger = [made for bounds in signature.bounds if (made := bounds.padded(specs)) is not None]
@@ -39,27 +38,26 @@ def pad_to_profile(
         raise InputError("no profile has room for these inputs")
     chosen = min(larger, key=lambda made: sum(math.prod(spec.shape) for spec in made.values()))
     try:
-        return chosen, why_or_cuts(program, specs, chosen, weights)
+        return chosen, why_or_cuts(inference, specs, chosen)
     except Forbidden as error:
         signature.require(specs, str(error))
         raise InputError("these inputs cannot be padded", got=str(error)) from error
 
 
 def why_or_cuts(
-    program: Program,
+    inference: Inference,
     real: Mapping[str, TensorSpec],
     padded: Mapping[str, TensorSpec],
-    weights: Mapping[str, Tensor],
 ) -> dict[str, Cut | None]:
     """Where each output ends when padding is cut off; `Forbidden` where padding would change results."""
-    at_real = infer_program(program, real, weights)
-    axes = padded_axes(program, at_real, infer_program(program, padded, weights))
+    at_real = inference.at(real)
+    axes = padded_axes(inference.program, at_real, inference.at(padded))
     return {
         name: None if axis is None else (axis, at_real.specs[name].shape[axis]) for name, axis in axes.items()
     }
 
 
-def require_paddable(program: Program, plans: Sequence[Plan], weights: Mapping[str, Tensor]) -> None:
+def require_paddable(inference: Inference, plans: Sequence[Plan]) -> None:
     """Refuse at build time, with the op that forbids it, padding along a dim of which profiles differ.
 
     With one size for every dim it is enough that one of them can be padded.
@@ -68,7 +66,7 @@ def require_paddable(program: Program, plans: Sequence[Plan], weights: Mapping[s
         return
     dims = dict.fromkeys(dim for port in plans[0].inputs for dim in port.dims or () if isinstance(dim, str))
     moving = [dim for dim in dims if len({_range_of(plan, dim) for plan in plans}) > 1]
-    asked = {dim: _why_not(program, plans, dim, weights) for dim in moving or dims}
+    asked = {dim: _why_not(inference, plans, dim) for dim in moving or dims}
     refused = {dim: why for dim, why in asked.items() if why}
     if refused and (moving or "" not in asked.values()):
         raise OptionError(
@@ -94,7 +92,7 @@ def _range_of(plan: Plan, dim: str) -> DimRange | None:
     return next((r for dims, ranges in pairs for d, r in zip(dims, ranges, strict=False) if d == dim), None)
 
 
-def _why_not(program: Program, plans: Sequence[Plan], dim: str, weights: Mapping[str, Tensor]) -> str | None:
+def _why_not(inference: Inference, plans: Sequence[Plan], dim: str) -> str | None:
     """The op that forbids padding along a dim; "" where none does, None where no size is left out."""
     found: str | None = None
     for plan in plans:
@@ -102,7 +100,7 @@ def _why_not(program: Program, plans: Sequence[Plan], dim: str, weights: Mapping
         if smaller is None:
             continue
         try:
-            why_or_cuts(program, smaller, plan.planned_shapes, weights)
+            why_or_cuts(inference, smaller, plan.planned_shapes)
         except (Forbidden, InputError) as error:
             return first_line(error)
         found = ""

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import InputError
-from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred
-from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.inference import Inference
 
 Shapes = Mapping[str, TensorSpec]
 # sizes, trials and time worth spending on a model whose shapes nobody gave
@@ -31,11 +30,9 @@ LARGER, MOST_ELEMENTS = (4, 16, 64, 256), 1 << 20
 class ShapeSearch:
     """Shapes that settle, from the start that gets furthest on; whoever iterates says which are refused."""
 
-    def __init__(
-        self, ports: Sequence[Port], starts: Sequence[Shapes], program: Program, weights: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, ports: Sequence[Port], starts: Sequence[Shapes], inference: Inference) -> None:
         self._places, self._starts = _places(ports), starts
-        self._program, self._weights = program, weights
+        self._inference = inference
         self._end = math.inf
         self.is_cut_short = False
 
@@ -60,7 +57,7 @@ class ShapeSearch:
     def _further(self, far: int, first: Shapes) -> Iterator[dict[str, TensorSpec]]:
         """From shapes of which `far` values settle: one size after the other that settles more."""
         best, left = dict(first), MOST_TRIALS
-        trials = [(place, size) for place in self._places for size in _sizes(self._weights)]
+        trials = [(place, size) for place in self._places for size in _sizes(self._inference.weights)]
         while True:
             for place, size in trials:
                 trial = _with_size(best, place, size)
@@ -93,10 +90,9 @@ class ShapeSearch:
         """How many values are settled before something does not fit, and whether all are."""
         into = Inferred()
         try:
-            infer_program(self._program, shapes, self._weights, into)
+            return len(self._inference.at(shapes, into).specs), True
         except InputError:
             return len(into.specs), False
-        return len(into.specs), True
 
     def _is_late(self) -> bool:
         self.is_cut_short = perf_counter() > self._end

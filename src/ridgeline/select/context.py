@@ -13,6 +13,7 @@ from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
 from ridgeline.options import Options
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import Islands
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, only_offered, site_of
@@ -53,10 +54,9 @@ class Selection:
 class SelectionContext:
     """What every stage of selection needs."""
 
-    program: Program
-    inferred: Inferred
+    inference: Inference
+    inferred: Inferred  # at the shapes to plan for
     weights: Mapping[str, Tensor]  # where the target reads them
-    host_weights: Mapping[str, Tensor]
     target: Target
     tactics: Sequence[Tactic]
     options: Options
@@ -66,6 +66,10 @@ class SelectionContext:
     islands: Islands | None = None  # control flow whose bodies are planned
     body_keys: Sequence[str] = ()  # cache keys that planning those used
     profile_corners: Sequence[Inferred] = ()  # the profile's other corners, where a tactic must be valid too
+
+    @property
+    def program(self) -> Program:
+        return self.inference.program
 
     @property
     def context(self) -> str:

@@ -21,7 +21,6 @@ from ridgeline.runtime.device import require_device
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import infer_program
 from ridgeline.runtime.memory_report import with_memory
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.select.context import SelectionContext
@@ -40,7 +39,7 @@ def retune(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[P
     # kernels of a file that is not trusted are made again here; of one that is, all are found
     collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
     context = _context(engine)
-    arrays = example_feeds(engine.program, shapes, engine.weights, seed=0)
+    arrays = example_feeds(engine.inference, shapes, seed=0)
     feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
     selection = select_cuda(context, shapes, feeds, offer=_offer(engine))
     engine.choose(
@@ -62,10 +61,9 @@ def retune(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[P
 def _context(engine: Engine) -> SelectionContext:
     target = engine.plan.target
     return SelectionContext(
-        program=engine.program,
-        inferred=infer_program(engine.program, engine.plan.planned_shapes, engine.weights),
+        inference=engine.inference,
+        inferred=engine.inference.at(engine.plan.planned_shapes),
         weights=DeviceWeights(engine.weights),
-        host_weights=engine.weights,
         target=target,
         device_key=require_device(target).key,
         tactics=engine.tactics,

@@ -24,15 +24,14 @@ from ridgeline.frontend.profiles import (
     with_own_names,
     with_values,
 )
-from ridgeline.ir.body import Program, read_program
 from ridgeline.ir.infer import Inferred
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
-from ridgeline.runtime.weights import default_of, default_weights, weights_of
+from ridgeline.runtime.weights import default_of
 
 # of inputs whose sizes nobody gave: guesses that settle and take more than this are not tried
 GUESSED_BYTES = 1 << 28
@@ -65,8 +64,8 @@ class Shapes:
         """The profile's ends, where they are not the planned shapes."""
         return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
 
-    def feeds(self, program: Program, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        arrays = example_feeds(program, self.opt, weights, seed=0)
+    def feeds(self, inference: Inference) -> dict[str, Any]:
+        arrays = example_feeds(inference, self.opt, seed=0)
         return {name: taken_in(array) for name, array in arrays.items()}
 
 
@@ -81,6 +80,7 @@ class Original(Protocol):
 
 def choose_every_shapes(
     loaded: Loaded,
+    inference: Inference,
     reference: Original | None,
     options: Options,
     sample: Sample | None = None,
@@ -90,9 +90,7 @@ def choose_every_shapes(
     inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
     if options.target != "cpu":
         refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
-    program = read_program(loaded.model, options.limits)
-    weights = weights_of(loaded.model) | default_weights(loaded.defaults)
-    sized_by = shape_inputs(program, inputs)
+    sized_by = shape_inputs(inference.program, inputs)
     made = []
     for profile in options.profiles or ({},):
         resolved = resolve_profile(inputs, profile)
@@ -102,7 +100,7 @@ def choose_every_shapes(
                     f"values are given for input {name!r}, and no shape depends on them",
                     help="leave them out: it is data, and any value will do",
                 )
-        shapes = choose_shapes(inputs, resolved, program, weights, reference, sample, sized_by)
+        shapes = choose_shapes(inputs, resolved, inference, reference, sample, sized_by)
         open_ = [name for name in sized_by if name not in resolved.values]
         made.append(
             replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}, guards=tuple(guards))
@@ -113,8 +111,7 @@ def choose_every_shapes(
 def choose_shapes(
     inputs: tuple[Port, ...],
     profile: Resolved,
-    program: Program,
-    weights: Mapping[str, Tensor],
+    inference: Inference,
     reference: Original | None,
     sample: Sample | None,
     sized_by: Collection[str],
@@ -124,7 +121,7 @@ def choose_shapes(
     corners = {which: profile_shapes(tensors, profile, which) for which in ("min", "opt", "max")}
     opt = corners["opt"]
     if opt is not None:
-        infer_program(program, opt, weights)
+        inference.at(opt)
         return Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
     if sample is not None:
         return Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
@@ -134,10 +131,10 @@ def choose_shapes(
         reference.open()
     # where every guess leaves some value empty, that value may be empty at any size: the first will do
     spare: list[dict[str, TensorSpec]] = []
-    guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, weights) | profile.symbols))
+    guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, inference.weights) | profile.symbols))
     open_ = [port for port in tensors if port.name not in profile.shapes and port.name not in profile.values]
     moving = [p.name for p in open_ if p.dims is None or not all(isinstance(d, int) for d in p.dims)]
-    search = ShapeSearch(open_, guesses, program, weights)
+    search = ShapeSearch(open_, guesses, inference)
     for guess in chain(guesses, spare, search):
         guess = with_values(guess, profile, "opt")
         is_spare = guess in spare
@@ -147,13 +144,13 @@ def choose_shapes(
             problems[shapes_text(guess)] = "larger than anybody means who says nothing"
             continue
         try:
-            empty = empty_values(infer_program(program, guess, weights), weights)
+            empty = empty_values(inference.at(guess), inference.weights)
             if empty and not is_spare:
                 problems[shapes_text(guess)] = f"{empty[0]!r} would be empty"
                 spare.append(guess)
                 continue
             if reference is not None:
-                reference.run(example_feeds(program, guess, weights, seed=0), keep=True)
+                reference.run(example_feeds(inference, guess, seed=0), keep=True)
         except Exception as error:  # not a shape this model takes: the next guess may be
             if isinstance(error, LimitError) and error.limit == "loop_trips":
                 raise  # another shape would take as long to fail

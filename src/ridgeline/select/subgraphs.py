@@ -8,15 +8,14 @@ import numpy as np
 
 from ridgeline.base.spec import Body, Port, TensorSpec
 from ridgeline.errors import RidgelineError
-from ridgeline.ir.body import Region, read_program
+from ridgeline.ir.body import Region
 from ridgeline.kernels.elements import to_torch
 from ridgeline.plan.plan import Memory, Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.instance import infer_program
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
-from ridgeline.runtime.weights import weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.planning import planned_steps, region_notes
 from ridgeline.select.untimed import select_here
@@ -44,20 +43,19 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
 def _plan_body(
     context: SelectionContext, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
 ) -> tuple[SelectionContext, Selection, Engine]:
-    model, given = fused_body(body, specs, context.host_weights, context.program, context.target)
-    program, weights = read_program(model, context.options.limits), weights_of(model)
+    model, given = fused_body(body, specs, context.inference.weights, context.program, context.target)
+    inference = Inference.of(model, context.options.limits)
     inner = with_bodies(
         replace(
             context,
-            program=program,
-            inferred=infer_program(program, given, weights),
-            weights=weights,
-            host_weights=weights,
+            inference=inference,
+            inferred=inference.at(given),
+            weights=inference.weights,
             profile_corners=(),
             tactics=inside_bodies(context.tactics),
         )
     )
-    arrays = example_feeds(program, given, weights, seed=0)
+    arrays = example_feeds(inference, given, seed=0)
     feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
     selection = select_here(inner, given, feeds)
     plan = Plan(
@@ -74,7 +72,5 @@ def _plan_body(
         bodies=inner.islands.plans if inner.islands is not None else {},
         waits=True,
     )
-    engine = Engine(
-        plan, Report(), model, weights, inner.tactics, islands=inner.islands, limits=context.options.limits
-    )
+    engine = Engine(plan, Report(), model, inference, inner.tactics, islands=inner.islands)
     return inner, selection, engine

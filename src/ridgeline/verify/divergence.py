@@ -24,13 +24,13 @@ from ridgeline.base.spec import EPSILON, Body
 from ridgeline.errors import RidgelineError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import load
-from ridgeline.ir.body import read_program
 from ridgeline.kernels.elements import crosses, dtype_name, fill, on_device, to_numpy, to_torch
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import Stage, canonicalise
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import fused_proto, write_inside
-from ridgeline.runtime.instance import Instance, infer_program
+from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body
 from ridgeline.verify.compare import compare
@@ -91,9 +91,7 @@ def _wrong_stage(engine: Engine, expected: Expected) -> str:
             return "the passes together; none of them alone"
         partition(
             model,
-            infer_program(
-                read_program(model, engine.program.limits), engine.plan.planned_shapes, weights_of(model)
-            ),
+            Inference.of(model, engine.program.limits).at(engine.plan.planned_shapes),
             target=engine.plan.target,
         )
     except _Found as found:

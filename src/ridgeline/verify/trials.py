@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import BuildError, LimitError, OptionError, PluginError, first_line
@@ -27,6 +26,7 @@ from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
+from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
@@ -47,8 +47,7 @@ NO_EXAMPLE = "not verified: the original model refuses the values drawn for its 
 def run_first(
     reference: Reference | None,
     counted: CountedRun | None,
-    program: Program,
-    weights: Mapping[str, Tensor],
+    inference: Inference,
     every_shapes: Sequence[Shapes],
 ) -> dict[str, np.ndarray]:
     """Run the original model on the inputs that selection times plans with, before it does: its outputs.
@@ -60,7 +59,7 @@ def run_first(
     made: dict[str, np.ndarray] = {}
     outputs: dict[str, np.ndarray] = {}
     for shapes in every_shapes:
-        feeds = example_feeds(program, shapes.opt, weights, seed=0)
+        feeds = example_feeds(inference, shapes.opt, seed=0)
         try:
             if reference is not None:
                 outputs = reference.run(feeds, keep=True)
@@ -69,7 +68,7 @@ def run_first(
         except (LimitError, PluginError):
             raise
         except Exception as error:
-            if not program.loose_inputs:
+            if not inference.program.loose_inputs:
                 raise _does_not_run(shapes.opt, error) from error
         else:
             made = made or outputs
@@ -285,8 +284,8 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
 def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
     """Inputs at the planned shapes whose floats are no normal ones."""
     for name, floats in OTHER_FLOATS.items():
-        specs, weights = engine.plan.planned_shapes, engine.weights
-        yield f"planned shapes, {name}", example_feeds(engine.program, specs, weights, seed=4, floats=floats)
+        feeds = example_feeds(engine.inference, engine.plan.planned_shapes, seed=4, floats=floats)
+        yield f"planned shapes, {name}", feeds
 
 
 def batch_axis(shapes: Shapes) -> str | None:
@@ -310,23 +309,22 @@ def _same_bits(
 
 def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, Any]) -> list[Check]:
     """The engine as its file gives it back: plan and graph through their written forms."""
-    rows, plan, model = _read_back(engine, feeds)
+    rows, plan, model, program = _read_back(engine, feeds)
     # binding a large engine once more takes longer than all else; the same plan and graph bind the same
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
-        again = Engine(
-            plan, engine.report, model, engine.weights, engine.tactics, limits=engine.program.limits
-        )
+        again = Engine(plan, engine.report, model, Inference(program, engine.weights), engine.tactics)
         rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
     return rows
 
 
-def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan, ir.Model]:
+def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan, ir.Model, Program]:
     plan = Plan.from_json(engine.plan.to_json())
     model = to_ir(engine.fused_onnx(weights=False))
-    is_same = plan == engine.plan and _regions(read_program(model)) == _regions(engine.program)
+    program = read_program(model, engine.program.limits)
+    is_same = plan == engine.plan and _regions(program) == _regions(engine.program)
     error = 0.0 if is_same else math.inf
     row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", _text(feeds), error, 0.0, is_same)
-    return [row], plan, model
+    return [row], plan, model, program
 
 
 def _regions(program: Program) -> list[tuple[Any, ...]]:
