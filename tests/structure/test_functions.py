@@ -35,7 +35,6 @@ TOO_MANY_PARAMETERS = {
     "runtime: _MovingStep.__init__",
     "runtime: _draw",
     "runtime: draw_integers",
-    "select: choose_shapes",
     "select: time_site",
     "select: time_site_cuda",
     "tactics: _launch",
