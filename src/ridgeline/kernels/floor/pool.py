@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ _TORCH_POOLS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfl
 
 @dataclass(frozen=True)
 class Window:
-    """A settled pooling window. `beyond` is what ceil_mode adds after the padding."""
+    """A pooling window at known sizes. `beyond` is what ceil_mode adds after the padding."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -50,26 +50,35 @@ class Window:
         return x.flatten(2 + rank)
 
 
-def _window(
-    x: Tensor,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    strides: Sequence[int] | None,
-) -> Window:
+class PoolAttrs(TypedDict, total=False):
+    """What every pooling op says of its windows."""
+
+    kernel_shape: Required[Sequence[int]]
+    auto_pad: str
+    ceil_mode: int
+    dilations: Sequence[int] | None
+    pads: Sequence[int] | None
+    strides: Sequence[int] | None
+
+
+def _window(x: Tensor, attrs: PoolAttrs) -> Window:
+    kernel_shape, pads = attrs["kernel_shape"], attrs.get("pads")
     rank = len(kernel_shape)
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    strides = tuple(attrs.get("strides") or (1,) * rank)
+    dilations = tuple(attrs.get("dilations") or (1,) * rank)
     sizes = x.shape[2:]
     before, after = window_pads(
-        sizes, kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+        sizes,
+        kernel_shape,
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        auto_pad=attrs.get("auto_pad", "NOTSET"),
     )
     beyond = [0] * rank
     for d in range(rank):
         free = sizes[d] + before[d] + after[d] - (kernel_shape[d] - 1) * dilations[d] - 1
-        if ceil_mode and free % strides[d]:
+        if attrs.get("ceil_mode") and free % strides[d]:
             steps = free // strides[d] + 1
             # a window that would start in the padding at the end is left out
             if steps * strides[d] < sizes[d] + before[d]:
@@ -81,19 +90,11 @@ def _window(
 def max_pool(
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
     n_outputs: int = 1,
+    **attrs: Unpack[PoolAttrs],
 ) -> tuple[Tensor, ...]:
-    window = _window(
-        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
-        pads=pads, strides=strides,
-    )  # fmt: skip
+    window = _window(x, attrs)
     if n_outputs == 1 and x.dtype in _TORCH_POOLS:
         run = _MAX_POOL[len(window.kernel)]
         if window.is_plain:
@@ -134,18 +135,10 @@ def _flat_indices(x: Tensor, window: Window, where: Tensor, *, column_major: boo
 def average_pool(
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
     count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attrs: Unpack[PoolAttrs],
 ) -> Tensor:
-    window = _window(
-        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
-        pads=pads, strides=strides,
-    )  # fmt: skip
+    window = _window(x, attrs)
     if window.is_plain and set(window.dilations) == {1} and x.dtype in _TORCH_POOLS:
         result: Tensor = _AVG_POOL[len(window.kernel)](
             x, window.kernel, window.strides, window.before, False, bool(count_include_pad)
@@ -162,18 +155,10 @@ def average_pool(
 def lp_pool(
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
     p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attrs: Unpack[PoolAttrs],
 ) -> Tensor:
-    window = _window(
-        x, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
-        pads=pads, strides=strides,
-    )  # fmt: skip
+    window = _window(x, attrs)
     norm: Tensor = torch.linalg.vector_norm(window.gather(window.pad(widened(x), 0)), p, dim=-1)
     return norm.to(x.dtype)
 

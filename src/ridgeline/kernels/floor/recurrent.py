@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -76,17 +76,6 @@ def parametrised(
     return made
 
 
-def _activations(
-    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
-) -> list[Activation]:
-    made: list[Activation] = []
-    for key, alpha, beta in parametrised(names, alphas, betas):
-        plain = _PLAIN.get(key)
-        activation = plain or partial(_WITH_PARAMETERS[key][0], alpha=alpha, beta=beta)
-        made.append(activation if clip is None else _clipped(activation, clip))
-    return made
-
-
 def _clipped(activation: Activation, clip: float) -> Activation:
     return lambda x: activation(x.clamp(-clip, clip))
 
@@ -95,26 +84,6 @@ def _regate(x: Tensor, order: Sequence[int]) -> Tensor:
     """Reorder the blocks that the gates have in axis 0."""
     parts = x.chunk(len(order))
     return torch.cat([parts[i] for i in order])
-
-
-def _fused(
-    run: Callable[..., Any],
-    x: Tensor,
-    states: Any,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None,
-    *,
-    order: Sequence[int],
-    reverse: bool,
-) -> Any:
-    flat: list[Tensor] = []
-    for i in range(w.shape[0]):
-        flat += [_regate(w[i], order), _regate(r[i], order)]
-        if b is not None:
-            flat += [_regate(half, order) for half in b[i].chunk(2)]
-    source = x.flip(0) if reverse else x
-    return run(source, states, flat, b is not None, 1, 0.0, False, w.shape[0] == 2, False)
 
 
 def _scan(
@@ -141,56 +110,91 @@ def _scan(
     return torch.stack(rows[::-1] if reverse else rows), states
 
 
-def _run_directions(
-    x: Tensor,
-    states: tuple[Tensor, ...],
-    steps: Sequence[Step],
-    *,
-    direction: str,
-    lengths: Tensor | None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """[S, N, B, H] and the last states, [N, B, H] each."""
-    rows, ends = [], []
-    for i, step in enumerate(steps):
-        reverse = direction == "reverse" or i == 1
-        made, end = _scan(x, tuple(s[i] for s in states), step, lengths=lengths, reverse=reverse)
-        rows.append(made)
-        ends.append(end)
-    return torch.stack(rows, 1), tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+class LayerAttrs(TypedDict, total=False):
+    """What the three layers have in common."""
+
+    activation_alpha: Sequence[float] | None
+    activation_beta: Sequence[float] | None
+    activations: Sequence[str] | None
+    clip: float | None
+    direction: str
+    hidden_size: int | None
+    layout: int
 
 
-def _biases(b: Tensor | None, index: int) -> tuple[Tensor | None, Tensor | None]:
-    if b is None:
-        return None, None
-    first, second = b[index].chunk(2)
-    return first, second
+class _Layer:
+    """One layer before its arithmetic: the sequence with time first, the states it starts from."""
 
+    def __init__(
+        self, kind: str, x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], lengths: Tensor | None,
+        starts: Sequence[Tensor | None], attrs: LayerAttrs,
+    ) -> None:  # fmt: skip
+        self.w, self.r, self.b = weights
+        self.attrs, self.has_batch_first = attrs, bool(attrs.get("layout"))
+        self.x = x.transpose(0, 1) if self.has_batch_first else x
+        self.n, self.hidden = self.w.shape[0], self.r.shape[2]
+        self.states = tuple(self._start(given) for given in starts)
+        # lengths matter where some sequence is shorter than the tensor
+        is_even = lengths is None or bool((lengths == self.x.shape[0]).all())
+        self.lengths = None if is_even else lengths
+        self.is_reverse = attrs.get("direction") == "reverse"
+        defaults = DEFAULTS[kind] * self.n
+        self.names = list(attrs.get("activations") or defaults)
+        # torch's own refuse a sequence of no steps, or no rows
+        self.is_plain = (
+            self.x.numel() > 0 and is_even and attrs.get("clip") is None
+            and [name.lower() for name in self.names] == [name.lower() for name in defaults]
+        )  # fmt: skip
 
-def _start(given: Tensor | None, x: Tensor, n: int, hidden: int, layout: int) -> Tensor:
-    if given is None:
-        return x.new_zeros(n, x.shape[1], hidden)
-    return given.transpose(0, 1).contiguous() if layout else given
+    def _start(self, given: Tensor | None) -> Tensor:
+        if given is None:
+            return self.x.new_zeros(self.n, self.x.shape[1], self.hidden)
+        return given.transpose(0, 1).contiguous() if self.has_batch_first else given
 
+    def activations(self, clip: float | None) -> list[Activation]:
+        made: list[Activation] = []
+        alphas, betas = self.attrs.get("activation_alpha"), self.attrs.get("activation_beta")
+        for key, alpha, beta in parametrised(self.names, alphas, betas):
+            plain = _PLAIN.get(key)
+            activation = plain or partial(_WITH_PARAMETERS[key][0], alpha=alpha, beta=beta)
+            made.append(activation if clip is None else _clipped(activation, clip))
+        return made
 
-def _uneven(lengths: Tensor | None, x: Tensor) -> Tensor | None:
-    """Lengths that matter: None when every sequence is as long as the tensor."""
-    return None if lengths is None or bool((lengths == x.shape[0]).all()) else lengths
+    def biases(self, index: int) -> tuple[Tensor | None, Tensor | None]:
+        if self.b is None:
+            return None, None
+        first, second = self.b[index].chunk(2)
+        return first, second
 
+    def fused(self, run: Callable[..., Any], order: Sequence[int]) -> tuple[Tensor, ...]:
+        """By torch's own layer, whose gates stand in another order."""
+        flat: list[Tensor] = []
+        for i in range(self.n):
+            flat += [_regate(self.w[i], order), _regate(self.r[i], order)]
+            if self.b is not None:
+                flat += [_regate(half, order) for half in self.b[i].chunk(2)]
+        source = self.x.flip(0) if self.is_reverse else self.x
+        states = self.states if len(self.states) > 1 else self.states[0]
+        y, *ends = run(source, states, flat, self.b is not None, 1, 0.0, False, self.n == 2, False)
+        # torch has [S, B, N * H], ONNX [S, N, B, H]
+        y = y.reshape(*y.shape[:2], self.n, -1).transpose(1, 2)
+        return self._arranged(y.flip(0) if self.is_reverse else y, ends)
 
-def _arranged(y: Tensor, ends: Sequence[Tensor], layout: int) -> tuple[Tensor, ...]:
-    if layout:
-        return y.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
-    return y, *ends
+    def scanned(self, step_for: Callable[[int], Step]) -> tuple[Tensor, ...]:
+        """Step by step, one direction after the other."""
+        rows, ends = [], []
+        for i in range(self.n):
+            states = tuple(state[i] for state in self.states)
+            reverse = self.is_reverse or i == 1
+            made, end = _scan(self.x, states, step_for(i), lengths=self.lengths, reverse=reverse)
+            rows.append(made)
+            ends.append(end)
+        return self._arranged(torch.stack(rows, 1), [torch.stack(parts) for parts in zip(*ends, strict=True)])
 
-
-def _is_default(activations: Sequence[str] | None, default: Sequence[str], n: int) -> bool:
-    return activations is None or [a.lower() for a in activations] == [d.lower() for d in default] * n
-
-
-def _split_directions(y: Tensor, n: int, reverse: bool) -> Tensor:
-    """Torch's [S, B, N * H] as ONNX's [S, N, B, H]."""
-    parts = y.reshape(*y.shape[:2], n, -1).transpose(1, 2)
-    return parts.flip(0) if reverse else parts
+    def _arranged(self, y: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self.has_batch_first:
+            return y.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
+        return y, *ends
 
 
 @floor("LSTM")
@@ -204,34 +208,19 @@ def lstm(
     initial_c: Tensor | None = None,
     p: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
-    layout: int = 0,
+    **attrs: Unpack[LayerAttrs],
 ) -> tuple[Tensor, ...]:
-    x = x.transpose(0, 1) if layout else x
-    n, hidden = w.shape[0], r.shape[2]
-    h, c = _start(initial_h, x, n, hidden, layout), _start(initial_c, x, n, hidden, layout)
-    lengths = _uneven(sequence_lens, x)
-    default = DEFAULTS["LSTM"]
-    # torch's own refuse a sequence of no steps, or no rows
-    is_plain = x.numel() > 0 and lengths is None and p is None and clip is None and not input_forget
-    if is_plain and _is_default(activations, default, n):
-        reverse = direction == "reverse"
+    layer = _Layer("LSTM", x, (w, r, b), sequence_lens, (initial_h, initial_c), attrs)
+    if layer.is_plain and p is None and not input_forget:
         # ONNX has the gates as i o f c, torch as i f g o
-        y, h, c = _fused(torch._VF.lstm, x, (h, c), w, r, b, order=(0, 2, 3, 1), reverse=reverse)
-        return _arranged(_split_directions(y, n, reverse), (h, c), layout)
-    names = activations or default * n
-    gate_acts = _activations(names, activation_alpha, activation_beta, clip)
+        return layer.fused(torch._VF.lstm, (0, 2, 3, 1))
+    gate_acts = layer.activations(attrs.get("clip"))
     # ONNX Runtime clips what enters the gates, not the cell on its way out
-    cell_acts = _activations(names, activation_alpha, activation_beta, None)
+    cell_acts = layer.activations(None)
 
     def step_for(i: int) -> Step:
-        bias_w, bias_r = _biases(b, i)
+        bias_w, bias_r = layer.biases(i)
         f_act, g_act, h_act = *gate_acts[3 * i : 3 * i + 2], cell_acts[3 * i + 2]
         peep_i, peep_o, peep_f = (0, 0, 0) if p is None else p[i].chunk(3)
 
@@ -246,10 +235,7 @@ def lstm(
 
         return step
 
-    y, ends = _run_directions(
-        x, (h, c), [step_for(i) for i in range(n)], direction=direction, lengths=lengths
-    )
-    return _arranged(y, ends, layout)
+    return layer.scanned(step_for)
 
 
 @floor("GRU")
@@ -261,30 +247,18 @@ def gru(
     sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     linear_before_reset: int = 0,
+    **attrs: Unpack[LayerAttrs],
 ) -> tuple[Tensor, ...]:
-    x = x.transpose(0, 1) if layout else x
-    n, hidden = w.shape[0], r.shape[2]
-    h = _start(initial_h, x, n, hidden, layout)
-    lengths = _uneven(sequence_lens, x)
-    default = DEFAULTS["GRU"]
-    is_plain = x.numel() > 0 and lengths is None and clip is None and bool(linear_before_reset)
-    if is_plain and _is_default(activations, default, n):
-        reverse = direction == "reverse"
+    layer = _Layer("GRU", x, (w, r, b), sequence_lens, (initial_h,), attrs)
+    hidden = layer.hidden
+    if layer.is_plain and linear_before_reset:
         # ONNX has the gates as z r h, torch as r z n
-        y, h = _fused(torch._VF.gru, x, h, w, r, b, order=(1, 0, 2), reverse=reverse)
-        return _arranged(_split_directions(y, n, reverse), (h,), layout)
-    acts = _activations(activations or default * n, activation_alpha, activation_beta, clip)
+        return layer.fused(torch._VF.gru, (1, 0, 2))
+    acts = layer.activations(attrs.get("clip"))
 
     def step_for(i: int) -> Step:
-        bias_w, bias_r = _biases(b, i)
+        bias_w, bias_r = layer.biases(i)
         f_act, g_act = acts[2 * i : 2 * i + 2]
         r_zr, r_h = r[i].split_with_sizes([2 * hidden, hidden])
         b_zr, b_h = (None, None) if bias_r is None else bias_r.split_with_sizes([2 * hidden, hidden])
@@ -301,8 +275,7 @@ def gru(
 
         return step
 
-    y, ends = _run_directions(x, (h,), [step_for(i) for i in range(n)], direction=direction, lengths=lengths)
-    return _arranged(y, ends, layout)
+    return layer.scanned(step_for)
 
 
 @floor("RNN")
@@ -313,28 +286,17 @@ def rnn(
     b: Tensor | None = None,
     sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
+    **attrs: Unpack[LayerAttrs],
 ) -> tuple[Tensor, ...]:
-    x = x.transpose(0, 1) if layout else x
-    n, hidden = w.shape[0], r.shape[2]
-    h = _start(initial_h, x, n, hidden, layout)
-    acts = _activations(activations or DEFAULTS["RNN"] * n, activation_alpha, activation_beta, clip)
+    layer = _Layer("RNN", x, (w, r, b), sequence_lens, (initial_h,), attrs)
+    acts = layer.activations(attrs.get("clip"))
 
     def step_for(i: int) -> Step:
-        bias_w, bias_r = _biases(b, i)
+        bias_w, bias_r = layer.biases(i)
 
         def step(x_t: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return (acts[i](F.linear(x_t, w[i], bias_w) + F.linear(states[0], r[i], bias_r)),)
 
         return step
 
-    steps = [step_for(i) for i in range(n)]
-    y, ends = _run_directions(x, (h,), steps, direction=direction, lengths=_uneven(sequence_lens, x))
-    return _arranged(y, ends, layout)
+    return layer.scanned(step_for)
