@@ -97,6 +97,8 @@ def build(
     A module needs example inputs (a tensor, a tuple of arguments, or a dict by name); `dynamic_shapes` says
     which dims may change, as torch.export takes it or with names as strings. `Options` says what the other
     keywords mean; one that does not exist is an error with the near match.
+
+    Parameters: one keyword for each option, so that editors complete them and a call reads as a sentence.
     """
     given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
     options = make_options(given)

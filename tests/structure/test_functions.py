@@ -16,17 +16,10 @@ MAX_LINES, MAX_PARAMETERS, MAX_ROOT_MODULES = 60, 6, 8
 REASON = "Parameters: "
 
 TOO_LONG = {
-    "cli: bench",
-    "cli: build",
-    "cli: demo",
     "select: choose_shapes",
     "tactics: compile_body",
-    "verify: verify",
 }
 TOO_MANY_PARAMETERS = {
-    "analyze: _bucket",
-    "builder: build",
-    "cli: build_options",
     "passes: _function",
     "plan: step_of",
     "runtime: Engine.__init__",

@@ -68,8 +68,13 @@ def propose(
     is_exact = len(names) <= 1
     ladder = _exact(sizes, buckets, measure) if is_exact else _joined(sizes, buckets, measure)
     chosen = ladder[max(ladder)]
-    homes = _homes(sizes, chosen, measure)
-    rows = [_bucket(seen, dims, names, bucket, homes, sizes, measure) for bucket in sorted(chosen)]
+    served: dict[Sizes, dict[Sizes, int]] = {bucket: {} for bucket in sorted(chosen)}
+    for size, bucket in _homes(sizes, chosen, measure).items():
+        served[bucket][size] = sizes[size]
+    rows = [
+        _bucket(bucket, here, measure, names, _profile(_shapes(seen, dims, names, bucket)))
+        for bucket, here in served.items()
+    ]
     return Proposal(
         model=seen.model,
         calls=sizes.total(),
@@ -204,25 +209,22 @@ def _padded(sizes: Counter[Sizes], buckets: Sequence[Sizes], work: Work) -> floa
 
 
 def _bucket(
-    seen: Histogram,
-    dims: Mapping[str, Sequence[int | str]],
-    names: Sequence[str],
-    bucket: Sizes,
-    homes: Mapping[Sizes, Sizes],
-    sizes: Counter[Sizes],
-    work: Work,
+    bucket: Sizes, here: Mapping[Sizes, int], work: Work, names: Sequence[str], profile: dict[str, str]
 ) -> Bucket:
-    here = {size: sizes[size] for size, home in homes.items() if home == bucket}
+    """One bucket, the calls that run in it by their sizes, and its shapes as `--profile` takes them."""
     calls = sum(here.values())
     whole = work(bucket) * calls
-    shapes = _shapes(seen, dims, names, bucket)
     return Bucket(
         sizes=dict(zip(names, bucket, strict=True)),
-        profile={name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape},
+        profile=profile,
         calls=calls,
         shapes=len(here),
         padded=1 - sum(work(s) * n for s, n in here.items()) / whole if whole else 0.0,
     )
+
+
+def _profile(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    return {name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape}
 
 
 def _option(profile: Mapping[str, str]) -> str:

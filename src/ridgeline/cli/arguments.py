@@ -105,6 +105,20 @@ Without = Annotated[
         rich_help_panel=BUILDING,
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(help="cpu (default), cuda (the GPU here), or a GPU elsewhere, such as cuda:sm_90"),
+]
+Pad = Annotated[
+    bool, typer.Option("--pad", help="pad inputs to the next profile, where that cannot change results")
+]
+Deterministic = Annotated[bool, typer.Option(help="only tactics that give the same bits every run")]
+NewEngine = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="engine file (default: MODEL's name with .ridge, here)"
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -171,7 +185,10 @@ def build_options(
     limit: Sequence[str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Keywords of `ridgeline.build`, without those the user left alone."""
+    """Keywords of `ridgeline.build`, without those the user left alone.
+
+    Parameters: one keyword for each option that builds take on the command line.
+    """
     options = {
         "profiles": parse_profiles(shapes, profile),
         "threads": threads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,28 +82,27 @@ def bench(
     )
     built = load_or_build(engine, options, trust=trust)
     feeds = complete_feeds(built, given, seed=seed)
-    with tempfile.TemporaryDirectory(prefix="ridge-bench-") as folder:
-        source, note = model or engine, ""
-        if rivals and is_engine_file(source):
-            source, note = (
-                _fused_model(built, Path(folder)),
-                "runs the engine's fused.onnx (no --model given)",
-            )
-        opponents = [_peer(name, source, built, note) for name in rivals]
+    opponents = _peers(rivals, model or engine, built)
     with StageProgress(talk) as progress:
         report = measure(
-            built,
-            feeds,
-            peers=opponents,
-            duration_s=duration,
-            warmup_ms=warmup,
+            built, feeds, peers=opponents, duration_s=duration, warmup_ms=warmup,
             on_round=lambda done, total: progress("measuring", done, total),
-        )
+        )  # fmt: skip
     tell_notes(built)
     emit(report, draw_bench, as_json=json, schema="bench", file=str(engine))
     if not report.passed:
         say_error("an output differs from a peer's by more than verification allows")
         raise typer.Exit(FAILED_GATE)
+
+
+def _peers(names: Sequence[str], source: Path, built: Any) -> list[Any]:
+    """Peers that run the model; where only the engine file is given, the engine's own fused graph."""
+    with tempfile.TemporaryDirectory(prefix="ridge-bench-") as folder:
+        note = ""
+        if names and is_engine_file(source):
+            source = _fused_model(built, Path(folder))
+            note = "runs the engine's fused.onnx (no --model given)"
+        return [_peer(name, source, built, note) for name in names]
 
 
 def _peer(name: str, source: Path, built: Any, note: str) -> Any:

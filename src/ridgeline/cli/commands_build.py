@@ -12,15 +12,19 @@ from ridgeline.cli.arguments import (
     AsJson,
     Cache,
     Data,
+    Deterministic,
     EngineOrModel,
     Inputs,
     Level,
     LimitOption,
     Lock,
     Model,
+    NewEngine,
+    Pad,
     Profiles,
     Seed,
     Shapes,
+    Target,
     Threads,
     Trust,
     VerifyMode,
@@ -35,21 +39,11 @@ from ridgeline.errors import ModelError
 
 def build(
     model: Model,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="engine file (default: MODEL's name with .ridge, here)"
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="cpu (default), cuda (the GPU here), or a GPU elsewhere, such as cuda:sm_90"),
-    ] = None,
+    output: NewEngine = None,
+    target: Target = None,
     shapes: Shapes = None,
     profile: Profiles = None,
-    pad: Annotated[
-        bool, typer.Option("--pad", help="pad inputs to the next profile, where that cannot change results")
-    ] = False,
+    pad: Pad = False,
     lock: Lock = None,
     cache: Cache = None,
     level: Level = None,
@@ -58,9 +52,7 @@ def build(
     threads: Threads = None,
     without: Without = None,
     limit: LimitOption = None,
-    deterministic: Annotated[
-        bool, typer.Option(help="only tactics that give the same bits every run")
-    ] = False,
+    deterministic: Deterministic = False,
     json: AsJson = False,
 ) -> None:
     """Build an engine from an ONNX model, verify it, and save it.
@@ -87,20 +79,10 @@ def build(
     path = output or Path(f"{model.stem}.ridge")
     require_writable(path, option="-o", source=model)
     options = build_options(
-        shapes=shapes,
-        threads=threads,
-        level=level,
-        cache=cache,
-        verify=verify,
-        without=without,
-        limit=limit,
-        target=target,
-        lock=lock,
-        data=data,
-        deterministic=deterministic or None,
-        profile=profile,
-        pad=pad or None,
-    )
+        shapes=shapes, profile=profile, threads=threads, level=level, cache=cache, verify=verify,
+        without=without, limit=limit, target=target, lock=lock, data=data,
+        deterministic=deterministic or None, pad=pad or None,
+    )  # fmt: skip
     engine = build_engine(model, options)
     engine.save(path)
     emit(

@@ -23,6 +23,7 @@ from ridgeline.kernels.elements import as_numpy, to_torch
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
+from ridgeline.runtime.context import Context
 from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
@@ -81,10 +82,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     total = len(trials) + 2
     found: list[Check] = []
     notes: list[str] = []
-    context = engine.context(wait=True)
     got: Mapping[str, Any] = {}  # what the engine made of the first trial
-    at_new_shapes = (name for name, feeds in trials if _text(feeds) != _text(trials[0][1]))
-    first_call = next(at_new_shapes, "") if engine.serves_new_shapes else ""
+    context = engine.context(wait=True)
+    first_call = _at_new_shapes(trials) if engine.serves_new_shapes else ""
     telling = Telling(port.name for port in engine.outputs if not port.is_non_tensor)
     for i, (name, feeds) in enumerate(chain(trials, _other_values(engine))):
         if i >= len(trials) and not telling.untold:
@@ -99,13 +99,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
                 return Report(unverified=NO_EXAMPLE.format(first_line(error)))
             if i == 0:
                 raise _does_not_run(shapes.opt, error) from error
-            if name.endswith(".npz"):
-                raise OptionError(
-                    f"the original model does not take {name}",
-                    got=first_line(error),
-                    help="look at its arrays",
-                ) from error
-            notes.append(f"not checked at {name}: the original model refuses ({first_line(error)})")
+            notes.append(_not_checked(name, error))
             continue
         if i == 0:
             _check_declared(engine.plan, want)
@@ -113,10 +107,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             continue
         notes += nan_notes(want)
         limits = reference.tolerance(feeds, want)
-        rows: list[Check] = []
-        if name == first_call:  # before anything is compiled for it
-            served = engine.lean_context().run(feeds)
-            rows = compare(f"{name}, first call", served, want, limits, _text(feeds))
+        rows = _first_call(engine, name, feeds, want, limits) if name == first_call else []
         outputs = context.run(feeds)
         got = got or outputs
         rows += compare(name, outputs, want, limits, _text(feeds))
@@ -128,11 +119,9 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
         raise only_nan(engine.plan.model)
     notes += telling.notes()
-    options.tell("verify", len(trials), total, "same input, same bits")
     first = trials[0][1]
-    start = perf_counter()
-    again = context.run(first)
-    run_s = perf_counter() - start
+    options.tell("verify", len(trials), total, "same input, same bits")
+    again, run_s = _timed_run(context, first)
     found += _same_bits("same input again", again, got, first)
     options.tell("verify", len(trials) + 1, total, "written and read again")
     found += _written_and_read(engine, first, got)
@@ -141,13 +130,42 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
     notes += busy_notes(engine.plan, whole)
     options.tell("verify", total, total)
     return Report(
-        reference=reference.who,
-        checks=tuple(found),
-        call_overhead_us=overhead,
-        run_us=whole,
-        library_allocations=_library_steps(engine),
-        warnings=tuple(dict.fromkeys(notes)),
-    )
+        reference=reference.who, checks=tuple(found), call_overhead_us=overhead, run_us=whole,
+        library_allocations=_library_steps(engine), warnings=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _at_new_shapes(trials: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The first trial whose shapes are not those of the first of all, "" if there is none."""
+    return next((name for name, feeds in trials if _text(feeds) != _text(trials[0][1])), "")
+
+
+def _timed_run(context: Context, feeds: dict[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """The outputs, and the seconds that one call took."""
+    start = perf_counter()
+    outputs = context.run(feeds)
+    return outputs, perf_counter() - start
+
+
+def _not_checked(name: str, error: Exception) -> str:
+    """The note on a trial that the original model refuses; a file of the user must be one it takes."""
+    if name.endswith(".npz"):
+        raise OptionError(
+            f"the original model does not take {name}", got=first_line(error), help="look at its arrays"
+        ) from error
+    return f"not checked at {name}: the original model refuses ({first_line(error)})"
+
+
+def _first_call(
+    engine: Engine,
+    name: str,
+    feeds: dict[str, Any],
+    want: dict[str, np.ndarray],
+    limits: Mapping[str, Tolerance],
+) -> list[Check]:
+    """The engine at a shape for which nothing is compiled yet."""
+    served = engine.lean_context().run(feeds)
+    return compare(f"{name}, first call", served, want, limits, _text(feeds))
 
 
 def joined(reports: list[Report]) -> Report:
