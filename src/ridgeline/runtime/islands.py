@@ -175,18 +175,14 @@ class Islands:
         if op is None or not planned:
             return None
 
-        def compile_planned(
-            body: Body, specs: Mapping[str, TensorSpec], imports: Mapping[str, int]
-        ) -> tuple[RunBody, list[str]]:
-            floor, notes = compile_body(body, specs, imports, limits=self._limits)
+        def compile_planned(body: Body) -> tuple[RunBody, list[str]]:
+            floor, notes = compile_body(body, site.specs, self._opset_imports, limits=self._limits)
             n_own = len(body.graph.inputs)
             engine = planned.get(id(body.graph))
             return (floor if engine is None else PlannedBody(engine, body.inputs, n_own, floor)), notes
 
         reads = reads_of(op)
-        run, notes = CONTROL_OPS[op.key](
-            op, reads, site.specs, self._opset_imports, compile_planned, self._limits
-        )
+        run, notes = CONTROL_OPS[op.key](op, reads, compile_planned, self._limits)
         places = [site.body.inputs.index(name) if name else -1 for name in reads]
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -187,7 +187,10 @@ def compile_body(
         constants[key] = len(fixed)
         fixed.append(tensor)
     slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(compile_body, device=device, non_tensor=non_tensor, limits=limits, before=before)
+    compile_here = partial(
+        compile_body, specs=specs, opset_imports=opset_imports, device=device, non_tensor=non_tensor,
+        limits=limits, before=before,
+    )  # fmt: skip
     steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
@@ -197,7 +200,7 @@ def compile_body(
         ]
         run: Callable[[list[Any]], Sequence[Any]]
         if op.key in CONTROL_OPS:
-            run, more = CONTROL_OPS[op.key](op, reads_of(op), specs, opset_imports, compile_here, limits)
+            run, more = CONTROL_OPS[op.key](op, reads_of(op), compile_here, limits)
         else:
             run, note = runner(op, specs, opset_imports, device, non_tensor)
             run = run if before is None else _after(before, op, run)

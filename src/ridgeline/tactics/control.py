@@ -21,10 +21,7 @@ from ridgeline.options import Limits
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 RunBody: TypeAlias = Callable[[Sequence[Any]], list[Any]]
-CompileBody: TypeAlias = Callable[
-    [Body, Mapping[str, TensorSpec], Mapping[str, int]],
-    tuple[RunBody, list[str]],
-]
+CompileBody: TypeAlias = Callable[[Body], tuple[RunBody, list[str]]]
 
 
 class _Running(threading.local):
@@ -88,19 +85,12 @@ def kept(run: RunBody, value: Any) -> Any:
     return cloned(value) if isinstance(value, Tensor) and getattr(run, "reuses_memory", False) else value
 
 
-def _if(
-    op: Op,
-    reads: Sequence[str],
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    compile_body: CompileBody,
-    limits: Limits,
-) -> tuple[Run, list[str]]:
+def _if(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limits) -> tuple[Run, list[str]]:
     """One branch or the other; what a branch captures comes after the condition."""
     branches, notes = {}, []
     for taken, key in ((True, "then_branch"), (False, "else_branch")):
         shut = closed(op.attrs[key])
-        run, more = compile_body(shut, specs, opset_imports)
+        run, more = compile_body(shut)
         branches[taken] = (run, [reads.index(n) for n in shut.inputs])
         notes += more
 
@@ -113,29 +103,18 @@ def _if(
 
 
 def _repeated(
-    body: Body,
-    reads: Sequence[str],
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    compile_body: CompileBody,
+    body: Body, reads: Sequence[str], compile_body: CompileBody
 ) -> tuple[RunBody, list[str], list[int]]:
     """A body that runs many times, compiled once; notes; and where what it captures is among the values."""
     shut = closed(body)
-    run, notes = compile_body(shut, specs, opset_imports)
+    run, notes = compile_body(shut)
     return run, notes, [reads.index(name) for name in shut.inputs[len(body.inputs) :]]
 
 
-def _loop(
-    op: Op,
-    reads: Sequence[str],
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    compile_body: CompileBody,
-    limits: Limits,
-) -> tuple[Run, list[str]]:
+def _loop(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limits) -> tuple[Run, list[str]]:
     """ONNX Loop: trip count and condition, carried values, and scan outputs stacked at the end."""
     body: Body = op.attrs["body"]
-    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
+    run, notes, captured = _repeated(body, reads, compile_body)
     n_carried = len(op.inputs) - 2
 
     def call(values: list[Any]) -> Sequence[Any]:
@@ -164,17 +143,10 @@ def _loop(
     return call, notes
 
 
-def _scan(
-    op: Op,
-    reads: Sequence[str],
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    compile_body: CompileBody,
-    limits: Limits,
-) -> tuple[Run, list[str]]:
+def _scan(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limits) -> tuple[Run, list[str]]:
     """ONNX Scan: states carried along, one slice of every scanned input at a time, slices stacked."""
     body: Body = op.attrs["body"]
-    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
+    run, notes, captured = _repeated(body, reads, compile_body)
     n_scanned = int(op.attrs["num_scan_inputs"])
     n_states = len(op.inputs) - n_scanned
     n_stacked = len(body.outputs) - n_states
@@ -209,16 +181,11 @@ def _scan(
 
 
 def _sequence_map(
-    op: Op,
-    reads: Sequence[str],
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    compile_body: CompileBody,
-    limits: Limits,
+    op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limits
 ) -> tuple[Run, list[str]]:
     """ONNX SequenceMap: the body for every item; what is no sequence is the same for all."""
     body: Body = op.attrs["body"]
-    run, notes, captured = _repeated(body, reads, specs, opset_imports, compile_body)
+    run, notes, captured = _repeated(body, reads, compile_body)
 
     def call(values: list[Any]) -> Sequence[Any]:
         given, outside = values[: len(body.inputs)], [values[p] for p in captured]
@@ -288,6 +255,6 @@ def closed(body: Body) -> Body:
     return replace(body, inputs=(*body.inputs, *free)) if free else body
 
 
-CONTROL_OPS: dict[str, Callable[..., tuple[Run, list[str]]]] = {
+CONTROL_OPS: dict[str, Callable[[Op, Sequence[str], CompileBody, Limits], tuple[Run, list[str]]]] = {
     "If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map,
 }  # fmt: skip
