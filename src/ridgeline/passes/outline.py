@@ -111,7 +111,7 @@ def _function(
         [fresh[v] for v in inputs],
         [fresh[v] for v in outputs],
         nodes=body,
-        opset_imports={"": opset_imports.get("", 1)},
+        opset_imports={domain: opset_imports.get(domain, 1) for domain in ("", *(n.domain for n in nodes))},
         name=name,
     )
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])

@@ -20,6 +20,8 @@ from ridgeline.passes.take_moves import guard_of, views_after, views_before
 MAX_POINTWISE_OUTPUTS = 4
 # how many ops may be tried at once to bring several live values back to one, as SiLU and GELU spellings need
 MAX_DETOUR = 12
+# ops of plugins whose kernels on a GPU take over what follows; `plugins.register` fills it
+EPILOGUE_OPS: set[str] = set()
 
 
 def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> list[Refusal]:
@@ -30,6 +32,9 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
         for node in model.graph:
             if node.op_type in ops and node.domain in ("", "ai.onnx") and _settles(part, node):
                 _start(part, Draft(kind, [node]))
+    for node in model.graph if target.kind == "cuda" else ():
+        if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
+            _start(part, Draft("product", [node]))
     _pointwise_regions(part)
     if target.kind == "cuda":
         gather_regions(part)

@@ -15,10 +15,12 @@ from ridgeline.errors import PluginError
 from ridgeline.frontend.evaluator import PLUGIN_OPS
 from ridgeline.kernels.elements import to_numpy, to_torch
 from ridgeline.kernels.floor.registry import FLOOR, FloorOp
+from ridgeline.passes.partition import EPILOGUE_OPS
 from ridgeline.passes.pipeline import PLUGIN_RULES
 from ridgeline.passes.rule import Fusion
 from ridgeline.plugins.catalog import CATALOG, Plugin, PluginOp
 from ridgeline.plugins.gate import GatedTactic
+from ridgeline.plugins.gpu_tactics import TritonTactic
 from ridgeline.plugins.schema import Schema, Shapes, is_open, misfit, read_context, type_of_spec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.registry import PLUGIN_TACTICS
@@ -64,6 +66,8 @@ def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     owner = plugin or LOADING.get() or Plugin(tactic.name.split(".")[0], "0")
     _require_new(tactic.name, CATALOG.tactics.get(tactic.name), owner)
     CATALOG.tactics[tactic.name] = owner
+    if isinstance(tactic, TritonTactic) and tactic.epilogue_axis is not None:
+        EPILOGUE_OPS.add(tactic.op)
     PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
 
 
@@ -72,6 +76,7 @@ def unregister(plugin: str) -> None:
     for key, op in list(CATALOG.ops.items()):
         if op.plugin.name == plugin:
             onnx.defs.deregister_schema(op.schema.op_type, op.schema.version, op.schema.domain)
+            EPILOGUE_OPS.discard(key)
             for registry in (CATALOG.ops, FLOOR, PLUGIN_OPS):
                 del registry[key]
     for name, owner in list(CATALOG.tactics.items()):

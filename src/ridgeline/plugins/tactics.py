@@ -28,7 +28,8 @@ from ridgeline.tactics.offer import Offer, Refused
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
 Scalar: TypeAlias = int | float
-Freeze: TypeAlias = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Callable[[], object]]
+# from the region's inputs and outputs and what a call holds (workspace, state) to the call
+Bound: TypeAlias = Callable[[Any, Any, Sequence[Any]], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class OpSite:
     def outputs(self) -> tuple[TensorSpec, ...]:
         return tuple(self.site.specs[name] for name in self.op.outputs if name)
 
+    def pick(self, given: Sequence[Any]) -> list[Any]:
+        """The op's own inputs among those of its region."""
+        names = self.site.body.inputs
+        return [given[names.index(name)] if name else None for name in self.op.inputs]
+
     @property
     def threads(self) -> int:
         return self.site.target.threads
@@ -65,7 +71,7 @@ def _no_bytes(at: OpSite, config: Config) -> int:
     return 0
 
 
-def _no_scalars(at: OpSite) -> Sequence[Scalar]:
+def no_scalars(at: OpSite) -> Sequence[Scalar]:
     return ()
 
 
@@ -125,22 +131,20 @@ class OpTactic(Tactic):
 
     def bind_op(self, at: OpSite, config: Config) -> Launch:
         """Every frozen call has a state and a workspace of its own, so that every context has."""
-        op, inputs = at.op, at.site.body.inputs
-        places = [inputs.index(name) if name else None for name in op.inputs]
         run = self.runner(at, config)
         scratch = self.workspace_bytes(at, config)
-        specs = [*at.inputs, *at.outputs]
+        specs, count = [*at.site.inputs, *at.site.outputs], len(at.site.inputs)
 
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            tensors: list[Any] = [*(None if p is None else given[p] for p in places), *outputs]
+            tensors = [*given, *outputs]
             placed = [_placed(t, spec, self.alignment) for t, spec in zip(tensors, specs, strict=True)]
             held = [make_workspace(scratch, self.device)] if scratch else []
             held += [self.state(at)] if self.state is not None else []
-            call = run(placed[: len(places)], placed[len(places) :], held)
-            moves = [(t, p) for t, p in zip(tensors, placed, strict=True) if t is not p]
-            reads = [pair for pair in moves if any(pair[0] is t for t in tensors[: len(places)])]
-            writes = [pair for pair in moves if any(pair[0] is t for t in outputs)]
-            return partial(_staged, reads, call, writes) if moves else call
+            call = run(placed[:count], placed[count:], held)
+            pairs = list(zip(tensors, placed, strict=True))
+            reads = [pair for pair in pairs[:count] if pair[0] is not pair[1]]
+            writes = [pair for pair in pairs[count:] if pair[0] is not pair[1]]
+            return partial(_staged, reads, call, writes) if reads or writes else call
 
         def call_once(given: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             freeze(given, outputs)()
@@ -148,21 +152,21 @@ class OpTactic(Tactic):
         return Launch(
             call_once,
             writes_out=True, freeze=freeze, in_place=self.in_place, scratch_bytes=scratch,
-            extents=_extents(at, places),
+            extents=_extents(at),
         )  # fmt: skip
 
-    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
-        """From inputs, outputs and what a call holds (workspace, state) to the call."""
+    def runner(self, at: OpSite, config: Config) -> Bound:
         raise NotImplementedError
 
     def _footprint(self, at: OpSite, config: Config) -> Footprint:
         return Footprint(True, self.in_place, scratch_bytes=self.workspace_bytes(at, config))
 
 
-def _extents(at: OpSite, places: Sequence[int | None]) -> dict[int, int]:
-    inputs = [(place, spec) for place, spec in zip(places, at.inputs, strict=True) if place is not None]
-    first = len(at.site.body.inputs)
-    outputs = [(first + i, spec) for i, spec in enumerate(at.outputs)]
+def _extents(at: OpSite) -> dict[int, int]:
+    """All of every tensor: what the author's code touches of it is the gate's to find."""
+    site, own = at.site, set(at.op.inputs)
+    inputs = [(i, spec) for i, spec in enumerate(site.inputs) if site.body.inputs[i] in own]
+    outputs = [(len(site.inputs) + i, spec) for i, spec in enumerate(site.outputs)]
     return {place: spec.nbytes for place, spec in (*inputs, *outputs) if spec is not None}
 
 
@@ -211,7 +215,7 @@ class PythonTactic(OpTactic):
             return Refused(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
         return self.read_op(site, site.body.ops[0])
 
-    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
+    def runner(self, at: OpSite, config: Config) -> Bound:
         def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
             names = [
                 n
@@ -219,7 +223,7 @@ class PythonTactic(OpTactic):
                 if asked
             ]
             more = {**at.attrs, **config, **dict(zip(names, held, strict=True))}
-            return partial(self._call, inputs, outputs, more)
+            return partial(self._call, at.pick(inputs), outputs, more)
 
         return bound
 
@@ -236,20 +240,20 @@ class CppTactic(OpTactic):
 
     source: str = field(kw_only=True)
     function: str = field(kw_only=True)
-    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=_no_scalars, kw_only=True)
+    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
 
     compiles: ClassVar[bool] = True
 
     def why_no_tools(self, at: OpSite) -> str | None:
         return None if find_compiler() else "no C++ compiler found"
 
-    def runner(self, at: OpSite, config: Config) -> Callable[[Any, Any, Sequence[Any]], Callable[[], object]]:
+    def runner(self, at: OpSite, config: Config) -> Bound:
         macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
         run = compile_cpp(HEAD + macros + self.source, cache_dir=CACHE_DIR)[self.function]
         numbers = [number_of(value) for value in self.scalars(at)]
 
         def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            tensors = [*inputs, *outputs, *held]
+            tensors = [*at.pick(inputs), *outputs, *held]
             call = partial(
                 run, *(ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in tensors), *numbers
             )

@@ -1,0 +1,200 @@
+"""Tactics for one op on a GPU, made from an author's kernel: in Triton, or in CUDA C++ through NVRTC."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.spec import Config, Site
+from ridgeline.errors import PluginError
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore, compile_kernel
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.text import pointer_type
+from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, no_scalars
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.cuda.own_kernels import require_fit
+from ridgeline.tactics.offer import Offer, Refused
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages")
+BYTES = "*u8"
+LARGEST_INT32 = 2**31 - 1
+
+
+def _no_constants(at: OpSite) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class GpuTactic(OpTactic):
+    """What both share: where the kernel runs, and the numbers it is given."""
+
+    grid: Callable[[OpSite, Config], Sequence[int]] = field(kw_only=True)
+    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
+    alignment: int = field(default=16, kw_only=True)
+
+    device: ClassVar[str] = "cuda"
+    compiles: ClassVar[bool] = True
+
+    def held_types(self, at: OpSite, config: Config) -> list[str]:
+        return [BYTES] * (bool(self.workspace_bytes(at, config)) + (self.state is not None))
+
+
+@dataclass(frozen=True)
+class TritonTactic(GpuTactic):
+    """A `@triton.jit` kernel. With `epilogue_axis` it runs the whole region behind the op as well."""
+
+    kernel: Any = field(kw_only=True)
+    constants: Callable[[OpSite], Mapping[str, Any]] = field(default=_no_constants, kw_only=True)
+    epilogue_axis: int | None = field(default=None, kw_only=True)
+    store: KernelStore = field(default=COMPILED_HERE, kw_only=True)
+
+    def read(self, site: Site) -> OpSite | Refused:
+        if self.epilogue_axis is None or site.target.kind != self.device:
+            return super().read(site)
+        found = [op for op in site.body.ops if op.key == self.op]
+        if len(found) != 1 or any(name and name not in site.body.inputs for name in found[0].inputs):
+            return Refused(f"the region does not begin with one {self.op}")
+        return self.read_op(site, found[0])
+
+    def why_no_tools(self, at: OpSite) -> str | None:
+        if self.kernel.fn.__module__ == "__main__":
+            return f"{self.kernel.fn.__name__} stands in __main__, want a module that can be imported"
+        return self.store.why_none(at.site.target.arch)
+
+    def offer(self, site: Site) -> Offer | Refused:
+        made, at = super().offer(site), self.read(site)
+        if isinstance(made, Refused) or isinstance(at, Refused):
+            return made
+        try:
+            self._epilogue(at)
+        except Refusal as refusal:
+            return Refused(str(refusal))
+        return replace(made, kernels=lambda config: [self.describe(at, config)])
+
+    def _epilogue(self, at: OpSite) -> Epilogue | None:
+        if self.epilogue_axis is None:
+            return None
+        return make_epilogue(at.site, at.op.outputs[0], self.epilogue_axis)
+
+    def describe(self, at: OpSite, config: Config) -> Kernel:
+        """The kernel of this op and config, as plain data that compiles anywhere."""
+        tail = self._epilogue(at)
+        function = self.kernel.fn
+        pointers = [BYTES if spec is None else pointer_type(spec.dtype) for spec in at.inputs]
+        pointers += [] if tail else [pointer_type(spec.dtype) for spec in at.outputs]
+        types: Iterator[str] = iter(
+            [*pointers, *self.held_types(at, config), *map(_scalar_type, self.scalars(at))]
+        )
+        known = {**self.constants(at), **{k: v for k, v in config.items() if k not in LAUNCH_OPTIONS}}
+        known |= {"EPILOGUE": tail.function} if tail else {}
+        signature: list[tuple[str, Any]] = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            if "constexpr" in str(parameter.annotation):
+                signature.append((name, "constexpr"))
+            elif tail is not None and name == "pointers":
+                signature.append((name, tail.types))
+            else:
+                signature.append((name, next(types, "")))
+        wanted = [name for name, kind in signature if kind == "constexpr"]
+        missing = [
+            name for name, kind in signature if not kind or (kind == "constexpr" and name not in known)
+        ]
+        if missing or list(types):
+            raise PluginError(
+                f"{self.name}: the kernel's parameters do not fit what it is given",
+                got=", ".join(name for name, _ in signature),
+                want=f"values for {', '.join(missing)}" if missing else "more parameters",
+            )
+        return Kernel(
+            function.__name__, function.__module__, tuple(signature),
+            tuple((name, known[name]) for name in wanted), pdl=False,
+            num_warps=int(config.get("num_warps", 4)), num_stages=int(config.get("num_stages", 3)),
+        )  # fmt: skip
+
+    def runner(self, at: OpSite, config: Config) -> Bound:
+        compiled = compile_kernel(self.describe(at, config), at.site.target.arch, store=self.store)
+        launcher, grid = Launcher(require_fit(compiled)), self.grid(at, config)
+        tail, numbers = self._epilogue(at), self.scalars(at)
+        extras = [torch.from_numpy(array).to(self.device) for array in tail.extras] if tail else []
+        order = [name for name, kind in self.describe(at, config).signature if kind != "constexpr"]
+        place = order.index("pointers") if tail is not None else 0
+
+        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
+            made = [] if tail else list(outputs)
+            arguments: list[Any] = [0 if t is None else t for t in (*at.pick(inputs), *made, *held)]
+            arguments += numbers
+            if tail is not None:
+                arguments[place:place] = tail.pointers(inputs, extras, outputs)
+            return launcher.freeze(grid, arguments)
+
+        return bound
+
+    def bind_op(self, at: OpSite, config: Config) -> Launch:
+        launch, tail = super().bind_op(at, config), self._epilogue(at)
+        return replace(launch, extents={**(launch.extents or {}), **tail.extents}) if tail else launch
+
+
+def _scalar_type(value: Scalar) -> str:
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) <= LARGEST_INT32 else "i64"
+
+
+@dataclass(frozen=True)
+class NvrtcTactic(GpuTactic):
+    """An `extern "C" __global__` function in CUDA C++; the entries of a config are macros."""
+
+    source: str = field(kw_only=True)
+    function: str = field(kw_only=True)
+    threads: Callable[[OpSite, Config], int] = field(kw_only=True)  # of a block; whole warps
+
+    def why_no_tools(self, at: OpSite) -> str | None:
+        return None if has_nvrtc() else "cuda-core is not installed, which brings NVRTC"
+
+    def runner(self, at: OpSite, config: Config) -> Bound:
+        macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
+        threads, numbers = self.threads(at, config), self.scalars(at)
+        if threads % 32:
+            raise PluginError(f"{self.name}: a block of {threads} threads", want="a multiple of 32")
+        pointers = [BYTES] * (len(at.inputs) + len(at.outputs))
+        types = [*pointers, *self.held_types(at, config)]
+        types += ["fp64" if isinstance(value, float) else "i64" for value in numbers]
+        launcher = Launcher(
+            Compiled(
+                self.function, at.site.target.arch, nvrtc_cubin(macros + self.source, at.site.target.arch),
+                shared=0, num_warps=threads // 32, pdl=False, parameters=len(types), types=tuple(types),
+                registers=0, spills=0, seconds=0.0, triton="",
+            )
+        )  # fmt: skip
+        grid = self.grid(at, config)
+
+        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
+            tensors: list[Tensor | None] = [*at.pick(inputs), *outputs, *held]
+            return launcher.freeze(grid, [*(0 if t is None else t for t in tensors), *numbers])
+
+        return bound
+
+
+@cache
+def has_nvrtc() -> bool:
+    """Whether cuda-core is there, which brings NVRTC."""
+    return find_spec("cuda") is not None and find_spec("cuda.core") is not None
+
+
+@cache
+def nvrtc_cubin(source: str, arch: str) -> bytes:
+    """Machine code for an architecture; needs no GPU."""
+    core = import_module("cuda.core")
+    if not hasattr(core, "Program"):  # before its first stable release
+        core = import_module("cuda.core.experimental")
+    options = core.ProgramOptions(std="c++17", arch=arch)
+    return bytes(core.Program(source, "c++", options).compile("cubin").code)
