@@ -18,7 +18,7 @@ from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.runtime.device import current_device
-from ridgeline.select.sites_cuda import bound_call
+from ridgeline.select.graph_replay import bound_call
 from ridgeline.tactics.cuda.triton_codegen import TritonRows
 
 COLUMNS = (128, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)

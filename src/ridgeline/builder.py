@@ -48,13 +48,12 @@ from ridgeline.runtime.memory_report import state_islands, with_foreseen_memory,
 from ridgeline.runtime.padded import require_paddable
 from ridgeline.runtime.weights import DeviceWeights, default_weights, keep_defaults, weights_of
 from ridgeline.select.context import Selection, SelectionContext
-from ridgeline.select.offline import select_offline
+from ridgeline.select.loop import select
 from ridgeline.select.planning import make_plan
-from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.select.retune import retune
 from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.select.subgraphs import with_bodies
-from ridgeline.select.untimed import select_here
+from ridgeline.select.timers import timer_of
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
 from ridgeline.verify import trials as checks
@@ -164,7 +163,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             made = checks.run_first(reference, counted, inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        selections = select_every(contexts, every_shapes, runs_here=runs_here)
+        selections = select_every(contexts)
         write_timings(contexts, selections)
     with clock.stage("plan"):
         engine = make_engine(loaded, contexts, every_shapes, selections, refusals)
@@ -296,10 +295,12 @@ def selection_contexts(
         SelectionContext(
             inference=inference,
             inferred=inference.at(shapes.opt),
+            inputs=shapes.opt,
             weights=placed,
             target=target,
             device_key=require_device(target).key if has_gpu else "",
             tactics=tactics,
+            timer=timer_of(target, is_timed=options.level > 0 or lock is not None),
             options=options,
             cache=cache,
             lock=lock,
@@ -309,18 +310,13 @@ def selection_contexts(
     ]
 
 
-def select_every(
-    contexts: list[SelectionContext], every_shapes: Sequence[Shapes], *, runs_here: bool
-) -> list[Selection]:
+def select_every(contexts: list[SelectionContext]) -> list[Selection]:
     """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
     made = []
-    for i, shapes in enumerate(every_shapes):
-        if contexts[i].target.kind == "cpu":
-            contexts[i] = with_bodies(contexts[i])
-        context = contexts[i]
-        needs_no_gpu = context.target.kind == "cpu" or context.target.is_null
-        choose = select_here if needs_no_gpu else select_cuda if runs_here else select_offline
-        made.append(choose(context, shapes.opt, shapes.feeds(context.inference)))
+    for i, context in enumerate(contexts):
+        if context.target.kind == "cpu":
+            contexts[i] = with_bodies(context)
+        made.append(select(contexts[i]))
     return made
 
 

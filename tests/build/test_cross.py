@@ -23,8 +23,9 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.embedded_kernels import require_kernels
 from ridgeline.runtime.engine import Engine
-from ridgeline.select.offline import select_offline
-from ridgeline.select.retune import _offer
+from ridgeline.runtime.inference import Inference
+from ridgeline.select.loop import select
+from ridgeline.select.retune import embedded
 from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import HasKernels
@@ -153,11 +154,13 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     loaded = load(ridgeline.onnx_backend.onnx.parser.parse_model(text))
     target = Target("cuda", "sm_90", 1)
     canonicalise(loaded.model, target=target)
-    (shapes,) = choose_every_shapes(loaded, None, options)
-    fuse(loaded.model, shapes, target, DEFAULT_LIMITS)
-    (context,) = selection_contexts(loaded.model, [shapes], options, target)
+    unfused = Inference.of(loaded.model, DEFAULT_LIMITS)
+    (shapes,) = choose_every_shapes(loaded, unfused, None, options)
+    fuse(loaded, unfused.at(shapes.opt), target)
+    inference = Inference.of(loaded.model, DEFAULT_LIMITS)
+    (context,) = selection_contexts(loaded.model, inference, [shapes], options, target)
     context = replace(context, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
-    selection = select_offline(context, shapes.opt, {})
+    selection = select(context)
     (step,) = selection.steps
     assert step.tactic == "aten"
     refused = [m for m in step.entry.candidates if m.tactic == "triton.broken"]
@@ -250,7 +253,7 @@ def test_only_what_is_on_board_competes_on_the_machine(
     # as on another machine: nothing but the file
     monkeypatch.setattr(loaded, "store", replace(loaded.store, cache_dir=tmp_path / "none"))
     for step, site in loaded.planned_sites():
-        willing, refused = _offer(loaded)(site)
+        willing, refused = embedded(loaded)(site)
         assert willing[0].tactic == step.tactic
         assert any(m.tactic == "cublas" for m in willing), "a library needs no embedded kernel"
         assert any(m.refused == "its kernels are not embedded" for m in refused)

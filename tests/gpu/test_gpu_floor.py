@@ -11,7 +11,7 @@ from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.elements import SUB_BYTE, to_torch
 from ridgeline.kernels.floor.dtypes import to_tensor
 from ridgeline.runtime.device import current_device
-from ridgeline.select.sites_cuda import bound_call
+from ridgeline.select.graph_replay import bound_call
 from ridgeline.tactics.aten import HOST_INPUTS, Aten
 
 

@@ -28,8 +28,6 @@ TOO_MANY_PARAMETERS = {
     "runtime: _MovingStep.__init__",
     "runtime: _draw",
     "runtime: draw_integers",
-    "select: time_site",
-    "select: time_site_cuda",
     "tactics: _launch",
     "tactics: _transpose_pads",
     "tactics: compile_body",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ridgeline.errors import BuildError
-from ridgeline.select.sites_cuda import _require_close
+from ridgeline.select.graph_replay import _require_close
 
 WANT = torch.arange(-100, 100, dtype=torch.int8).repeat(5)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from time import sleep
 
-from ridgeline.select.sites import LONG_ROUNDS, race
+from ridgeline.select.race import LONG_ROUNDS, race
 
 
 def sleeper(name: str, seconds: float, runs: Counter[str]) -> Callable[[], object]:

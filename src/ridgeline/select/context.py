@@ -1,22 +1,34 @@
-"""What every stage of selection needs, and what it makes."""
+"""What every stage of selection needs, what a timer is, and what selection makes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site, Target
+from ridgeline.base.choices import Candidate
+from ridgeline.base.spec import Config, Site, Target, TensorSpec
+from ridgeline.errors import BuildError
 from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
+from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, only_offered, site_of
+from ridgeline.tactics.aten import is_inferred
+from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, site_of
+from ridgeline.tactics.offer import Offer, Refused, read_offer
+
+# the candidates of a site: willing ones, and those that refused with their reasons
+Competitors: TypeAlias = tuple[list[Candidate], list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -50,15 +62,64 @@ class Selection:
     measured_at: tuple[str, ...] = ()  # where others measured what this build only read
 
 
+@dataclass
+class Contest:
+    """The candidates of one site; regions with equal sites share one contest."""
+
+    region: Region  # the first of them
+    site: Site
+    entry: Entry
+    is_known: bool = False  # from a lock or a cache
+    users: list[Region] = field(default_factory=list)
+    willing: list[Candidate] = field(default_factory=list)
+    refused: list[Candidate] = field(default_factory=list)
+
+    def refuse(self, index: int, reason: str) -> None:
+        """Leave out one of the entry's candidates, for a reason that was found late."""
+        candidates = list(self.entry.candidates)
+        candidates[index] = replace(candidates[index], refused=reason)
+        self.entry = replace(self.entry, candidates=tuple(candidates))
+
+    def no_tactic(self, refused: Sequence[Candidate], *, help: str = "") -> BuildError:
+        return BuildError(
+            f"no tactic for {self.site.name} ({', '.join(op.op_type for op in self.site.body.ops)})",
+            rows=[f"{m.tactic:24} {m.refused}" for m in refused],
+            help=help,
+        )
+
+
+class Timer:
+    """How choices are made between candidates: by their times, by predictions, or by a rule.
+
+    This class is the rule: the first candidate wins, and nothing is bound, compiled or run.
+    """
+
+    all_configs_from = 3  # the level from which every config of a tactic competes
+    measures = False  # its entries hold times of this machine, and count for the next build
+
+    def find(self, context: SelectionContext, key: str) -> Entry | None:
+        """What an earlier build found out about the site."""
+        return None
+
+    def decide(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        """Give each contest that is not known an entry; the winner's place is `chosen`."""
+
+    def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        """Choose between whole plans, where that is offered. Else each region is a step."""
+        made.steps = tuple(context.single(region, made) for region in context.work)
+
+
 @dataclass(frozen=True)
 class SelectionContext:
     """What every stage of selection needs."""
 
     inference: Inference
     inferred: Inferred  # at the shapes to plan for
+    inputs: Mapping[str, TensorSpec]  # the shapes that are planned for
     weights: Mapping[str, Tensor]  # where the target reads them
     target: Target
     tactics: Sequence[Tactic]
+    timer: Timer
     options: Options
     cache: TimingCache
     lock: TimingCache | None
@@ -66,6 +127,8 @@ class SelectionContext:
     islands: Islands | None = None  # control flow whose bodies are planned
     body_keys: Sequence[str] = ()  # cache keys that planning those used
     profile_corners: Sequence[Inferred] = ()  # the profile's other corners, where a tactic must be valid too
+    competitors: Callable[[Site], Competitors] | None = None  # of a site; None: whoever offers
+    offers: dict[Hashable, Offer | Refused] = field(default_factory=dict)  # those read so far
 
     @property
     def program(self) -> Program:
@@ -75,11 +138,62 @@ class SelectionContext:
     def context(self) -> str:
         return measuring_context(self.target.threads, self.device_key)
 
+    @cached_property
+    def work(self) -> list[Region]:
+        """The regions that run; shape arithmetic is known before."""
+        return [region for region in self.program.regions if not self.inferred.is_host(region)]
+
+    @cached_property
+    def by_name(self) -> dict[str, Tactic]:
+        return {tactic.name: tactic for tactic in self.tactics}
+
+    @cached_property
+    def floor(self) -> Tactic:
+        return next(tactic for tactic in self.tactics if tactic.is_floor)
+
+    @cached_property
+    def feeds(self) -> dict[str, Any]:
+        """Drawn inputs that whole plans are timed with."""
+        arrays = example_feeds(self.inference, self.inputs, seed=0)
+        return {name: taken_in(array) for name, array in arrays.items()}
+
     def site(self, region: Region) -> Site:
         return make_site(self.program, region, self.inferred, self.target)
 
     def weights_of(self, region: Region, site: Site) -> dict[str, Tensor]:
         return {name: self.weights[region.outer(name)] for name in site.weights}
+
+    def offer(self, tactic: Tactic, site: Site) -> Offer | Refused:
+        """What the tactic makes of the site. Sites that are equal in their names too are read once."""
+        body = site.body
+        place = (tactic, site.key, body.inputs, tuple(op.outputs for op in body.ops), tuple(body.constants))
+        if place not in self.offers:
+            is_refused = not tactic.takes_open_shapes and not is_inferred(site)
+            self.offers[place] = (
+                Refused("a shape inside depends on data") if is_refused else read_offer(tactic, site)
+            )
+        return self.offers[place]
+
+    def bind(self, site: Site, tactic: str, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        offer = self.offer(self.by_name[tactic], site)
+        if isinstance(offer, Refused):
+            raise BuildError(f"{tactic} does not take {site.name}: {offer.reason}")
+        return offer.bind(config, weights)
+
+    def kernels(self, site: Site, tactic: str, config: Config) -> Sequence[Kernel]:
+        """Kernels of our own that the candidate launches; none where it refuses, or offers no such config."""
+        offer = self.offer(self.by_name[tactic], site)
+        return offer.kernels(config) if isinstance(offer, Offer) and offer.has(config) else ()
+
+    def single(self, region: Region, made: Selection) -> StepChoice:
+        """The region as a step of its own, by the winner of its contest."""
+        entry = made.entries.get(region.name) or Entry(region.name, (Candidate(self.floor.name, {}),))
+        best = entry.candidates[entry.chosen]
+        if best.tactic not in self.by_name:
+            raise left_out(self.options, [f"{region.name}: {best.tactic}"])
+        if best.refused is not None:
+            raise BuildError(f"the lock pins {best.tactic} at {region.name}, which refused: {best.refused}")
+        return StepChoice((region,), best.tactic, best.config, made.sites[region.name], entry)
 
     def key(self, site: Site) -> str:
         """Timings count for the same rivals at the same effort only."""
@@ -89,14 +203,33 @@ class SelectionContext:
         return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 
     def find(self, key: str) -> Entry | None:
-        if self.lock is not None:
-            return self.lock.entries.get(site_of(key))
-        if self.target.is_null or (self.target.kind == "cpu" and not self.options.level):
-            return None  # nothing was timed, and not every candidate was tried
-        if self.target.kind == "cuda" and not self.device_key:
-            return self.cache.find_anywhere(key)
-        return self.cache.find(key, self.context)
+        """What the lock pins, or an earlier build measured."""
+        return self.timer.find(self, key) if self.lock is None else self.lock.entries.get(site_of(key))
 
-    def known(self, site: Site) -> Entry:
-        """What a file says about the site, which was found there before."""
-        return only_offered(self.find(self.key(site)), site, self.tactics)
+    def store(self, key: str, entry: Entry) -> None:
+        """Keep the entry for a lock, and for the next build if it was measured here."""
+        if self.lock is None:
+            is_ours = self.timer.measures
+            self.cache.entries[key] = replace(entry, context=self.context) if is_ours else entry
+
+
+def left_out(options: Options, what: Sequence[str]) -> BuildError:
+    return BuildError(
+        f"the lock {str(options.lock)!r} names tactics that this build leaves out",
+        rows=what,
+        help="drop --without, or edit `chosen` in the lock",
+    )
+
+
+def stale(options: Options, what: Sequence[str]) -> BuildError:
+    return BuildError(
+        f"the lock file does not cover {len(what)} of this model's choices",
+        rows=what,
+        help=f"the model, the shapes or ridgeline changed since: delete {options.lock} and build again",
+    )
+
+
+def check_workspace(needed: int, allowed: int | None) -> None:
+    """Raise when copies of weights take more than the build may spend on them."""
+    if allowed is not None and needed > allowed:
+        raise BuildError(f"keeps {needed:,} bytes of packed weights, workspace_bytes allows {allowed:,}")

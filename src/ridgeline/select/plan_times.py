@@ -16,7 +16,7 @@ from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
-from ridgeline.select.sites import EFFORTS, race, ranked
+from ridgeline.select.race import EFFORTS, race, ranked
 from ridgeline.tactics.cache import Entry
 
 # thread pools of different libraries spin after their last call and steal a core from the next

@@ -13,7 +13,6 @@ from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.shapes import Shapes
-from ridgeline.tactics.offer import kernels_of
 
 # the types of the model decide; fp32 is what is left of the option
 HALVES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -52,7 +51,6 @@ def make_plan(
 
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
-    tactics = {tactic.name: tactic for tactic in context.tactics}
     return tuple(
         step_of(
             merge(context.program, choice.regions),
@@ -61,7 +59,7 @@ def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step
             config=choice.config,
             site=choice.site,
             entry=choice.entry,
-            kernels=[k.digest for k in kernels_of(tactics, choice.site, choice.tactic, choice.config)],
+            kernels=[k.digest for k in context.kernels(choice.site, choice.tactic, choice.config)],
         )
         for choice in selection.steps
     )

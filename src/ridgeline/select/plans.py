@@ -1,4 +1,4 @@
-"""Composition: region choices into whole plans, and whole plans compared by their total time.
+"""Whole plans on a CPU: region choices put together, compared by their total time.
 
 A span of neighbouring regions taken by one tactic competes with the sum of what it replaces, so it is only
 believed when the whole plan has been timed with it.
@@ -7,51 +7,44 @@ believed when the whole plan has been timed with it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
-from typing import TypeAlias
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Site, TensorSpec
-from ridgeline.errors import BuildError
+from ridgeline.base.spec import Site
+from ridgeline.errors import LimitError, failure
 from ridgeline.ir.body import Region
-from ridgeline.ir.sites import make_site, merge
-from ridgeline.ir.views import views_of
+from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
-from ridgeline.options import Options
-from ridgeline.runtime.examples import site_inputs
 from ridgeline.runtime.instance import Instance
-from ridgeline.select.context import Selection, SelectionContext, StepChoice
-from ridgeline.select.plan_times import compare_plans
-from ridgeline.select.sites import EFFORTS, MARGIN, candidates_of, check_workspace, time_site
-from ridgeline.tactics.base import Compiles, Launch
+from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
+from ridgeline.select.plan_times import compare_plans, none_runs, run_once
+from ridgeline.select.race import MARGIN
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry
+from ridgeline.tactics.offer import Refused
 
-Offer: TypeAlias = tuple[Region, Site, list[Candidate], list[Candidate]]  # who is willing, who refused
-Enter: TypeAlias = Callable[[SelectionContext, Sequence[tuple[Region, Site]]], dict[str, Entry]]
+REGIONS, MIXED = "regions", "mixed"
+# what a change from one library to another costs
+BORDER_US = 10.0
+Made = TypeVar("Made", bound=Instance)
 
 
-def select(
-    context: SelectionContext, inputs: Mapping[str, TensorSpec], feeds: Mapping[str, Tensor]
-) -> Selection:
-    """Choose for every region, then between whole plans."""
-    made = Selection()
-    work = [region for region in context.program.regions if not context.inferred.is_host(region)]
-    choose_regions(context, work, made, _time_sites)
-    plans = _plans(context, work, made)
-    key = plan_key(context, made, list(plans))
+def compose_timed(context: SelectionContext, made: Selection) -> None:
+    """The fastest whole plan: region by region, one span for all, or spans where the library is better."""
+    plans = _plans(context, made)
+    key = _plan_key(context, made, list(plans))
     entry = context.find(key)
     if entry is None:
         if context.lock is not None:
             raise stale(context.options, ["the whole plan"])
         entry, times = compare_plans(
             {name: [step.median_us for step in steps] for name, steps in plans.items()},
-            lambda name: instance_of(context, plans[name], inputs, feeds),
+            lambda name: _host_instance(context, plans[name]),
             options=context.options,
         )
         for name, steps_us in times.items():
@@ -60,190 +53,107 @@ def select(
         made.unsteady += entry.is_unsteady
     else:
         made.cached += 1
-    remember(context, made, key, entry)
-    made.alternatives = entry
+    _settle(context, made, key, entry)
     chosen = entry.candidates[entry.chosen].tactic
     if chosen not in plans:
-        raise _left_out(context.options, [f"the whole plan: {chosen}"])
+        raise left_out(context.options, [f"the whole plan: {chosen}"])
     made.steps = tuple(plans[chosen])
-    if chosen == "ort":  # one step is the whole plan: their times are the same, and so are their rivals
+    if chosen not in (REGIONS, MIXED):  # one step is the whole plan: it has the same time and the same rivals
         made.steps = (replace(made.steps[0], entry=entry),)
-    return made
 
 
-def choose_regions(context: SelectionContext, work: Sequence[Region], made: Selection, enter: Enter) -> None:
-    """An entry for every region; equal sites share one."""
-    todo: dict[str, tuple[Region, Site]] = {}
-    for region in work:
-        site = context.site(region)
-        made.sites[region.name] = site
-        if views_of(site):
-            continue
-        if context.find(context.key(site)) is None:
-            todo.setdefault(context.key(site), (region, site))
-    if todo and context.lock is not None:
-        raise stale(context.options, [region.name for region, _ in todo.values()])
-    fresh = enter(context, list(todo.values()))
-    for region in work:
-        site = made.sites[region.name]
-        if views_of(site):
-            continue
-        key = context.key(site)
-        entry = fresh.get(key) or context.known(site)
-        remember(context, made, key, entry)
-        made.entries[region.name] = entry
-    made.cached = len(set(made.keys)) - len(fresh)
-    if context.options.level:
-        made.timed, made.unsteady = len(fresh), sum(entry.is_unsteady for entry in fresh.values())
+def compose_untimed(context: SelectionContext, made: Selection, try_regions: Callable[[], None]) -> None:
+    """The library for the whole graph if it runs; else regions, which are tried one by one."""
+    whole = whole_graph(context)
+    failed = None if whole is None else _why_not_run(context, whole)
+    if whole is not None and failed is None:
+        rivals = [Candidate(whole.tactic, {}), Candidate(REGIONS, {})]
+        made.steps = (replace(whole, entry=Entry("whole plan", tuple(rivals))),)
+    else:
+        try_regions()
+        made.steps = tuple(context.single(region, made) for region in context.work)
+        refused = [] if whole is None else [Candidate(whole.tactic, {}, refused=failed)]
+        _require_binding(context, made.steps, refused)
+        rivals = [Candidate(REGIONS, {}), *refused]
+    entry = Entry("whole plan", tuple(rivals))
+    _settle(context, made, _plan_key(context, made, [c.tactic for c in rivals]), entry)
 
 
-def _time_sites(context: SelectionContext, todo: Sequence[tuple[Region, Site]]) -> dict[str, Entry]:
-    offers = offers_of(context, todo)
-    precompile(context, [(site, candidate) for _, site, willing, _ in offers for candidate in willing])
-    return enter_sites(context, offers, stage="time")
+def _settle(context: SelectionContext, made: Selection, key: str, entry: Entry) -> None:
+    made.alternatives = entry
+    made.keys.append(key)
+    context.store(key, entry)
 
 
-def offers_of(context: SelectionContext, todo: Sequence[tuple[Region, Site]]) -> list[Offer]:
-    """Who is willing at each site, and who is not and why."""
-    all_configs = EFFORTS[context.options.level].all_configs
-    made = []
-    for region, site in todo:
-        willing, refused = candidates_of(site, context.tactics, all_configs=all_configs)
-        willing, more = valid_everywhere(context, region, willing)
-        made.append((region, site, willing, [*refused, *more]))
-    return made
-
-
-def precompile(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
-    """Compile what will be bound, several kernels at a time."""
-    compilers = {tactic.name: tactic for tactic in context.tactics if isinstance(tactic, Compiles)}
-    jobs = {name: [(site, c.config) for site, c in candidates if c.tactic == name] for name in compilers}
-    done, total = 0, sum(map(len, jobs.values()))
-    for name in (name for name in jobs if jobs[name]):
-        context.options.tell("compile", done, total, name)
-        compilers[name].precompile(jobs[name])
-        done += len(jobs[name])
-        context.options.tell("compile", done, total)
-
-
-def enter_sites(context: SelectionContext, offers: Sequence[Offer], *, stage: str) -> dict[str, Entry]:
-    """An entry for each site: its candidates in the order of their times, or the first that runs."""
-    made = {}
-    for i, (region, site, willing, refused) in enumerate(offers):
-        context.options.tell(stage, i, len(offers), region.name)
-        weights = context.weights_of(region, site)
-        with torch.inference_mode():
-            made[context.key(site)] = time_site(
-                site,
-                weights,
-                context.tactics,
-                effort=EFFORTS[context.options.level],
-                willing=willing,
-                refused=refused,
-                draw=partial(site_inputs, site, weights),
-                workspace_bytes=context.options.workspace_bytes,
-            )
-    context.options.tell(stage, len(offers), len(offers))
-    return made
-
-
-def valid_everywhere(
-    context: SelectionContext, region: Region, willing: Sequence[Candidate]
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Tactics are chosen at opt and must be valid from min to max."""
-    by_name = {tactic.name: tactic for tactic in context.tactics}
-    kept, dropped = [], []
-    for candidate in willing:
-        reason = None
-        for inferred in context.profile_corners:
-            site = make_site(context.program, region, inferred, context.target)
-            reason = reason or by_name[candidate.tactic].why_not(site)
-        if reason is None:
-            kept.append(candidate)
-        else:
-            dropped.append(replace(candidate, refused=f"not over the whole profile: {reason}"))
-    return kept, dropped
-
-
-def _plans(context: SelectionContext, work: Sequence[Region], made: Selection) -> dict[str, list[StepChoice]]:
+def _plans(context: SelectionContext, made: Selection) -> dict[str, list[StepChoice]]:
     """Whole plans worth comparing: region by region, one span for all, runs where the library is better."""
-    plans: dict[str, list[StepChoice]] = {}
-    plans["regions"] = [single(context, region, made) for region in work]
-    whole = whole_graph(context) if work else None
+    plans = {REGIONS: [context.single(region, made) for region in context.work]}
+    whole = whole_graph(context)
     if whole is not None:
-        plans["ort"] = [whole]
-        mixed = _mixed(context, work, made)
+        plans[whole.tactic] = [whole]
+        mixed = _mixed(context, made, context.by_name[whole.tactic])
         if mixed is not None:
-            plans["mixed"] = mixed
+            plans[MIXED] = mixed
     return plans
 
 
 def whole_graph(context: SelectionContext) -> StepChoice | None:
     """One step for all regions, if there is a library that takes them."""
-    span = next((t for t in context.tactics if t.name == "ort"), None)
+    library = next((tactic for tactic in context.tactics if tactic.takes_spans), None)
+    if library is None or not context.work:
+        return None
     whole = tuple(context.program.regions)
-    joined = merge(context.program, whole)
-    site = make_site(context.program, joined, context.inferred, context.target)
-    if span is None or span.why_not(site) is not None:
+    site = context.site(merge(context.program, whole))
+    offer = context.offer(library, site)
+    if isinstance(offer, Refused):
         return None
     # alone in the engine, its threads are in nobody's way
-    config = {**next(iter(span.configs(site))), "spin": True}
-    return StepChoice(whole, "ort", config, site, Entry(joined.name, (Candidate("ort", config),)))
+    config = {**offer.configs[0], "spin": True}
+    return StepChoice(whole, library.name, config, site, Entry(site.name, (Candidate(library.name, config),)))
 
 
-def single(context: SelectionContext, region: Region, made: Selection) -> StepChoice:
-    site = made.sites[region.name]
-    entry = made.entries.get(region.name) or Entry(region.name, (Candidate("aten", {}),))
-    best = entry.candidates[entry.chosen]
-    if best.tactic not in {tactic.name for tactic in context.tactics}:
-        raise _left_out(context.options, [f"{region.name}: {best.tactic}"])
-    if best.refused is not None:
-        raise BuildError(f"the lock pins {best.tactic} at {region.name}, which refused: {best.refused}")
-    return StepChoice((region,), best.tactic, best.config, site, entry)
-
-
-def _mixed(context: SelectionContext, work: Sequence[Region], made: Selection) -> list[StepChoice] | None:
+def _mixed(context: SelectionContext, made: Selection, library: Tactic) -> list[StepChoice] | None:
     """Runs of regions that the library does no slower become spans; the rest stays as it is."""
-    span = next(t for t in context.tactics if t.name == "ort")
-    ours = [region for region in work if _wins_alone(made.entries.get(region.name))]
-    if not ours or len(ours) == len(work):
+    ours = [region for region in context.work if _wins_alone(made.entries.get(region.name), library)]
+    if not ours or len(ours) == len(context.work):
         return None
     steps: list[StepChoice] = []
     run: list[Region] = []
-
-    def close() -> None:
-        if len(run) > 1:
-            joined = merge(context.program, run)
-            site = make_site(context.program, joined, context.inferred, context.target)
-            config = next(iter(span.configs(site)))
-            entry = context.find(context.key(site)) or Entry(joined.name, (Candidate("ort", dict(config)),))
-            steps.append(StepChoice(tuple(run), "ort", config, site, entry))
-        else:
-            steps.extend(single(context, region, made) for region in run)
-        run.clear()
-
-    for region in work:
+    for region in context.work:
         if region in ours:
-            close()
-            steps.append(single(context, region, made))
+            steps += [*_span(context, made, library, run), context.single(region, made)]
+            run = []
         else:
             run.append(region)
-    close()
-    spans = sum(len(step.regions) > 1 for step in steps)
-    return steps if spans else None
+    steps += _span(context, made, library, run)
+    return steps if any(len(step.regions) > 1 for step in steps) else None
 
 
-def _wins_alone(entry: Entry | None) -> bool:
+def _span(
+    context: SelectionContext, made: Selection, library: Tactic, run: Sequence[Region]
+) -> list[StepChoice]:
+    """These neighbours as one step of the library; a region alone stays as it is."""
+    if len(run) < 2:
+        return [context.single(region, made) for region in run]
+    site = context.site(merge(context.program, run))
+    offer = context.offer(library, site)
+    if isinstance(offer, Refused):
+        return [context.single(region, made) for region in run]
+    config = offer.configs[0]
+    entry = context.find(context.key(site)) or Entry(site.name, (Candidate(library.name, config),))
+    return [StepChoice(tuple(run), library.name, config, site, entry)]
+
+
+def _wins_alone(entry: Entry | None, library: Tactic) -> bool:
     """Our tactic beats the library on this region by more than a border between them costs."""
     if entry is None:
         return False
     times = {c.tactic: c.median_us for c in reversed(entry.candidates) if c.median_us is not None}
     best = entry.candidates[entry.chosen]
-    library = times.get("ort")
-    if best.tactic == "ort" or best.median_us is None or library is None:
+    theirs = times.get(library.name)
+    if best.tactic == library.name or best.median_us is None or theirs is None:
         return False
-    border_us = 10.0
-    return best.median_us * (1 + MARGIN) + border_us < library
+    return best.median_us * (1 + MARGIN) + BORDER_US < theirs
 
 
 def _with_times(
@@ -260,7 +170,8 @@ def _with_times(
         us = median(by_key[key]) if key in by_key else None
         if us is not None and us != step.median_us:
             step = replace(step, entry=step.entry.with_time(us))
-            remember(context, made, key, step.entry)
+            made.keys.append(key)
+            context.store(key, step.entry)
             made.entries.update({r.name: step.entry for r in step.regions if step.regions == (r,)})
         timed.append(step)
     return timed
@@ -269,58 +180,68 @@ def _with_times(
 def instance_of(
     context: SelectionContext,
     steps: Sequence[StepChoice],
-    inputs: Mapping[str, TensorSpec],
-    feeds: Mapping[str, Tensor],
-) -> Instance:
-    by_name = {tactic.name: tactic for tactic in context.tactics}
+    make: type[Made],
+    launches: dict[object, Launch] | None = None,
+) -> Made:
+    """A plan of these steps that can be run, over drawn inputs. `launches` are kept from plan to plan."""
     regions = [merge(context.program, step.regions) for step in steps]
+    known = {} if launches is None else launches
 
     def bind(index: int, site: Site) -> Launch:
-        step = steps[index]
-        island = (
-            context.islands.bind(regions[index], site) if context.islands and step.tactic == "aten" else None
-        )
-        if island is not None:
-            return island
-        return by_name[step.tactic].bind(site, step.config, context.weights_of(regions[index], site))
+        step, region = steps[index], regions[index]
+        if context.islands and context.by_name[step.tactic].is_floor:
+            island = context.islands.bind(region, site)
+            if island is not None:
+                return island
+        place = (region.name, step.tactic, tuple(step.config.items()))
+        if place not in known:
+            known[place] = context.bind(site, step.tactic, step.config, context.weights_of(region, site))
+        return known[place]
 
     with torch.inference_mode():
-        instance = Instance(
-            context.program, regions, inputs, context.weights, context.target, bind, inferred=context.inferred
-        )
-        for name, value in feeds.items():
+        instance = make(
+            context.program, regions, context.inputs, context.weights, context.target, bind,
+            inferred=context.inferred,
+        )  # fmt: skip
+        for name, value in context.feeds.items():
             if name in instance.inputs:
                 fill(instance.inputs[name], value)
             else:  # strings, sequences: steps are handed the value itself
                 instance.moving[name] = value
-        packed = sum(step.launch.packed_bytes for step in instance.steps if step.launch is not None)
-        check_workspace(packed, context.options.workspace_bytes)
     return instance
 
 
-def plan_key(context: SelectionContext, made: Selection, names: Sequence[str]) -> str:
+def _host_instance(context: SelectionContext, steps: Sequence[StepChoice]) -> Instance:
+    instance = instance_of(context, steps, Instance)
+    packed = sum(step.launch.packed_bytes for step in instance.steps if step.launch is not None)
+    check_workspace(packed, context.options.workspace_bytes)
+    return instance
+
+
+def _why_not_run(context: SelectionContext, step: StepChoice) -> str | None:
+    """What the plan of this one step fails with, if it does."""
+    try:
+        run_once(_host_instance(context, [step]))
+    except LimitError:
+        raise
+    except Exception as error:
+        return failure(error)
+    return None
+
+
+def _require_binding(
+    context: SelectionContext, steps: Sequence[StepChoice], refused: Sequence[Candidate]
+) -> None:
+    """The last plan need not run here: drawn values may not suit the model, and verification will tell."""
+    try:
+        _host_instance(context, steps)
+    except LimitError:
+        raise
+    except Exception as error:
+        raise none_runs([*refused, Candidate(REGIONS, {}, refused=failure(error))]) from error
+
+
+def _plan_key(context: SelectionContext, made: Selection, names: Sequence[str]) -> str:
     sites = hashlib.sha256("|".join(site.key for site in made.sites.values()).encode()).hexdigest()
     rivals = "|".join([*names, *(context.key(site) for site in made.sites.values())])
     return f"plan{sites[:28]}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
-
-
-def remember(context: SelectionContext, made: Selection, key: str, entry: Entry) -> None:
-    made.keys.append(key)
-    if context.lock is None:
-        context.cache.entries[key] = replace(entry, context=context.context)
-
-
-def _left_out(options: Options, what: Sequence[str]) -> BuildError:
-    return BuildError(
-        f"the lock {str(options.lock)!r} names tactics that this build leaves out",
-        rows=what,
-        help="drop --without, or edit `chosen` in the lock",
-    )
-
-
-def stale(options: Options, what: Sequence[str]) -> BuildError:
-    return BuildError(
-        f"the lock file does not cover {len(what)} of this model's choices",
-        rows=what,
-        help=f"the model, the shapes or ridgeline changed since: delete {options.lock} and build again",
-    )

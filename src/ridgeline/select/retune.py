@@ -1,4 +1,4 @@
-"""Settling: a plan that a build elsewhere could only predict is measured and checked on its own GPU.
+"""Retuning: a plan that a build elsewhere could only predict is measured and checked on its own GPU.
 
 Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
 """
@@ -9,23 +9,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
-
 from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site
-from ridgeline.kernels.elements import to_torch
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.device import require_device
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.memory_report import with_memory
 from ridgeline.runtime.weights import DeviceWeights
-from ridgeline.select.context import SelectionContext
+from ridgeline.select.context import Competitors, SelectionContext
+from ridgeline.select.graph_replay import GraphReplay
+from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes
-from ridgeline.select.plans_cuda import select_cuda
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
@@ -39,9 +36,7 @@ def retune(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[P
     # kernels of a file that is not trusted are made again here; of one that is, all are found
     collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
     context = _context(engine)
-    arrays = example_feeds(engine.inference, shapes, seed=0)
-    feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
-    selection = select_cuda(context, shapes, feeds, offer=_offer(engine))
+    selection = select(context)
     engine.choose(
         replace(plan, steps=planned_steps(context, selection), regions=region_notes(context, selection))
     )
@@ -67,24 +62,27 @@ def _context(engine: Engine) -> SelectionContext:
         target=target,
         device_key=require_device(target).key,
         tactics=engine.tactics,
+        timer=GraphReplay(),
+        inputs=engine.plan.planned_shapes,
+        competitors=embedded(engine),
         options=Options(target=str(target)),
         cache=TimingCache(),
         lock=None,
     )
 
 
-def _offer(engine: Engine) -> Callable[[Site], tuple[list[Candidate], list[Candidate]]]:
+def embedded(engine: Engine) -> Callable[[Site], Competitors]:
     """Who may compete for a site: those the plan kept whose kernels are embedded."""
     steps = {region: step for step in engine.plan.steps for region in step.regions}
     tactics = {tactic.name: tactic for tactic in engine.tactics}
 
-    def is_on_board(site: Site, candidate: Candidate) -> bool:
+    def is_embedded(site: Site, candidate: Candidate) -> bool:
         kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
         return all(engine.store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
-    def offer(site: Site) -> tuple[list[Candidate], list[Candidate]]:
+    def competitors(site: Site) -> Competitors:
         known = _candidates(steps[site.name])
-        willing = [m for m in known if m.refused is None and is_on_board(site, m)]
+        willing = [m for m in known if m.refused is None and is_embedded(site, m)]
         kept = {id(m) for m in willing}
         left = [
             m if m.refused else replace(m, refused="its kernels are not embedded")
@@ -93,7 +91,7 @@ def _offer(engine: Engine) -> Callable[[Site], tuple[list[Candidate], list[Candi
         ]
         return willing, left
 
-    return offer
+    return competitors
 
 
 def _candidates(step: Step) -> list[Candidate]:

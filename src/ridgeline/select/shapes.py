@@ -25,7 +25,6 @@ from ridgeline.frontend.profiles import (
     with_values,
 )
 from ridgeline.ir.infer import Inferred
-from ridgeline.kernels.values import taken_in
 from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.runtime.examples import example_feeds
@@ -63,10 +62,6 @@ class Shapes:
     def other_corners(self) -> list[Mapping[str, TensorSpec]]:
         """The profile's ends, where they are not the planned shapes."""
         return [corner for corner in (self.low, self.high) if corner is not None and corner != self.opt]
-
-    def feeds(self, inference: Inference) -> dict[str, Any]:
-        arrays = example_feeds(inference, self.opt, seed=0)
-        return {name: taken_in(array) for name, array in arrays.items()}
 
 
 class Original(Protocol):

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ridgeline.base.spec import Body, Port, TensorSpec
 from ridgeline.errors import RidgelineError
 from ridgeline.ir.body import Region
-from ridgeline.kernels.elements import to_torch
 from ridgeline.plan.plan import Memory, Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
 from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes
-from ridgeline.select.untimed import select_here
 from ridgeline.tactics.cpu.ort import inside_bodies
 
 
@@ -50,14 +46,14 @@ def _plan_body(
             context,
             inference=inference,
             inferred=inference.at(given),
+            inputs=given,
             weights=inference.weights,
             profile_corners=(),
             tactics=inside_bodies(context.tactics),
+            offers={},
         )
     )
-    arrays = example_feeds(inference, given, seed=0)
-    feeds = {name: to_torch(np.asarray(array)) for name, array in arrays.items()}
-    selection = select_here(inner, given, feeds)
+    selection = select(inner)
     plan = Plan(
         model=key,
         target=context.target,

@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,12 +26,9 @@ import torch
 
 from ridgeline.base.choices import Candidate
 from ridgeline.base.files import open_regular, place_of, require_place, whole_file
-from ridgeline.base.spec import Site
 from ridgeline.base.typed_json import parse_json, read_as
-from ridgeline.errors import BuildError, OptionError, first_line
+from ridgeline.errors import OptionError, first_line
 from ridgeline.kernels.triton.source import triton_version
-from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.offer import Refused, read_offer
 
 FORMAT = 1
 CACHE_TITLE = "# Ridgeline timing cache. An entry counts in the context it was measured in.\n"
@@ -135,31 +132,6 @@ def read_lock(path: Path | None) -> TimingCache | None:
             help="delete the file and build again: the lock is then written anew",
         )
     return lock
-
-
-def only_offered(entry: Entry | None, site: Site, tactics: Sequence[Tactic]) -> Entry:
-    """An entry that was read from a file, as far as its tactics could have made it themselves."""
-    assert entry is not None, "every site was timed or found"
-    named = {candidate.tactic for candidate in entry.candidates if candidate.refused is None}
-    offers = {tactic.name: read_offer(tactic, site) for tactic in tactics if tactic.name in named}
-
-    def is_offered(candidate: Candidate) -> bool:
-        offer = offers.get(candidate.tactic)
-        # whoever asks for an unknown or refused candidate says what is wrong
-        return offer is None or isinstance(offer, Refused) or offer.has(candidate.config)
-
-    checked = [
-        c if is_offered(c) else replace(c, refused=f"offers no such config: {dict(c.config)}")
-        for c in entry.candidates
-    ]
-    best = entry.candidates[entry.chosen]
-    if checked[entry.chosen] is not best:
-        raise BuildError(
-            f"{best.tactic} offers no such config at {site.name}",
-            got=str(dict(best.config)),
-            help="was a lock or a cache edited by hand, or made elsewhere? delete it and build again",
-        )
-    return replace(entry, candidates=tuple(checked))
 
 
 def site_of(key: str) -> str:

@@ -1,8 +1,12 @@
-"""Selection on a GPU: candidates of a site compiled together, checked against the floor, timed in graphs."""
+"""The timer of a GPU: candidates of a site checked against the floor, then timed as CUDA graphs.
+
+Isolated timings are warm in the caches and know no neighbours. So the choice between a site's best is made in
+the whole captured plan (`select/refine.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +18,17 @@ from ridgeline.base.gpu_timing import capture, interleave_graphs, times_in_turn
 from ridgeline.base.spec import EPSILON, Site, TensorSpec
 from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
-from ridgeline.select.sites import UNSTEADY, check_workspace, ranked
-from ridgeline.tactics.aten import Aten, is_inferred
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.runtime.examples import site_inputs
+from ridgeline.select.context import Contest, Selection, SelectionContext, check_workspace
+from ridgeline.select.race import UNSTEADY, ranked
+from ridgeline.select.refine import Refinement
+from ridgeline.select.wall_clock import Measuring
+from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
 
+# timing rounds of a site, and of a whole plan, by optimisation level
+SITE_ROUNDS = (0, 3, 5, 5, 9, 15)
+PLAN_ROUNDS = (0, 0, 5, 9, 15, 31)
 CALLS_PER_GRAPH = 10
 # a candidate this many times slower than the best at first sight stays behind
 HOPELESS = 2.0
@@ -28,62 +38,71 @@ ROUNDINGS = 64
 ROUNDED_SHARE = 0.01
 
 
-def time_site_cuda(
-    site: Site,
-    weights: Mapping[str, Tensor],
-    tactics: Sequence[Tactic],
-    *,
-    rounds: int,
-    willing: Sequence[Candidate],
-    refused: Sequence[Candidate],
-    draw: Callable[[], Sequence[Tensor | None]],
-    workspace_bytes: int | None = None,
-) -> Entry:
-    """Every willing candidate, timed side by side; one that fails or computes something else is refused."""
-    if not is_inferred(site):
-        return Entry(site.name, (*willing, *refused), 0)
-    by_name = {tactic.name: tactic for tactic in tactics}
-    dropped = list(refused)
-    inputs = draw()
-    want = _reference(site, by_name, weights, inputs)
-    runnable: list[tuple[Candidate, torch.cuda.CUDAGraph]] = []
-    eager: list[tuple[Candidate, Callable[[], object], str]] = []
-    for candidate in willing:
-        try:
-            launch = by_name[candidate.tactic].bind(site, candidate.config, weights)
-            check_workspace(launch.packed_bytes, workspace_bytes)
-            by_name[candidate.tactic].examine(site, launch, inputs)
-            call, outputs = bound_call(launch, site, inputs)
-            _require_close(outputs(), want, may_round=_rounds_to_integers(site))
-            torch.cuda.synchronize()
-            runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
-        except CaptureError as error:  # right, but not in a graph: for where nothing else runs
-            eager.append((candidate, call, f"cannot be captured in a CUDA graph: {error}"))
-        except Exception as error:  # a candidate that breaks is a refusal with its message
-            _require_device(f"{candidate.tactic} {dict(candidate.config)} at {site.name}")
-            dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
-    if eager and not runnable:
-        medians = times_in_turn([call for _, call, _ in eager], rounds) if rounds else [None] * len(eager)
-        timed = [replace(m, median_us=us) for (m, _, _), us in zip(eager, medians, strict=True)]
-        return Entry(site.name, (*ranked(timed), *dropped))
-    dropped += [replace(m, refused=reason) for m, _, reason in eager]
-    if not runnable:
-        raise BuildError(
-            f"no tactic for {site.name} ({', '.join(op.op_type for op in site.body.ops)})",
-            rows=[f"{m.tactic:24} {m.refused}" for m in dropped],
-        )
-    if rounds == 0:
-        return Entry(site.name, (*(m for m, _ in runnable), *dropped), 0)
+class GraphReplay(Measuring):
+    """Times are those of graph replays; one that computes something else than the floor is refused."""
+
+    all_configs_from = 1
+
+    def time_site(self, context: SelectionContext, contest: Contest) -> Entry:
+        site, rounds = contest.site, SITE_ROUNDS[context.options.level]
+        weights = context.weights_of(contest.region, site)
+        dropped = list(contest.refused)
+        inputs = site_inputs(site, weights, device="cuda")
+        want = _reference(context, contest, inputs)
+        runnable: list[tuple[Candidate, torch.cuda.CUDAGraph]] = []
+        eager: list[tuple[Candidate, Callable[[], object], str]] = []
+        for candidate in contest.willing:
+            try:
+                launch = context.bind(site, candidate.tactic, candidate.config, weights)
+                check_workspace(launch.packed_bytes, context.options.workspace_bytes)
+                context.by_name[candidate.tactic].examine(site, launch, inputs)
+                call, outputs = bound_call(launch, site, inputs)
+                _require_close(outputs(), want, may_round=_rounds_to_integers(site))
+                torch.cuda.synchronize()
+                runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
+            except CaptureError as error:  # right, but not in a graph: for where nothing else runs
+                eager.append((candidate, call, f"cannot be captured in a CUDA graph: {error}"))
+            except Exception as error:  # a candidate that breaks is refused with its message
+                _require_device(f"{candidate.tactic} {dict(candidate.config)} at {site.name}")
+                dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
+        if eager and not runnable:
+            medians = times_in_turn([call for _, call, _ in eager], rounds) if rounds else [None] * len(eager)
+            timed = [replace(m, median_us=us) for (m, _, _), us in zip(eager, medians, strict=True)]
+            return Entry(site.name, (*ranked(timed), *dropped))
+        dropped += [replace(m, refused=reason) for m, _, reason in eager]
+        if not runnable:
+            raise contest.no_tactic(dropped)
+        if rounds == 0:
+            return Entry(site.name, (*(m for m, _ in runnable), *dropped), 0)
+        timed, is_unsteady = _race_graphs(runnable, rounds)
+        return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=is_unsteady)
+
+    def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        """Try the best few of each fresh site in the whole plan."""
+        fresh = [contest for contest in contests if not contest.is_known]
+        level = context.options.level
+        if fresh and SITE_ROUNDS[level]:
+            refinement = Refinement(context, contests, made)
+            if PLAN_ROUNDS[level]:
+                refinement.run(fresh, PLAN_ROUNDS[level])
+            refinement.time_the_rest(SITE_ROUNDS[level])
+            made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
+        super().compose(context, contests, made)
+
+
+def _race_graphs(
+    runnable: Sequence[tuple[Candidate, torch.cuda.CUDAGraph]], rounds: int
+) -> tuple[list[Candidate], bool]:
+    """The candidates with their times, and whether the best was unsteady."""
     graphs = [graph for _, graph in runnable]
     first = [t.min_us for t in interleave_graphs(graphs, calls=CALLS_PER_GRAPH, rounds=1)]
     rivals = [i for i, us in enumerate(first) if us <= HOPELESS * min(first)]
     timings = interleave_graphs([graphs[i] for i in rivals], calls=CALLS_PER_GRAPH, rounds=rounds)
     found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
-    best = min(timings, key=lambda t: t.median_us)
     timed = [
         Candidate(m.tactic, m.config, round(found.get(i, first[i]), 3)) for i, (m, _) in enumerate(runnable)
     ]
-    return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=best.spread > UNSTEADY)
+    return timed, min(timings, key=lambda t: t.median_us).spread > UNSTEADY
 
 
 def _require_device(what: str) -> None:
@@ -126,18 +145,14 @@ def _poisoned(spec: TensorSpec) -> Tensor:
 
 
 def _reference(
-    site: Site,
-    tactics: Mapping[str, Tactic],
-    weights: Mapping[str, Tensor],
-    inputs: Sequence[Tensor | None],
+    context: SelectionContext, contest: Contest, inputs: Sequence[Tensor | None]
 ) -> Sequence[Tensor] | None:
     """What the floor makes of these inputs; None where it cannot run them."""
-    floor = tactics["aten"]
-    assert isinstance(floor, Aten), "the floor is always there"
+    site, weights = contest.site, context.weights_of(contest.region, contest.site)
     try:
-        _, run = bound_call(floor.bind(site, {}, weights), site, inputs)
+        _, run = bound_call(context.bind(site, context.floor.name, {}, weights), site, inputs)
         return run()
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, BuildError):
         return None
 
 

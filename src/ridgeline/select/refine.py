@@ -1,0 +1,112 @@
+"""Choices on a GPU refined in place: each site that could matter tries its runners-up in the whole plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from ridgeline.base.gpu_graph import CaptureError
+from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
+from ridgeline.errors import failure
+from ridgeline.runtime.cuda_instance import CudaInstance
+from ridgeline.select.context import Contest, Selection, SelectionContext
+from ridgeline.select.plans import instance_of
+from ridgeline.tactics.base import Launch
+
+# a runner-up this close alone may be the better neighbour
+CLOSE = 1.35
+RUNNERS_UP = 3
+# the whole plan must gain this much before a site changes hands
+PLAN_MARGIN = 0.002
+
+
+class Refinement:
+    """Tries runners-up in place, one site at a time, and keeps what makes the whole plan faster."""
+
+    def __init__(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        self.context, self.contests, self.made = context, contests, made
+        self.launches: dict[object, Launch] = {}
+        self.contest_of = {region.name: contest for contest in contests for region in contest.users}
+
+    def run(self, fresh: Sequence[Contest], rounds: int) -> None:
+        options = self.context.options
+        try:
+            best = self._graph()
+        except CaptureError:  # steps that wait for the host decide the time; the engine says so when it runs
+            return
+        ranking = sorted(fresh, key=_weight_us, reverse=True)
+        for i, contest in enumerate(ranking):
+            options.tell("refine", i, len(ranking), contest.region.name)
+            for rival in _rivals(contest):
+                try:
+                    graph = self._graph(contest, rival)
+                except Exception as error:  # it ran alone but not here: left out with the reason
+                    contest.refuse(rival, f"in the whole plan: {failure(error)}")
+                    continue
+                old, new = interleave_graphs([best, graph], rounds=rounds)
+                if new.median_us < old.median_us * (1 - PLAN_MARGIN):
+                    contest.entry, best = replace(contest.entry, chosen=rival), graph
+        options.tell("refine", len(ranking), len(ranking))
+
+    def time_the_rest(self, rounds: int) -> None:
+        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes."""
+        untimed = [contest for contest in self.contests if contest.entry.chosen_us is None]
+        if not untimed:
+            return
+        instance = self._instance()
+        with torch.inference_mode():
+            medians = times_in_turn(instance.calls, rounds)
+        totals: dict[str, float] = {}
+        for index, us in zip(instance.call_steps, medians, strict=True):
+            name = self.context.work[index].name
+            totals[name] = totals.get(name, 0.0) + us
+        for contest in untimed:
+            times = [totals[region.name] for region in contest.users if region.name in totals]
+            if times:
+                contest.entry = contest.entry.with_time(round(median(times), 3))
+
+    def _graph(self, contest: Contest | None = None, rival: int = 0) -> torch.cuda.CUDAGraph:
+        """The whole plan captured, with this rival in place of the contest's winner."""
+        instance = self._instance(contest, rival)
+        if instance.graph is None:
+            raise CaptureError(instance.why_eager)
+        # the graph's memory is the instance's
+        instance.graph.instance = instance  # type: ignore[attr-defined]
+        return instance.graph
+
+    def _instance(self, contest: Contest | None = None, rival: int = 0) -> CudaInstance:
+        """The whole plan, run once."""
+        steps = []
+        for region in self.context.work:
+            own = self.contest_of.get(region.name)
+            step = self.context.single(region, self.made)
+            if own is not None:  # else a view: nothing is bound
+                best = own.entry.candidates[rival if own is contest else own.entry.chosen]
+                step = replace(step, tactic=best.tactic, config=best.config)
+            steps.append(step)
+        instance = instance_of(self.context, steps, CudaInstance, self.launches)
+        with torch.inference_mode():
+            instance.execute()
+        return instance
+
+
+def _weight_us(contest: Contest) -> float:
+    """Time that the site's users spend: where a change matters most."""
+    return (contest.entry.chosen_us or 0.0) * len(contest.users)
+
+
+def _rivals(contest: Contest) -> list[int]:
+    entry = contest.entry
+    best_us = entry.chosen_us
+    timed = [
+        i
+        for i, m in enumerate(entry.candidates)
+        if i != entry.chosen
+        and m.median_us is not None
+        and best_us is not None
+        and m.median_us <= CLOSE * best_us
+    ]
+    return timed[:RUNNERS_UP]
