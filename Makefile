@@ -20,7 +20,7 @@ help:
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make fuzz    hostile models and files, FUZZ_SECONDS=$(FUZZ_SECONDS) of each kind (FUZZ_FIRST: the first seed)"
 	@echo "make bench   the CPU table in bench/results (BENCH_ARGS=--quick for a short one)"
-	@echo "make docs    write the generated pages of docs/"
+	@echo "make docs    write the generated pages of docs/, and the site in build/site"
 	@echo "make clean   remove caches and outputs; .venv and downloaded models stay"
 
 venv: $(STAMP)
@@ -54,9 +54,17 @@ fuzz: $(STAMP)
 bench: $(STAMP)
 	@$(PY) -m bench.models_cpu $(BENCH_ARGS)
 
-docs: $(STAMP)
+$(VENV)/.docs: pyproject.toml | $(STAMP)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(STAMP) $(VENV)/.docs
 	@$(PY) docs/make_errors.py
 	@$(PY) docs/make_json.py
+	@$(PY) docs/make_pipeline.py
+	@$(PY) docs/make_site.py
+	@$(PY) -m mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache

@@ -10,8 +10,10 @@ FOLDERS = ("src", "tests", "docs", "bench", "examples", ".ci")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".ini", ""}
 # brackets keep this file from matching itself
 FORBIDDEN = {
-    # links to pages people read are listed; anything else would be a place to fetch from
-    "host": re.compile(r"http[s]?://(?!www[.]apache[.]org|keepachangelog[.]com|git-lfs[.]github[.]com)"),
+    # links to pages people read are listed, and the name of SVG; anything else would be a place to fetch from
+    "host": re.compile(
+        r"http[s]?://(?!www[.]apache[.]org|keepachangelog[.]com|git-lfs[.]github[.]com|www[.]w3[.]org)"
+    ),
     "package index": re.compile(r"index[-]url|find[-]links"),
     "path of one machine": re.compile(r"(?<![\w.*])/(?:[w]ork/|[t]mp/models|[h]ome/|[r]oot/)"),
 }
