@@ -8,11 +8,12 @@ import torch
 from test_floor import EXCEPTIONS, Case
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.ir.ops import row_of
 from ridgeline.kernels.elements import SUB_BYTE, to_torch
 from ridgeline.kernels.floor.dtypes import to_tensor
 from ridgeline.runtime.device import current_device
 from ridgeline.select.graph_replay import bound_call
-from ridgeline.tactics.aten import HOST_INPUTS, Aten
+from ridgeline.tactics.aten import Aten
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def mismatch(case: Case) -> str | None:
 
 def run(case: Case) -> list[torch.Tensor]:
     """The op as a region of its own, every input but numbers on the device."""
-    host = HOST_INPUTS.get(case.op.op_type, ())
+    host = row_of(case.op).host_inputs
     names = {i: f"x{i}" for i, array in enumerate(case.inputs) if array is not None}
     outputs = tuple(f"y{i}" for i, name in enumerate(case.op.outputs) if name)
     op = Op(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.base.work import body_flops
 from ridgeline.errors import InputError, OptionError
+from ridgeline.ir.work import body_flops
 from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.observe import Histogram, Shape

@@ -10,13 +10,6 @@ from typing import Any
 
 import numpy as np
 
-# where the reference evaluator of onnx is wrong by the standard, so that it computes none of these:
-# LpNormalization without absolute values, LRN along the batch, MaxPool where pads differ, Unique in sorted
-# order always, BatchNormalization before opset 14, the groups of ConvTranspose, GlobalMaxPool but of images
-WRONG_IN_REFERENCE = frozenset(
-    {"LpNormalization", "LRN", "MaxPool", "Unique", "BatchNormalization", "ConvTranspose", "GlobalMaxPool"}
-)
-
 Array = Any  # a numpy array, or None for an absent input
 
 

@@ -20,18 +20,14 @@ from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.profiles import shapes_text
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_non_tensor, type_text
 from ridgeline.ir.body import Program, Region, array_tensor, model_proto, node_proto
-from ridgeline.ir.host_ops import HOST_OPS, WRONG_IN_REFERENCE
+from ridgeline.ir.host_ops import HOST_OPS
 from ridgeline.ir.op_given import MisfitError
-from ridgeline.ir.shape_rules import has_rule, own_spec
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import has, is_a, row_of
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
 # more than any mask or index that shapes alone decide; computed once for each new set of shapes
 HOST_NUMEL = 1 << 26
-RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
-                    "Bernoulli", "Dropout"})  # fmt: skip
-# on these without a row or a step to compute ONNX Runtime ends the whole process
-NEVER_EMPTY = frozenset({"LSTM", "GRU"})
-CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # what may be wrong with a node's inputs, what to do, and how ONNX's inference speaks of types
 SHAPES = ("shapes", "give shapes that the model takes")
 TYPES = ("element types", "ONNX does not have this op for these types: put a cast before it")
@@ -121,25 +117,20 @@ def settle_op(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None
     if op.op_type == "If" and not op.domain:
         _settle_if(op, state, opset_imports)
         return
-    if op.op_type in CONTROL:
+    if is_a(op, Kind.CONTROL):
         return
-    if op.key in NEVER_EMPTY and op.inputs[0] in state.specs and not state.specs[op.inputs[0]].numel:
+    if has(op, Trait.NEVER_EMPTY) and op.inputs[0] in state.specs and not state.specs[op.inputs[0]].numel:
         raise _misfit(op, state, "a sequence without elements")
-    if has_rule(op):
-        try:
-            own = own_spec(op, state.specs, state.values)
-        except MisfitError as misfit:
-            raise _misfit(op, state, str(misfit)) from misfit
-        if own is not None and max(own.shape, default=0) > LARGEST_SIZE:
-            raise _misfit(op, state, f"a size of {max(own.shape)}")
-        if own is not None:
-            _note(state, op.outputs[0], own)
-    else:
+    own = _own_specs(op, state)
+    if own is None:
         for name, kind in _infer(op, state, opset_imports).items():
             state.types[name] = kind
             spec = spec_of(kind)
             if spec is not None:
                 state.specs[name] = spec
+    for name, spec in zip(op.outputs, own or (), strict=False):
+        if name and spec is not None:
+            _note(state, name, spec)
     for name in op.outputs:
         if name in state.specs:
             require_plannable(state.specs[name], f"{op.name or name} ({op.op_type})", state.limits)
@@ -147,6 +138,21 @@ def settle_op(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None
     for name, array in zip(op.outputs, values, strict=False):
         if name:
             _know(state, name, array)
+
+
+def _own_specs(op: Op, state: Inferred) -> Sequence[TensorSpec | None] | None:
+    """What the op's row says of its outputs; None if ONNX's inference is to be asked."""
+    rule = row_of(op).infer
+    if rule is None:
+        return None
+    try:
+        own = rule(op, [state.specs.get(n) for n in op.inputs], [state.values.get(n) for n in op.inputs])
+    except MisfitError as misfit:
+        raise _misfit(op, state, str(misfit)) from misfit
+    largest = max((size for spec in own or () if spec is not None for size in spec.shape), default=0)
+    if largest > LARGEST_SIZE:
+        raise _misfit(op, state, f"a size of {largest}")
+    return own
 
 
 def _settle_if(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None:
@@ -224,7 +230,11 @@ def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequ
     if op.op_type == "Size" and op.inputs[0] in state.specs:
         return [np.array(state.specs[op.inputs[0]].numel, np.int64)]
     named = [n for n in op.inputs if n]
-    if op.op_type in RANDOM | WRONG_IN_REFERENCE or any(n not in state.values for n in named):
+    if (
+        is_a(op, Kind.RANDOM)
+        or has(op, Trait.WRONG_IN_REFERENCE)
+        or any(n not in state.values for n in named)
+    ):
         return []
     made_bytes = sum(state.specs[n].nbytes for n in op.outputs if n in state.specs)
     if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):

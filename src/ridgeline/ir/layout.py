@@ -11,11 +11,12 @@ from dataclasses import replace
 from ridgeline.base.spec import TensorSpec
 from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred
-from ridgeline.ir.op_kinds import KEEPS_LAYOUT, POINTWISE
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import has, is_a
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # what generated code computes, in any order of the elements
-COMPUTED = POINTWISE | {"GroupNormalization", "InstanceNormalization", "BatchNormalization"}
+NORMS = frozenset({"GroupNormalization", "InstanceNormalization", "BatchNormalization"})
 # fewer channels than this are read as well in any order
 MANY_CHANNELS = 16
 
@@ -25,10 +26,11 @@ def assign_layouts(program: Program, inferred: Inferred) -> None:
     last: set[str] = set()
     convolved = _only_convolved(program)
     for region in program.regions:
-        kinds = {op.op_type for op in region.body.ops}
-        convolves = bool(kinds & CONVOLUTIONS)
-        keeps = kinds <= KEEPS_LAYOUT and any(name in last for name in region.inputs)
-        turns = kinds <= COMPUTED and all(_is_wide(inferred.specs.get(n)) for n in region.outputs)
+        body = region.body.ops
+        convolves = any(op.op_type in CONVOLUTIONS for op in body)
+        keeps = all(has(op, Trait.KEEPS_LAYOUT) for op in body) and any(n in last for n in region.inputs)
+        computes = all(is_a(op, Kind.POINTWISE) or op.op_type in NORMS for op in body)
+        turns = computes and all(_is_wide(inferred.specs.get(n)) for n in region.outputs)
         if not convolves and not keeps and not (turns and convolved.issuperset(region.outputs)):
             continue
         ops, _ = program.flat_ops([region])

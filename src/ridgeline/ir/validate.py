@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline.base.spec import Op, Site
 from ridgeline.errors import ModelError
 from ridgeline.ir.op_given import Given, MisfitError, Shape
-from ridgeline.ir.op_rules import RULES
+from ridgeline.ir.ops import row_of
 
 # sizes beyond it do not fit the index arithmetic of any kernel, whatever memory there is
 MOST_ITEMS = 2**48
@@ -36,7 +36,7 @@ def validate(site: Site) -> None:
 
 
 def _validate_op(site: Site, op: Op) -> None:
-    rule = RULES.get(op.key)
+    rule = row_of(op).check
     if rule is None:
         return
     shapes = tuple(_shape(site, name) if name else None for name in op.inputs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from ridgeline.base.spec import ITEM_BITS, Op, Site, Target, TensorSpec
-from ridgeline.ir.op_kinds import VIEWS
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 
 VIEW_ALIGNMENT = 16  # bytes that a GPU kernel loads at once
 Views = tuple[tuple[str, str, int], ...]
@@ -26,7 +27,7 @@ def views_of(site: Site) -> Views:
         return ()
     if op.inputs[0] in site.weights or any(not n for n in op.outputs):
         return ()
-    if op.op_type in VIEWS:
+    if is_a(op, Kind.VIEW):
         return ((op.outputs[0], op.inputs[0], 0),)
     if op.op_type == "Split":
         return _split(op, site)

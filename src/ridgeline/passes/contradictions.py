@@ -23,8 +23,7 @@ from ridgeline.frontend.functions import node_label
 from ridgeline.frontend.types import port_text, tensor_type, type_text
 from ridgeline.ir.body import attr_value
 from ridgeline.ir.op_given import Given, MisfitError, Shape
-from ridgeline.ir.op_rules import RULES
-from ridgeline.ir.shape_rules import RULES as INFERRED_WRONGLY
+from ridgeline.ir.ops import row_of
 
 # values that shape arithmetic may read; weights are only looked at for their type
 SMALL_NUMEL = 128
@@ -66,7 +65,7 @@ def contradictions(proto: onnx.ModelProto) -> Iterator[Contradiction]:
         if any(name not in types for name in node.input if name):
             continue
         # elsewhere what the node makes stays unknown here: a declaration may come from the same inference
-        is_inferred = bool(_domain(node.domain)) or node.op_type not in INFERRED_WRONGLY
+        is_inferred = row_of(node).infer is None
         where = f"{node.op_type} {node_label(node)!r}"
         made: Types = {}
         try:
@@ -128,8 +127,8 @@ def _inferred(
 
 def _apply_own_rule(node: onnx.NodeProto, types: Types, values: Tensors, version: int) -> None:
     """Raise `MisfitError` where our own rule refuses the node at any size of its open dims."""
-    rule = RULES.get(node.op_type)
-    if rule is None or _domain(node.domain) or version < RULED_OPSET:
+    rule = row_of(node).check
+    if rule is None or version < RULED_OPSET:
         return
     kinds = [types[n].tensor_type if n else None for n in node.input]
     if any(kind is not None and not kind.HasField("shape") for kind in kinds):

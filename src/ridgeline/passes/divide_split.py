@@ -10,7 +10,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.op_kinds import VIEWS
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
@@ -18,7 +19,6 @@ from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
 from ridgeline.passes.take_moves import guard_of
 
 NAME = "DividedSplit"
-_THROUGH = VIEWS | {"Transpose", "Slice", "Concat"}
 
 
 def divide_splits(model: ir.Model) -> None:
@@ -45,7 +45,7 @@ def _home(value: ir.Value) -> ir.Node | str | None:
     for node, _ in value.uses():
         if node.op_type == "Mul" and node in _guards(value):
             continue
-        if node.op_type in _THROUGH:
+        if has(node, Trait.STRIDED) or node.op_type == "Concat":
             found.update(_home(out) for out in node.outputs)
         else:
             found.add(node if node.op_type == "Attention" else "other")

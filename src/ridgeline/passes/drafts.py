@@ -10,7 +10,8 @@ import onnx_ir as ir
 from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.ir.infer import Inferred
-from ridgeline.ir.op_kinds import MOVEMENT, POINTWISE, PRODUCTS, ROWS, VIEWS
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import node_name
 
 HOST = Target()
@@ -94,7 +95,7 @@ class Partition:
 
     def blocked(self, nodes: list[ir.Node], joining: ir.Node, like: TensorSpec | None) -> str | None:
         """Why `joining` may not become part of a region made of `nodes`; None when it may."""
-        if joining.op_type not in POINTWISE or joining.domain not in ("", "ai.onnx"):
+        if not is_a(joining, Kind.POINTWISE):
             return boundary_reason(joining)
         if joining in self.owner:
             return "it is part of another region already"
@@ -135,13 +136,13 @@ def read_values(node: ir.Node) -> Iterator[ir.Value]:
 
 def boundary_reason(node: ir.Node) -> str:
     """Why a neighbour that is not pointwise stays outside."""
-    kind = node.op_type
-    if kind in PRODUCTS:
-        return f"{kind} needs whole rows of its input: it starts a region of its own"
-    if kind in ROWS:
-        return f"{kind} reduces over elements of other tiles: it starts a region of its own"
-    if kind in VIEWS:
-        return f"{kind} moves nothing: it is a view of the same memory"
-    if kind in MOVEMENT:
-        return f"{kind} changes which element goes where: kept as a copy of its own"
-    return f"{kind} is not pointwise"
+    name = node.op_type
+    if is_a(node, Kind.PRODUCT):
+        return f"{name} needs whole rows of its input: it starts a region of its own"
+    if is_a(node, Kind.ROW):
+        return f"{name} reduces over elements of other tiles: it starts a region of its own"
+    if is_a(node, Kind.VIEW):
+        return f"{name} moves nothing: it is a view of the same memory"
+    if is_a(node, Kind.MOVEMENT):
+        return f"{name} changes which element goes where: kept as a copy of its own"
+    return f"{name} is not pointwise"

@@ -18,8 +18,9 @@ from onnx import shape_inference
 from ridgeline.base.spec import TensorSpec
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.ir.body import array_tensor
-from ridgeline.ir.host_ops import WRONG_IN_REFERENCE
 from ridgeline.ir.infer import dtype_of, spec_of, type_proto
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import of_kind, with_trait
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
 from ridgeline.passes.match import attribute, constant
@@ -34,14 +35,12 @@ FOLDED_BYTES = "ridgeline.folded_bytes"
 BOUNDED_BY_INPUT = frozenset({"NonZero", "Compress", "Unique"})
 SIZES_READ = 64  # elements of a constant that may say how large a result is
 
-_NEVER = frozenset({
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
-    "Dropout",
+_NEVER = of_kind(Kind.RANDOM | Kind.CONTROL) | with_trait(Trait.WRONG_IN_REFERENCE) | {
     # folding these would undo the quantisation of the weights
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
     # the reference evaluator takes seconds for them, and no exporter leaves them on constants
-    "Conv", "ConvTranspose", "ConvInteger", "Resize", "LSTM", "GRU", "RNN", "Loop", "Scan", "If",
-}) | WRONG_IN_REFERENCE  # fmt: skip
+    "Conv", "ConvInteger", "Resize", "LSTM", "GRU", "RNN",
+}  # fmt: skip
 
 _SHAPE_OPS = frozenset({
     "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Cast", "Reshape",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.passes.broadcast import Cores, broadcast_values, known
 from ridgeline.passes.fold_shape import Size, sizes
 from ridgeline.passes.match import attribute, constant
@@ -29,7 +30,7 @@ def fold_broadcast(model: ir.Model) -> None:
                 continue
             if node.op_type == "Attention":
                 _settle_mask(node, cores, names)
-            elif node.op_type in POINTWISE and node.outputs[0] not in cores:
+            elif is_a(node, Kind.POINTWISE) and node.outputs[0] not in cores:
                 _read_constants(node, cores, made, names)
                 _read_unbroadcast(node)
 

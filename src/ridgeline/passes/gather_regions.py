@@ -10,7 +10,8 @@ import math
 
 import onnx_ir as ir
 
-from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
 from ridgeline.passes.take_moves import moves_before
 
@@ -88,4 +89,4 @@ def _reads_once(part: Partition, value: ir.Value, reader: ir.Node) -> bool:
     mine, made = part.spec(value), part.spec(reader.outputs[0])
     if mine is None or made is None or mine.layout != "contiguous":
         return False
-    return reader.op_type == "Concat" or (reader.op_type in POINTWISE and mine.shape == made.shape)
+    return reader.op_type == "Concat" or (is_a(reader, Kind.POINTWISE) and mine.shape == made.shape)

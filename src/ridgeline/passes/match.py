@@ -15,7 +15,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Equal"})
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import with_trait
+
+COMMUTATIVE = with_trait(Trait.COMMUTATIVE)
 
 # exporters round sqrt(2), 1/6 and their kind to float32 at best; float16 models to half precision
 _RELATIVE_SLACK = {np.dtype(np.float16): 4 * 2.0**-10}

@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.base.choices import Refusal
-from ridgeline.ir.op_kinds import MOVEMENT, PRODUCTS
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
@@ -135,7 +136,7 @@ def _meeting(value: ir.Value) -> ir.Node | None:
     waiting, seen = deque([value]), 0
     while waiting and seen < MAX_STEPS:
         for node, _ in waiting.popleft().uses():
-            if node.op_type in PRODUCTS:
+            if is_a(node, Kind.PRODUCT):
                 found: ir.Node = node
                 return found
             waiting.extend(node.outputs)
@@ -175,7 +176,7 @@ def _other_reader(linear: Linear, meeting: ir.Node | None) -> str | None:
             return f"{value.name!r} is an output of the model"
         if meeting in readers:
             return f"{value.name!r} is read by {node_name(others[0])} too" if others else None
-        if len(readers) != 1 or readers[0].op_type not in MOVEMENT:
+        if len(readers) != 1 or not is_a(readers[0], Kind.MOVEMENT):
             return None  # computed with before it meets the others: copied in any case
         value = readers[0].outputs[0]
     return None

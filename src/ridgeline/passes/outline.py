@@ -111,10 +111,15 @@ def _function(
         [fresh[v] for v in inputs],
         [fresh[v] for v in outputs],
         nodes=body,
-        opset_imports={domain: opset_imports.get(domain, 1) for domain in ("", *(n.domain for n in nodes))},
+        opset_imports={domain: opset_imports.get(domain, 1) for domain in {"", *_domains(nodes)}},
         name=name,
     )
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])
+
+
+def _domains(nodes: Sequence[ir.Node]) -> list[str]:
+    """The domains of ops from outside ONNX."""
+    return [node.domain for node in nodes if node.domain not in ("", "ai.onnx")]
 
 
 def _call(

@@ -14,8 +14,8 @@ import numpy as np
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.ops import row_of
 from ridgeline.passes.padding_rules import RULES, At, Forbidden, difference
-from ridgeline.passes.shape_inputs import SHAPE_OPERANDS
 
 
 def padded_axes(program: Program, real: Inferred, padded: Inferred) -> dict[str, int | None]:
@@ -48,7 +48,7 @@ def _walk(op: Op, axes: dict[str, int], real: Inferred, padded: Inferred) -> Non
         raise Forbidden(op, "its body reads a value that would be padded")
     touched = tuple(axes.get(name) for name in op.inputs)
     sized = [i for i, name in enumerate(op.inputs) if name and _is_sized(name, axes, real, padded)]
-    operands = SHAPE_OPERANDS.get(op.op_type, ())
+    operands = row_of(op).shape_operands
     for i in sized:
         if i not in operands:
             raise Forbidden(op, f"operand {i} is a number that depends on the padded size")

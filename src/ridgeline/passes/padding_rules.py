@@ -10,7 +10,8 @@ import numpy as np
 
 from ridgeline.base.spec import Op
 from ridgeline.ir.infer import Inferred
-from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import of_kind
 
 
 class Forbidden(Exception):
@@ -335,8 +336,7 @@ _IMAGES = (
 )  # fmt: skip
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(POINTWISE, _pointwise),
-    **dict.fromkeys(("Where", "Cast", "Identity", "Clip", "Not", "PRelu"), _pointwise),
+    **dict.fromkeys(of_kind(Kind.POINTWISE), _pointwise),
     **dict.fromkeys(_IMAGES, _batch_only),
     **{name: _along(default) for name, default in _ALONG.items()},
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target
 from ridgeline.ir.infer import Inferred
-from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.outline import name_nodes, outline
@@ -28,10 +29,10 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
     """Fuse the model in place. Returns what was refused, and why."""
     name_nodes(model.graph)
     part = Partition(model.graph, inferred, target)
-    for kind, ops in (("product", PRODUCTS), ("row", ROWS)):
+    for name, kind in (("product", Kind.PRODUCT), ("row", Kind.ROW)):
         for node in model.graph:
-            if node.op_type in ops and node.domain in ("", "ai.onnx") and _settles(part, node):
-                _start(part, Draft(kind, [node]))
+            if is_a(node, kind) and _settles(part, node):
+                _start(part, Draft(name, [node]))
     for node in model.graph if target.kind == "cuda" else ():
         if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
             _start(part, Draft("product", [node]))
@@ -116,7 +117,7 @@ def _reads_row_again(part: Partition, draft: Draft, node: ir.Node) -> bool:
         return False
     held = part.spec(row)
     # a row op behind it, over another axis maybe, takes it as its own beginning
-    is_awaited = any(reader.op_type in ROWS for reader in part.consumers(node.outputs[0]))
+    is_awaited = any(is_a(reader, Kind.ROW) for reader in part.consumers(node.outputs[0]))
     return held is not None and held.shape == made.shape and not is_awaited
 
 
@@ -126,7 +127,7 @@ def _grow_up(part: Partition, draft: Draft) -> None:
     source = anchor.inputs[0]
     while source is not None and (producer := source.producer()) is not None:
         like = part.spec(source)
-        if producer.op_type not in POINTWISE or producer in part.owner or not part.is_work(producer):
+        if not is_a(producer, Kind.POINTWISE) or producer in part.owner or not part.is_work(producer):
             return
         if like is None or part.spec(producer.outputs[0]) != like or source.is_graph_output():
             return
@@ -158,7 +159,7 @@ def _comes_later(part: Partition, users: list[ir.Node], draft: Draft) -> bool:
 def _pointwise_regions(part: Partition) -> None:
     """Connected pointwise ops of one shape that no anchor took."""
     for node in part.graph:
-        if node.op_type not in POINTWISE or node in part.owner or not _settles(part, node):
+        if not is_a(node, Kind.POINTWISE) or node in part.owner or not _settles(part, node):
             continue
         draft = Draft("pointwise", [node])
         part.drafts.append(draft)

@@ -10,13 +10,12 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ridgeline.ir.op_kinds import MOVEMENT, VIEWS
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import has, is_a
 from ridgeline.passes.match import attribute, constant
 
 IsFree: TypeAlias = Callable[[ir.Node], bool]
 
-# what a strided read can undo; of the others, elements are taken from several places or repeated
-_STRIDED = VIEWS | {"Transpose", "Slice"}
 _OPERANDS = 3  # q, k and v
 
 
@@ -52,7 +51,7 @@ def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
         if is_part and part is not None and all(_read_only_by(out, taken) for out in part.outputs):
             found.update(dict.fromkeys((*chain, part)))
         # reshapes alone are views outside a region too
-        elif any(node.op_type not in VIEWS for node in chain):
+        elif any(not is_a(node, Kind.VIEW) for node in chain):
             found.update(dict.fromkeys(chain))
     return list(found)
 
@@ -60,7 +59,7 @@ def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
 def _views_up(value: ir.Value, readers: set[ir.Node], is_free: IsFree) -> list[ir.Node]:
     """Views between a value and its readers, the last one first."""
     chain: list[ir.Node] = []
-    while (node := value.producer()) is not None and node.op_type in _STRIDED and is_free(node):
+    while (node := value.producer()) is not None and has(node, Trait.STRIDED) and is_free(node):
         if not _read_only_by(value, {chain[-1]} if chain else readers) or not _is_fixed(node):
             break
         chain.append(node)
@@ -104,11 +103,11 @@ def _reach(value: ir.Value, taken: set[ir.Node], is_free: IsFree, turns: bool) -
     chain: list[ir.Node] = []
     while (node := value.producer()) is not None and node not in taken:
         readers = taken | set(chain)
-        if node.op_type not in MOVEMENT or not is_free(node) or not _is_fixed(node):
+        if not is_a(node, Kind.MOVEMENT) or not is_free(node) or not _is_fixed(node):
             return []
         if not all(_read_only_by(out, readers) for out in node.outputs):
             return []
-        if node.op_type not in VIEWS:
+        if not is_a(node, Kind.VIEW):
             return [*chain, node] if node.op_type != "Transpose" or (turns and _keeps_columns(node)) else []
         if not turns:
             return []  # views are free outside a region

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.op_kinds import POINTWISE
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
@@ -114,7 +115,7 @@ def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
             node, "is_causal"
         )
         return [0] if is_plain and len(out) == 3 and rows.axis == 1 else None
-    if node.op_type not in POINTWISE:
+    if not is_a(node, Kind.POINTWISE):
         return None
     found = []
     for index, value in enumerate(node.inputs):

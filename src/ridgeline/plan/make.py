@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Config, Site
-from ridgeline.base.work import body_bytes, body_flops
 from ridgeline.ir.body import Region
+from ridgeline.ir.work import body_bytes, body_flops
 from ridgeline.plan.plan import RegionNote, Step, Work
 from ridgeline.tactics.cache import Entry
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, TensorSpec
 from ridgeline.errors import BuildError, InputError, LimitError
-from ridgeline.ir.infer import NEVER_EMPTY, Inferred
+from ridgeline.ir.infer import Inferred
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import dtype_name
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
@@ -26,7 +28,6 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import require_rows
 
-REPEATS = frozenset({"Loop", "Scan", "SequenceMap"})
 # for those who do not count: so many times what the counted run took, and at least so many seconds
 TIMES_AS_LONG, LEAST_SECONDS = 50, 60
 
@@ -43,9 +44,10 @@ class CountedRun:
     @staticmethod
     def of(model: ir.Model, limits: Limits) -> CountedRun | None:
         """None for a model without loops and recurrent layers, which ends by itself."""
-        kinds = {node.op_type for graph in model.graphs() for node in graph}
-        has_loops = bool(kinds & REPEATS)
-        return CountedRun(model, limits, has_loops=has_loops) if has_loops or kinds & NEVER_EMPTY else None
+        nodes = [node for graph in model.graphs() for node in graph]
+        has_loops = any(has(node, Trait.REPEATS) for node in nodes)
+        is_counted = has_loops or any(has(node, Trait.NEVER_EMPTY) for node in nodes)
+        return CountedRun(model, limits, has_loops=has_loops) if is_counted else None
 
     def require_end(self, feeds: Mapping[str, Any]) -> None:
         """Raise LimitError if the model goes beyond a limit on these inputs, InputError if a recurrent layer
@@ -80,7 +82,7 @@ class CountedRun:
     def _rows(self, inferred: Inferred) -> list[int | None]:
         """How many elements recurrent layers are given; None where data decides."""
         ops = self._program.flat_ops(self._program.regions)[0]
-        given = [inferred.specs.get(op.inputs[0]) for op in ops if op.key in NEVER_EMPTY]
+        given = [inferred.specs.get(op.inputs[0]) for op in ops if has(op, Trait.NEVER_EMPTY)]
         inside = [None for op in ops if any(_holds_recurrent(attr) for attr in op.attrs.values())]
         return [*(None if spec is None else spec.numel for spec in given), *inside]
 
@@ -120,5 +122,5 @@ class CountedRun:
 
 def _holds_recurrent(attr: object) -> bool:
     return isinstance(attr, Body) and any(
-        op.key in NEVER_EMPTY or any(map(_holds_recurrent, op.attrs.values())) for op in attr.ops
+        has(op, Trait.NEVER_EMPTY) or any(map(_holds_recurrent, op.attrs.values())) for op in attr.ops
     )

@@ -18,6 +18,8 @@ from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import InputError, LimitError
 from ridgeline.ir.body import Program, Region, ir_version_for
 from ridgeline.ir.infer import Inferred, type_proto
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import as_numpy, cloned, fill
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
@@ -32,7 +34,6 @@ from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
 KEPT_BODIES = 64
 # why a step cannot be planned, by what it is
-DATA_DEPENDENT = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress", "StringSplit"})
 
 
 class BodyEngine(Protocol):
@@ -207,7 +208,7 @@ def island_reason(region: Region, inferred: Inferred) -> str | None:
         if kind is not None:
             return f"{name!r} is {kind}, for which no memory is planned"
     for inner in region.body.ops:
-        if inner.op_type in DATA_DEPENDENT:
+        if has(inner, Trait.SIZED_BY_DATA):
             return f"{inner.op_type}: the number of results depends on data"
     unknown = [name for name in region.inputs if name and name not in inferred.specs]
     if unknown:

@@ -9,7 +9,8 @@ import onnx
 
 from ridgeline.errors import did_you_mean, last_lines
 from ridgeline.frontend.known_ops import known_to_runtimes
-from ridgeline.surgery.fast_ops import CONTROL_OPS, FLOOR_OPS
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import row_of
 from ridgeline.surgery.graph import label, reads
 from ridgeline.surgery.problem import Problem, Rule, Scope, Subject, domain_of, names_given, names_wanted
 
@@ -68,9 +69,8 @@ def slow_ops(subject: Subject) -> Iterator[Problem]:
     for _, node in subject.all_nodes:
         domain = domain_of(node)
         key = f"{domain}::{node.op_type}" if domain else node.op_type
-        is_known = (
-            key in FLOOR_OPS or (node.op_type in CONTROL_OPS and not domain) or node.op_type == "Constant"
-        )
+        row = row_of(node)
+        is_known = row.has_floor or bool(row.kind & Kind.CONTROL)
         if not is_known and (domain, node.op_type) not in subject.local_functions and (
             known_to_runtimes(domain, node.op_type) or onnx.defs.has(node.op_type, domain=domain)
         ):  # fmt: skip

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
-from ridgeline.ir.op_kinds import POINTWISE, PRODUCTS, ROWS
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import has, is_a, row_of
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.options import DEFAULT_LIMITS, Limits
@@ -25,21 +26,7 @@ from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, w
 
 # PyTorch has these types, and kernels for few ops of them
 FEW_KERNELS = frozenset({"uint16", "uint32", "uint64"})
-# ops that never hand back their input's memory
-MAKES_NEW = (POINTWISE | PRODUCTS | ROWS) - {"Cast", "Identity", "Sum", "Mean", "Max", "Min", "Clip"}
-# inputs that are read as numbers before any work is queued; on a GPU that would wait for it
-HOST_INPUTS: dict[str, tuple[int, ...]] = {
-    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Expand": (1,), "Tile": (1,), "Split": (1,),
-    "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,), "TopK": (1,),
-    "OneHot": (1,), "Range": (0, 1, 2), "ConstantOfShape": (0,), "Trilu": (1,), "CumSum": (1,),
-    "CumProd": (1,), "Dropout": (1, 2), "MaxUnpool": (2,), "DFT": (1, 2), "STFT": (1, 3),
-    "HannWindow": (0,), "HammingWindow": (0,), "BlackmanWindow": (0,), "MelWeightMatrix": (0, 1, 2, 3, 4),
-    "AffineGrid": (1,), "CenterCropPad": (1,), "Col2Im": (1, 2), "NonMaxSuppression": (2, 3, 4),
-    "Pow": (1,), "Clip": (1, 2), "If": (0,), "Loop": (0, 1),
-    **{f"Reduce{kind}": (1,) for kind in (
-        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp",
-    )},
-}  # fmt: skip
+COMPUTES = Kind.POINTWISE | Kind.PRODUCT | Kind.ROW
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -74,7 +61,7 @@ class Aten(Tactic):
             non_tensor=site.non_tensor, limits=self.limits,
         )  # fmt: skip
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
-        may_alias = any(op.op_type not in MAKES_NEW or op.domain for op in site.body.ops)
+        may_alias = any(not is_a(op, COMPUTES) or has(op, Trait.MAY_RETURN_INPUT) for op in site.body.ops)
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
             made = [
@@ -104,7 +91,7 @@ class Aten(Tactic):
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             fill(*pick(inputs), out=outputs, **attrs)
 
-        in_place = op.op_type in POINTWISE
+        in_place = is_a(op, Kind.POINTWISE)
         return Launch(call, writes_out=True, in_place=in_place, wants_host_values=True)
 
 
@@ -161,7 +148,7 @@ def placed_constants(
 
 def is_read_on_host(op: Op, place: int) -> bool:
     """Inputs that an op reads as numbers: axes, sizes, bounds."""
-    return place in HOST_INPUTS.get(op.op_type, ())
+    return place in row_of(op).host_inputs
 
 
 def compile_body(

@@ -19,7 +19,9 @@ from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import is_non_tensor
 from ridgeline.ir.body import model_proto
-from ridgeline.ir.infer import NEVER_EMPTY, type_proto
+from ridgeline.ir.infer import type_proto
+from ridgeline.ir.op_row import Kind, Trait
+from ridgeline.ir.ops import has, is_a
 from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.sub_byte import moved_as_bits
@@ -27,16 +29,13 @@ from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
 
 Values = Sequence[Any]
 RunOp = Callable[[Values], Sequence[Any]]
-CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-# ops that know what the bits of a narrow type mean; all others only move them
-OPENS_NARROW = frozenset({"Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear"})
 
 
 def why_slow(
     op: Op, specs: Mapping[str, TensorSpec], non_tensor: Mapping[str, str] | None = None
 ) -> str | None:
     """Why PyTorch does not run this op; None when it does. `non_tensor`: kinds of values without a spec."""
-    if op.op_type in CONTROL and not op.domain:
+    if is_a(op, Kind.CONTROL):
         return None
     entry = FLOOR.get(op.key)
     if entry is None:
@@ -72,7 +71,9 @@ def _quick(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, 
     reads = [specs.get(n) for n in op.inputs if n]
     if any(spec is None for spec in reads):
         return _AnyOp(op, run, opset_imports, device)
-    if op.key not in OPENS_NARROW and any(spec.dtype in BIT_WIDTHS for spec in reads if spec is not None):
+    if not has(op, Trait.READS_NARROW) and any(
+        spec.dtype in BIT_WIDTHS for spec in reads if spec is not None
+    ):
         return moved_as_bits(run)
     return run
 
@@ -105,7 +106,7 @@ class _AnyOp:
 
     def __init__(self, op: Op, run: RunOp, opset_imports: Mapping[str, int], device: str) -> None:
         self.run = run
-        self.opens_narrow = op.key in OPENS_NARROW
+        self.opens_narrow = has(op, Trait.READS_NARROW)
         self.takes_strings = FLOOR[op.key].takes_strings
         session = _OtherOp(op, opset_imports)
         self.session: RunOp = session if device == "cpu" else _Host(session, device)
@@ -159,7 +160,7 @@ Open = Callable[[Mapping[str, Any]], Sequence[Any]]
 
 def require_rows(op: Op, values: Values) -> None:
     """Raise before ONNX Runtime would end the process."""
-    if op.key in NEVER_EMPTY and not values[0].numel():
+    if has(op, Trait.NEVER_EMPTY) and not values[0].numel():
         raise InputError(
             f"{op.op_type} at {op.name or op.outputs[-1]} has nothing to compute",
             got=f"a sequence of {list(values[0].shape)}",

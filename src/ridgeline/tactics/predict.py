@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import Body, Config, Op, Site
-from ridgeline.base.work import body_bytes, body_flops, op_flops
+from ridgeline.ir.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.ranking import CYCLES_PER_US, block_us, tile_us
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cuda.cublas import read_product

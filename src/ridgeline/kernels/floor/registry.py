@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from ridgeline.base.spec import Op, TensorSpec
+from ridgeline.ir.ops import OPS
 from ridgeline.kernels.values import Items
 
 Reason: TypeAlias = Callable[[Op, Mapping[str, TensorSpec]], str | None]
@@ -52,6 +53,7 @@ def floor(
 
     def enter(run: Run) -> Run:
         assert key not in FLOOR, f"{key} is entered twice"
+        assert key in OPS, f"{key} has no row in the op table"
         FLOOR[key] = FloorOp(key, run, why_not, out, view, _declares(run, "n_outputs"), takes_strings)
         return run
 

@@ -21,11 +21,13 @@ from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Move, Tactic
-from ridgeline.tactics.cpu.ort_loops import REPEATS, limit_trips, why_unbounded, with_trip_errors
+from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
 PROVIDERS = ["CPUExecutionProvider"]
@@ -72,7 +74,7 @@ class Ort(Tactic):
             return f"{empty[0]!r} has no elements: some ops of ONNX Runtime refuse that, or give other shapes"
         if any(_may_trap(op, site) for op in site.body.ops):
             return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
-        if not self.may_loop and any(op.op_type in REPEATS for op in site.body.ops):
+        if not self.may_loop and any(has(op, Trait.REPEATS) for op in site.body.ops):
             return "its trips are not counted with those of the loop around it"
         refused = (why_refused(op, site, self.opset_imports, self.limits) for op in site.body.ops)
         if (reason := next((reason for reason in refused if reason is not None), None)) is not None:

@@ -13,12 +13,13 @@ from onnx import numpy_helper
 from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import InputError, LimitError, first_line
 from ridgeline.ir.infer import settle_body
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.options import Limits
 from ridgeline.tactics.control import first_trip
 
 GUARD = "ridgeline.loop_trips"
 _FAILED = re.compile(rf"Name:'{re.escape(GUARD)} (.*?)' Status Message")
-REPEATS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
 def why_unbounded(
@@ -32,7 +33,7 @@ def why_unbounded(
 
 def _repeats(attr: object) -> bool:
     return isinstance(attr, Body) and any(
-        op.op_type in REPEATS or any(map(_repeats, op.attrs.values())) for op in attr.ops
+        has(op, Trait.REPEATS) or any(map(_repeats, op.attrs.values())) for op in attr.ops
     )
 
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import InputError, LimitError
-from ridgeline.ir.infer import NEVER_EMPTY, Inferred, settle_body
+from ridgeline.ir.infer import Inferred, settle_body
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import with_trait
 from ridgeline.options import Limits
 from ridgeline.tactics.control import first_trip
 
@@ -99,5 +101,5 @@ _RULES: Mapping[str, Callable[[Op, Specs], str | None]] = {
     "Attention": _attention,
     "RotaryEmbedding": _rotary,
     "GroupNormalization": _group_norm,
-    **dict.fromkeys(NEVER_EMPTY, _recurrent),
+    **dict.fromkeys(with_trait(Trait.NEVER_EMPTY), _recurrent),
 }
