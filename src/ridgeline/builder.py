@@ -128,7 +128,7 @@ def build_exported(exported: Exported, options: Options) -> Engine:
         try:
             return build_with(source, options, exported.sample)
         except (InputError, ModelError) as error:
-            exported.sample.require_runs()  # it says better what the module has against the call
+            exported.sample.require_runs()  # its own error explains a bad argument better than ours
             # the shapes are those of a call, so what does not fit at them says more than a contradiction
             if isinstance(error.__cause__, InputError):
                 raise error.__cause__ from None

@@ -42,7 +42,7 @@ def padded_axes(program: Program, real: Inferred, padded: Inferred) -> dict[str,
 def _walk(op: Op, axes: dict[str, int], real: Inferred, padded: Inferred) -> None:
     made = [name for name in op.outputs if name]
     if all(name in padded.values and name in real.values for name in made):
-        return  # shape arithmetic: what reads it is asked
+        return  # shape arithmetic: its consumers decide whether padding is allowed
     captured = [n for attr in op.attrs.values() if isinstance(attr, Body) for n in attr.free_names()]
     if any(name in axes or _is_sized(name, axes, real, padded) for name in captured):
         raise Forbidden(op, "its body reads a value that would be padded")

@@ -157,7 +157,7 @@ class ModelDigest:
         self._places = {array.ctypes.data: name for name, array in self._own.items() if array.nbytes}
 
     def value(self) -> str | None:
-        """None where the model has no bytes to take it of."""
+        """None if the model was not read from a file."""
         return self._made.result()
 
     def of_weights(self, weights: Mapping[str, np.ndarray]) -> str:

@@ -31,7 +31,8 @@ from ridgeline.kernels.triton.text import (
 # a row's parts are the lanes of a warp: every warp looks for itself, and its lanes agree on what they saw
 MAX_SPLITS = 32
 FIRST_WORD = 32  # tickets have a cache line of their own
-# a NaN that no part is: a part is told as its bits against these, so a zero is never one
+# marks an unwritten slot: a partial result is stored as its bits xor this NaN payload, which none has, so
+# that a stored word is never zero
 ABSENT = 0x7FF5A5A5
 PLAIN_NAN = 0x7FFFFFFF
 MOST_REGISTERS = 248
