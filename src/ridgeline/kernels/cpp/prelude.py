@@ -17,14 +17,14 @@ FN unsigned short rl_to_bf16(float x) {
   u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (unsigned short)(x != x ? 0x7fc0u : rounded);
 }
-FN float rl_exp(float x) {
-  // past these ends the result is 0 or inf; a NaN fails both tests and stays
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  float t = x * 1.442695f + 12582912.0f;
+// x = n ln 2 + f with f near zero; the low bits of t hold n
+FN float rl_reduced(float x, float& t) {
+  t = x * 1.442695f + 12582912.0f;
   float n = t - 12582912.0f;
   float f = x - n * 6.93145752e-1f;
-  f = f - n * 1.42860677e-6f;
+  return f - n * 1.42860677e-6f;
+}
+FN float rl_exp_series(float f) {
   float r = 1.37805939e-3f;
   r = r * f + 8.37312452e-3f;
   r = r * f + 4.16695364e-2f;
@@ -32,6 +32,14 @@ FN float rl_exp(float x) {
   r = r * f + 4.99999851e-1f;
   r = r * f + 1.0f;
   r = r * f + 1.0f;
+  return r;
+}
+FN float rl_exp(float x) {
+  // past these ends the result is 0 or inf; a NaN fails both tests and stays
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  float t, f = rl_reduced(x, t);
+  float r = rl_exp_series(f);
   // two factors, so that subnormal results and the step to inf come out right
   int i = __builtin_bit_cast(int, t) - 0x4b400000;
   int half = i >> 1;
@@ -42,17 +50,8 @@ FN float rl_exp(float x) {
 FN double rl_exp(double x) { return __builtin_exp(x); }
 // for x <= 88 where results below the normal range may be 0: one factor instead of two
 FN float rl_exp_low(float x) {
-  float t = x * 1.442695f + 12582912.0f;
-  float n = t - 12582912.0f;
-  float f = x - n * 6.93145752e-1f;
-  f = f - n * 1.42860677e-6f;
-  float r = 1.37805939e-3f;
-  r = r * f + 8.37312452e-3f;
-  r = r * f + 4.16695364e-2f;
-  r = r * f + 1.66664720e-1f;
-  r = r * f + 4.99999851e-1f;
-  r = r * f + 1.0f;
-  r = r * f + 1.0f;
+  float t, f = rl_reduced(x, t);
+  float r = rl_exp_series(f);
   r = r * __builtin_bit_cast(float, (__builtin_bit_cast(u32, t) << 23) + 0x3f800000u);
   return x < -87.3f ? 0.0f : r;
 }
@@ -60,10 +59,7 @@ FN double rl_exp_low(double x) { return __builtin_exp(x); }
 FN float rl_expm1(float x) {
   float low = x < -40.0f ? -40.0f : x;
   low = low > 88.0f ? 88.0f : low;
-  float t = low * 1.442695f + 12582912.0f;
-  float n = t - 12582912.0f;
-  float f = low - n * 6.93145752e-1f;
-  f = f - n * 1.42860677e-6f;
+  float t, f = rl_reduced(low, t);
   float r = 1.98412698e-4f;
   r = r * f + 1.38888889e-3f;
   r = r * f + 8.33333333e-3f;
@@ -143,18 +139,11 @@ FN float rl_gelu_tanh_half(float x) {
   return 0.5f * x * (1.0f + rl_tanh(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 FN float rl_sigmoid_half(float x) { return 1.0f / (1.0f + rl_exp(-x)); }
-FN float rl_sqrt(float x) { return __builtin_sqrtf(x); }
-FN double rl_sqrt(double x) { return __builtin_sqrt(x); }
-FN float rl_sin(float x) { return __builtin_sinf(x); }
-FN double rl_sin(double x) { return __builtin_sin(x); }
-FN float rl_cos(float x) { return __builtin_cosf(x); }
-FN double rl_cos(double x) { return __builtin_cos(x); }
-FN float rl_floor(float x) { return __builtin_floorf(x); }
-FN double rl_floor(double x) { return __builtin_floor(x); }
-FN float rl_ceil(float x) { return __builtin_ceilf(x); }
-FN double rl_ceil(double x) { return __builtin_ceil(x); }
-FN float rl_round(float x) { return __builtin_rintf(x); }
-FN double rl_round(double x) { return __builtin_rint(x); }
+#define RL_LIBM(name, call) \
+  FN float rl_##name(float x) { return __builtin_##call##f(x); } \
+  FN double rl_##name(double x) { return __builtin_##call(x); }
+RL_LIBM(sqrt, sqrt) RL_LIBM(sin, sin) RL_LIBM(cos, cos)
+RL_LIBM(floor, floor) RL_LIBM(ceil, ceil) RL_LIBM(round, rint)
 FN float rl_pow(float x, float y) { return __builtin_powf(x, y); }
 FN double rl_pow(double x, double y) { return __builtin_pow(x, y); }
 template <class A, class B> FN auto rl_where(bool test, A a, B b) { return test ? a : b; }
