@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import onnx_ir as ir
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -28,7 +26,6 @@ from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.infer import Inferred
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.options import NULL_TARGETS, Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
@@ -37,20 +34,20 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
-from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.device import current_device, is_here, require_device
-from ridgeline.runtime.embedded_kernels import LEFT_OUT
+from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
 from ridgeline.runtime.forking import require_process
+from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.memory_report import state_islands, with_foreseen_memory, with_memory
-from ridgeline.runtime.padded import require_paddable
-from ridgeline.runtime.weights import DeviceWeights, default_weights, keep_defaults, weights_of
+from ridgeline.runtime.island_report import report_islands
+from ridgeline.runtime.weights import default_weights, keep_defaults, weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.loop import select
-from ridgeline.select.planning import make_plan
-from ridgeline.select.retune import retune
+from ridgeline.select.padding import require_paddable
+from ridgeline.select.planner import SelectingPlanner
+from ridgeline.select.planning import plan_variant
 from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.select.subgraphs import with_bodies
 from ridgeline.select.timers import timer_of
@@ -58,6 +55,7 @@ from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
 from ridgeline.verify import trials as checks
 from ridgeline.verify.compare import check_padded, data_files, load_data, versions
+from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.module import check_guards, check_sample
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.remembered import Facts
@@ -65,6 +63,7 @@ from ridgeline.verify.remembered import Facts
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
 NULL_CPU, NULL_CUDA = Target("cpu", "x86_64", 2, is_null=True), Target("cuda", "sm_90", 1, is_null=True)
+PLANNER = SelectingPlanner(checks.compare_expected)
 HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
 
@@ -145,10 +144,10 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         loaded, facts = load(source, options.limits), Facts.beside(options.timing_cache)
         if options.data is not None:
             load_data(options.data, [str(value.name) for value in loaded.model.graph.inputs])
-        counted = CountedRun.of(loaded.model, options.limits)
+        limited = LimitedRun.of(loaded.model, options.limits)
         reference = None
         if options.verify != "off":
-            reference = Reference(loaded, threads=options.cores, facts=facts, counted=counted)
+            reference = Reference(loaded, threads=options.cores, facts=facts, limited=limited)
     with explaining_contradictions(loaded.original, loaded.name):
         with clock.stage("passes"):
             refusals = canonicalise(loaded.model, target=target, limits=options.limits)
@@ -157,31 +156,27 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             unfused = Inference.of(loaded.model, options.limits, weights)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
             refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target)
-            inference = Inference.of(loaded.model, options.limits)
-            contexts = selection_contexts(loaded.model, inference, every_shapes, options, target)
+            fused = fused_model(loaded, every_shapes, options, target)
+            contexts = selection_contexts(fused, every_shapes, options)
         with clock.stage("reference"):
-            made = checks.run_first(reference, counted, inference, every_shapes)
+            made = checks.run_first(reference, limited, fused.inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
         selections = select_every(contexts)
         write_timings(contexts, selections)
     with clock.stage("plan"):
         engine = make_engine(loaded, contexts, every_shapes, selections, refusals)
-        state_memory = with_memory if runs_here else with_foreseen_memory
-        for variant, shapes in zip(engine.variants, every_shapes, strict=True):
-            variant.plan = state_memory(variant, shapes.opt)
-        require_paddable(inference, [variant.plan for variant in engine.variants])
+        require_paddable(fused.inference, [variant.plan for variant in engine.variants])
     with clock.stage("verify"):
         report = check_engine(engine, reference, every_shapes, options, sample)
         facts.write()
-    engine.plan = engine.whole_plan
     engine.report = replace(
         report,
         nodes=count_nodes(loaded.original.graph.node),
         stage_seconds=clock.seconds,
         sites_timed=sum(selection.timed for selection in selections),
         sites_cached=sum(selection.cached for selection in selections),
-        islands=state_islands(engine, is_timed=runs_here and options.level > 0),
+        islands=report_islands(engine, is_timed=runs_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
             *missing_tools(target),
@@ -208,18 +203,15 @@ def load_engine(
     allowed = make_limits(limits or {})
     stored = read_engine(Path(path))
     plan, model = stored.plan, stored.model
-    is_trusted = trust or stored.is_sealed
-    store = KernelStore(stored.kernels, are_foreign=not stored.is_sealed) if is_trusted else COMPILED_HERE
+    kernels = EmbeddedKernels.of(stored.kernels, is_signed_here=stored.is_signed_here, is_trusted=trust)
     try:
-        tactics = tactics_for(plan.target, dict(model.opset_imports), store=store, limits=allowed)
+        tactics = tactics_for(plan.target, dict(model.opset_imports), store=kernels.store, limits=allowed)
         inference = Inference.of(model, allowed, stored.weights)
         check_ports(plan, inference.program)
-        return Engine(
-            plan, stored.report, model, inference, tactics,
-            brought=stored.kernels, store=store, expected=stored.expected,
-            retune=partial(retune, check=checks.compare_expected),
-            left_out=LEFT_OUT if stored.kernels and not is_trusted else "",
-        )  # fmt: skip
+        by_name = {tactic.name: tactic for tactic in tactics}
+        notes = [kernels.left_out] if kernels.left_out else []
+        fused = FusedModel(model, inference, by_name, plan.target, kernels, notes)
+        return Engine.of(plan, fused, PLANNER, report=stored.report, expected=stored.expected)
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
 
@@ -268,43 +260,41 @@ def fuse(loaded: Loaded, inferred: Inferred, target: Target) -> list[Refusal]:
     return refusals
 
 
-def selection_contexts(
-    model: ir.Model,
-    inference: Inference,
-    every_shapes: Sequence[Shapes],
-    options: Options,
-    target: Target,
-) -> list[SelectionContext]:
-    """What selection needs, for each profile; program, weights, tactics and timings are the same for all."""
-    weights = inference.weights
-    has_gpu = target.kind == "cuda" and is_here(target)
+def fused_model(
+    loaded: Loaded, every_shapes: Sequence[Shapes], options: Options, target: Target
+) -> FusedModel:
+    """The fused graph with the tactics that may run it."""
     if target.kind == "cpu" and not target.is_null and torch.get_num_threads() != target.threads:
         torch.set_num_threads(target.threads)
     tactics = tactics_for(
         target,
-        dict(model.opset_imports),
+        dict(loaded.model.opset_imports),
         fixed_shapes=len(every_shapes) == 1 and every_shapes[0].are_fixed,
         deterministic=options.deterministic,
         limits=options.limits,
     )
-    tactics = leave_out(tactics, options.without)
+    by_name = {tactic.name: tactic for tactic in leave_out(tactics, options.without)}
+    return FusedModel(loaded.model, Inference.of(loaded.model, options.limits), by_name, target)
+
+
+def selection_contexts(
+    fused: FusedModel, every_shapes: Sequence[Shapes], options: Options
+) -> list[SelectionContext]:
+    """What selection needs, for each profile; model and timings are the same for all."""
+    has_gpu = fused.is_cuda and is_here(fused.target)
     lock = read_lock(options.lock)
     cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
-    placed = DeviceWeights(weights) if has_gpu else weights
     return [
         SelectionContext(
-            inference=inference,
-            inferred=inference.at(shapes.opt),
+            fused=fused,
+            inferred=fused.inference.at(shapes.opt),
             inputs=shapes.opt,
-            weights=placed,
-            target=target,
-            device_key=require_device(target).key if has_gpu else "",
-            tactics=tactics,
-            timer=timer_of(target, is_timed=options.level > 0 or lock is not None),
+            device_key=require_device(fused.target).key if has_gpu else "",
+            timer=timer_of(fused.target, is_timed=options.level > 0 or lock is not None),
             options=options,
             cache=cache,
             lock=lock,
-            profile_corners=[inference.at(corner) for corner in shapes.other_corners],
+            profile_corners=[fused.inference.at(corner) for corner in shapes.other_corners],
         )
         for shapes in every_shapes
     ]
@@ -328,15 +318,8 @@ def make_engine(
     refusals: Sequence[Refusal],
 ) -> Engine:
     """An engine of all profiles, the first one's plan in front."""
-    plans = [
-        make_plan(loaded, context, shapes, selection, refusals)
-        for context, shapes, selection in zip(contexts, every_shapes, selections, strict=True)
-    ]
-    first = contexts[0]
-    engine = Engine(plans[0], Report(), loaded.model, first.inference, first.tactics, islands=first.islands)
-    for plan, context in zip(plans[1:], contexts[1:], strict=True):
-        engine.add_profile(plan, context.islands)
-    return engine
+    each = zip(contexts, every_shapes, selections, strict=True)
+    return Engine([plan_variant(loaded, *chosen, refusals) for chosen in each], PLANNER)
 
 
 def write_timings(contexts: Sequence[SelectionContext], selections: Sequence[Selection]) -> None:
@@ -366,7 +349,7 @@ def check_engine(
         return Report(unverified="" if runs_here else checks.unverified(engine.plan))
     if runs_here:
         reports = [
-            checks.verify(variant, reference, shapes, options)
+            checks.verify(engine.only(variant), reference, shapes, options)
             for variant, shapes in zip(engine.variants, every_shapes, strict=True)
         ]
     else:

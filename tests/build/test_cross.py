@@ -13,7 +13,7 @@ import pytest
 import ridgeline
 from cross_models import MODELS, convnet, mlp
 from ridgeline.base.spec import Config, Site, Target
-from ridgeline.builder import fuse, selection_contexts
+from ridgeline.builder import fuse, fused_model, selection_contexts
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.triton import compiler
@@ -21,7 +21,6 @@ from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
-from ridgeline.runtime.embedded_kernels import require_kernels
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.inference import Inference
 from ridgeline.select.loop import select
@@ -96,9 +95,9 @@ def test_the_best_of_another_tactic_is_on_board() -> None:
 def test_older_gpus_launch_without_dependence(tmp_path: Path) -> None:
     for arch in ARCHS:
         engine = ridgeline.load(built("mlp", arch).save(tmp_path / f"{arch}.ridge"))
-        assert {made.pdl for made in engine.brought.values()} == {arch == "sm_90"}
-        assert {made.arch for made in engine.brought.values()} == {arch}
-        assert not any(made.spills for made in engine.brought.values())
+        assert {made.pdl for made in engine.fused.kernels.compiled.values()} == {arch == "sm_90"}
+        assert {made.arch for made in engine.fused.kernels.compiled.values()} == {arch}
+        assert not any(made.spills for made in engine.fused.kernels.compiled.values())
 
 
 def test_a_lock_gives_the_same_plan(tmp_path: Path) -> None:
@@ -157,9 +156,11 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     unfused = Inference.of(loaded.model, DEFAULT_LIMITS)
     (shapes,) = choose_every_shapes(loaded, unfused, None, options)
     fuse(loaded, unfused.at(shapes.opt), target)
-    inference = Inference.of(loaded.model, DEFAULT_LIMITS)
-    (context,) = selection_contexts(loaded.model, inference, [shapes], options, target)
-    context = replace(context, tactics=(Broken(), Aten(dict(loaded.model.opset_imports))))
+    fused = fused_model(loaded, [shapes], options, target)
+    fused = replace(
+        fused, tactics={"triton.broken": Broken(), "aten": Aten(dict(loaded.model.opset_imports))}
+    )
+    (context,) = selection_contexts(fused, [shapes], options)
     selection = select(context)
     (step,) = selection.steps
     assert step.tactic == "aten"
@@ -172,11 +173,13 @@ def test_the_file_comes_back_whole(saved: Path, tmp_path: Path) -> None:
     engine, loaded = built("mlp", "sm_90"), ridgeline.load(saved)
     assert loaded.plan == engine.plan
     assert loaded.report.unverified == engine.report.unverified
-    assert loaded.left_out == "", "made by this user on this machine"
-    assert {digest for step in loaded.plan.steps for digest in step.kernels} <= set(loaded.brought)
+    assert loaded.fused.kernels.left_out == "", "made by this user on this machine"
+    assert {digest for step in loaded.plan.steps for digest in step.kernels} <= set(
+        loaded.fused.kernels.compiled
+    )
     assert set(loaded.expected) == {"given/x", "wanted/y"}
     again = loaded.save(tmp_path / "again.ridge")
-    assert ridgeline.load(again).brought == loaded.brought
+    assert ridgeline.load(again).fused.kernels.compiled == loaded.fused.kernels.compiled
 
 
 def test_without_its_gpu_an_engine_says_so(saved: Path) -> None:
@@ -194,17 +197,17 @@ def test_a_target_that_does_not_exist(target: str) -> None:
 
 
 def tactics_of(engine: Engine) -> dict[str, Any]:
-    return {tactic.name: tactic for tactic in engine.tactics}
+    return dict(engine.fused.tactics)
 
 
 def test_kernels_of_strangers_are_left_alone(saved: Path, stranger: None) -> None:
     engine = ridgeline.load(saved)
-    assert "not made on this machine" in engine.left_out
-    assert engine.brought, "they can still be looked at"
-    assert not engine.store.brought
+    assert "not made on this machine" in engine.fused.kernels.left_out
+    assert engine.fused.kernels.compiled, "they can still be looked at"
+    assert not engine.fused.kernels.store.brought
     trusted = ridgeline.load(saved, trust=True)
-    assert trusted.left_out == ""
-    assert set(trusted.store.brought) == set(trusted.brought)
+    assert trusted.fused.kernels.left_out == ""
+    assert set(trusted.fused.kernels.store.brought) == set(trusted.fused.kernels.compiled)
 
 
 def test_without_triton_trusted_kernels_do_and_others_are_an_error(
@@ -212,16 +215,16 @@ def test_without_triton_trusted_kernels_do_and_others_are_an_error(
 ) -> None:
     engine = ridgeline.load(saved)
     with pytest.raises(PlanError, match="--trust") as caught:
-        require_kernels(engine.planned_sites, tactics_of(engine), engine.store, left_out=engine.left_out)
+        engine.variants[0].executable.require_kernels()
     assert "Triton is not installed" in str(caught.value)
     trusted = ridgeline.load(saved, trust=True)
-    require_kernels(trusted.planned_sites, tactics_of(trusted), trusted.store, left_out=trusted.left_out)
+    trusted.variants[0].executable.require_kernels()
     for step, site in trusted.planned_sites():
         tactic = tactics_of(trusted)[step.tactic]
         assert isinstance(tactic, HasKernels)
         assert tactic.why_not(site) is None
         made = compiler.compile_kernels(
-            tactic.kernels(site, step.config), site.target.arch, store=trusted.store
+            tactic.kernels(site, step.config), site.target.arch, store=trusted.fused.kernels.store
         )
         assert all(isinstance(m, compiler.Compiled) for m in made)
 
@@ -231,8 +234,8 @@ def test_trusted_kernels_are_of_one_engine_and_are_not_sealed_again(
 ) -> None:
     trusted = ridgeline.load(saved, trust=True)
     again = ridgeline.load(trusted.save(tmp_path / "again.ridge"))
-    assert again.brought == trusted.brought, "they are kept"
-    assert "not made on this machine" in again.left_out, "and are still a stranger's"
+    assert again.fused.kernels.compiled == trusted.fused.kernels.compiled, "they are kept"
+    assert "not made on this machine" in again.fused.kernels.left_out, "and are still a stranger's"
     for engine in (again, ridgeline.load(saved)):
         step, site = engine.planned_sites()[0]
         reason = tactics_of(engine)[step.tactic].why_not(site)
@@ -246,14 +249,14 @@ def test_without_triton_and_kernels_own_tactics_say_why(no_triton: None) -> None
     assert reason == "Triton is not installed, and no kernels for sm_90 are embedded"
 
 
-def test_only_what_is_on_board_competes_on_the_machine(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_what_is_on_board_competes_on_the_machine(saved: Path, tmp_path: Path) -> None:
     loaded = ridgeline.load(saved)
     # as on another machine: nothing but the file
-    monkeypatch.setattr(loaded, "store", replace(loaded.store, cache_dir=tmp_path / "none"))
+    kernels = loaded.fused.kernels
+    only_file = replace(kernels, store=replace(kernels.store, cache_dir=tmp_path / "none"))
+    loaded = Engine.of(loaded.plan, replace(loaded.fused, kernels=only_file), loaded.planner)
     for step, site in loaded.planned_sites():
-        willing, refused = embedded(loaded)(site)
+        willing, refused = embedded(loaded.variants[0].executable)(site)
         assert willing[0].tactic == step.tactic
         assert any(m.tactic == "cublas" for m in willing), "a library needs no embedded kernel"
         assert any(m.refused == "its kernels are not embedded" for m in refused)

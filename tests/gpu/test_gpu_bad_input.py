@@ -86,8 +86,9 @@ def test_a_name_that_does_not_exist(mlp: ridgeline.Engine) -> None:
 
 
 def test_another_architecture(mlp: ridgeline.Engine) -> None:
-    plan = replace(mlp.plan, target=Target("cuda", OTHER_ARCH))
-    other = Engine(plan, mlp.report, mlp.model, mlp.weights, mlp.tactics)
+    target = Target("cuda", OTHER_ARCH)
+    plan, fused = replace(mlp.plan, target=target), replace(mlp.fused, target=target)
+    other = Engine.of(plan, fused, mlp.planner)
     with pytest.raises(DeviceError, match="another GPU") as found:
         other.run(mlp.example_inputs())
     assert found.value.want == OTHER_ARCH

@@ -108,8 +108,8 @@ def test_an_engine_for_another_gpu_is_refused() -> None:
 
 def test_what_is_foretold_is_what_is_bound(engine: ridgeline.Engine) -> None:
     """The memory of an engine for another machine is planned from this alone."""
-    tactics = {tactic.name: tactic for tactic in engine.tactics}
-    for step in engine.instance(dict(engine.plan.planned_shapes)).steps:
+    tactics = engine.fused.tactics
+    for step in engine.variants[0].executable.instance(engine.plan.planned_shapes).steps:
         if step.launch is None:
             continue
         plan = engine.plan.steps[step.index]

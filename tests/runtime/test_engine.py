@@ -272,4 +272,4 @@ def test_launches_of_old_shapes_are_forgotten() -> None:
     engine = quick(model_of(MLP, **WEIGHTS))
     for rows in range(1, 40):
         engine.run({"x": rand(rows, 8)})
-    assert len(engine._launches) <= 8 * len(engine.plan.steps)
+    assert len(engine.variants[0].executable.launches) <= 8 * len(engine.plan.steps)

@@ -13,7 +13,7 @@ from ridgeline.analyze.buckets import propose
 from ridgeline.cli.arguments import parse_profiles
 from ridgeline.cli.main import main
 from ridgeline.errors import OptionError
-from ridgeline.runtime.observe import Histogram, read_histogram
+from ridgeline.runtime.observation import Histogram, read_histogram
 
 
 def histogram(counts: dict[int, int]) -> Histogram:

@@ -11,7 +11,7 @@ from moving_models import close, expected, model_of, rand
 import ridgeline
 from ridgeline.errors import BuildError, ModelError
 from ridgeline.frontend.ports import guessed_shapes, ports
-from ridgeline.runtime import shape_search
+from ridgeline.select import shape_search
 from ridgeline.surgery.lint import lint
 
 

@@ -164,5 +164,5 @@ def test_shapes_are_observed(engine, tmp_path: Path) -> None:  # type: ignore[no
 
 def test_a_saved_engine_remembers_whether_to_wait(tmp_path: Path) -> None:
     engine = own(model_of(MLP, **WEIGHTS), new_shapes="wait")
-    assert ridgeline.load(engine.save(tmp_path / "e.ridge")).waits
+    assert ridgeline.load(engine.save(tmp_path / "e.ridge")).plan.waits
     assert np.array_equal(engine.run({"x": rand(3, 8)})["y"], engine.run({"x": rand(3, 8)})["y"])

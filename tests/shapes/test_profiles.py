@@ -44,7 +44,7 @@ def test_a_named_dim_is_spread_over_all_inputs(engine) -> None:  # type: ignore[
 def test_inputs_run_by_the_profile_that_holds_them(engine, pair, rows: int, profile: int) -> None:  # type: ignore[no-untyped-def]
     feeds = pair_feeds(rows)
     specs = engine.signature.specs(engine.signature.checked(feeds))
-    assert engine.at(specs) is engine.variants[profile]
+    assert engine.profiles.at(specs) is engine.variants[profile]
     close(engine.run(feeds), expected(pair, feeds))
 
 

@@ -22,9 +22,6 @@ TOO_LONG = {
 TOO_MANY_PARAMETERS = {
     "passes: _function",
     "plan: step_of",
-    "runtime: Engine.__init__",
-    "runtime: Instance.__init__",
-    "runtime: Launches.__init__",
     "runtime: _MovingStep.__init__",
     "runtime: _draw",
     "runtime: draw_integers",

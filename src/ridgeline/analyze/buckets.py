@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ridgeline.errors import OptionError
-from ridgeline.runtime.observe import Histogram, Shape
+from ridgeline.runtime.observation import Histogram, Shape
 
 Sizes = tuple[int, ...]  # of the dims that move, in their order
 Work = Callable[[Sizes], float]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, OptionError
 from ridgeline.ir.work import body_flops
-from ridgeline.passes.padding_rules import Forbidden
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.observe import Histogram, Shape
-from ridgeline.runtime.padded import why_or_cuts
+from ridgeline.runtime.observation import Histogram, Shape
+from ridgeline.runtime.padded import NotPaddable
+from ridgeline.select.padding import padded_cuts
 
 
 def padding_verdict(engine: Engine, dims: Sequence[str]) -> str:
@@ -29,8 +29,8 @@ def why_not_pad(engine: Engine, dim: str) -> str | None:
     if padded == engine.plan.planned_shapes:
         raise OptionError(f"no input has a dim {dim!r}")
     try:
-        why_or_cuts(engine.inference, engine.plan.planned_shapes, padded)
-    except Forbidden as error:
+        padded_cuts(engine.inference, engine.plan.planned_shapes, padded)
+    except NotPaddable as error:
         return str(error)
     except InputError as error:
         return f"the model takes no other size: {error}"
@@ -47,7 +47,7 @@ def work_of_engine(engine: Engine, seen: Histogram) -> Callable[[dict[str, Shape
         specs = {
             p.name: replace(engine.plan.planned_shapes[p.name], shape=shapes[p.name]) for p in engine.inputs
         }
-        sites = engine.sites(engine.inference.at(specs))
+        sites = engine.variants[0].executable.sites(engine.inference.at(specs))
         return float(sum(body_flops(site.body, site.specs) for _, _, site in sites))
 
     return work

@@ -35,7 +35,7 @@ def shapes(
     from ridgeline.analyze.padding import padding_verdict, work_of_engine
     from ridgeline.cli.draw_shapes import draw_proposal
     from ridgeline.cli.engines import load_file
-    from ridgeline.runtime.observe import read_histogram
+    from ridgeline.runtime.observation import read_histogram
 
     seen = read_histogram(observed)
     if engine is None:

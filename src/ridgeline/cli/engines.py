@@ -45,7 +45,7 @@ def load_or_build(path: Path, options: Mapping[str, Any], *, trust: bool = False
 
 def compile_steps(engine: Engine) -> dict[str, Compiled]:
     """The GPU kernels of the engine's steps, by digest, compiled where the cache does not have them."""
-    return collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
+    return collect(engine.planned_sites(), engine.fused.tactics, engine.fused.kernels.store)
 
 
 def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:

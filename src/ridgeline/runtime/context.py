@@ -15,8 +15,8 @@ from ridgeline.errors import InputError, ProcessError, RidgelineError, first_lin
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding
-from ridgeline.runtime.observe import Watch
+from ridgeline.runtime.io import AnyBinding, Execute
+from ridgeline.runtime.observation import Observer
 from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Feeds, Signature, values_of
 
@@ -24,7 +24,7 @@ KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 _steps = methodcaller("execute")
-MakeBorder: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding]
+MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding]
 
 
 class Context:
@@ -33,16 +33,16 @@ class Context:
     def __init__(
         self,
         signature: Signature,
-        make_border: MakeBorder,
-        watch: Watch | None = None,
+        make_binding: MakeBinding,
+        observer: Observer | None = None,
         *,
         may_pad: bool = False,
     ) -> None:
         self._signature = signature
         self._ports = signature.ports
-        self._make_binding = make_border
-        self._watch = watch or Watch()
-        self._may_pad = may_pad  # then whoever makes borders refuses what fits nowhere
+        self._make_binding = make_binding
+        self._observer = observer or Observer()
+        self._may_pad = may_pad  # then whoever makes bindings refuses what fits nowhere
         self._bindings: OrderedDict[tuple[Any, ...], AnyBinding] = OrderedDict()
         self._names = tuple(self._ports)
         self._latest: AnyBinding | None = None
@@ -70,7 +70,7 @@ class Context:
                 help="give each thread its own engine.context(), or call engine.run, which does so",
             ) from None
         try:
-            binding = self._latest if self._watch.observation is None else None
+            binding = self._latest if self._observer.observation is None else None
             made = binding.run(feeds, _steps) if binding is not None else None
             return made if made is not None else self._run(feeds, _steps)
         except RidgelineError:
@@ -109,13 +109,13 @@ class Context:
         ready = [(key, b.instance) for key, b in self._bindings.items() if not isinstance(b, PendingShape)]
         return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
 
-    def _run(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
+    def _run(self, feeds: Feeds, execute: Execute) -> dict[str, Any]:
         if self._signature.non_tensor:
             return self._run_loose(feeds, execute)
         binding, arrays, is_torch = self._find(feeds)
         return self._run_at(binding, arrays, execute, is_torch=is_torch)
 
-    def _run_loose(self, feeds: Feeds, execute: Callable[[Instance], object]) -> dict[str, Any]:
+    def _run_loose(self, feeds: Feeds, execute: Execute) -> dict[str, Any]:
         """With strings or sequences among the inputs: steps are handed these as they are."""
         feeds, non_tensor = self._signature.apart(feeds)
         binding, arrays, is_torch = self._find_ready(feeds)
@@ -127,7 +127,7 @@ class Context:
             moving.update(dict.fromkeys(non_tensor))
 
     def _run_at(
-        self, binding: AnyBinding, arrays: list[Any], execute: Callable[[Instance], object], *, is_torch: bool
+        self, binding: AnyBinding, arrays: list[Any], execute: Execute, *, is_torch: bool
     ) -> dict[str, Any]:
         if not is_torch:
             plain = dict(zip(self._names, map(np.asarray, arrays), strict=True))
@@ -145,7 +145,7 @@ class Context:
         return self._find(feeds)
 
     def _find(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
-        """The border for these inputs, the inputs in order, and whether there are tensors among them."""
+        """The binding for these inputs, the inputs in order, and whether there are tensors among them."""
         try:
             arrays = [feeds[name] for name in self._names]
             key = self._key(arrays)
@@ -168,8 +168,8 @@ class Context:
             if array.dtype != (self._torch_dtypes if is_tensor else self._numpy_dtypes)[i]:
                 self._signature.checked(feeds)
             is_torch |= is_tensor
-        if self._watch.observation is not None:
-            self._watch.observation.count(dict(zip(self._names, key, strict=False)))
+        if self._observer.observation is not None:
+            self._observer.observation.count(dict(zip(self._names, key, strict=False)))
         # a pending shape gives way to its successor, and a value decides which binding is right
         is_slow = is_torch or self._valued or self._signature.non_tensor or isinstance(binding, PendingShape)
         self._latest = None if is_slow else binding

@@ -20,10 +20,10 @@ class CudaContext(Context):
     def __init__(
         self,
         signature: Signature,
-        make_border: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding],
+        make_binding: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding],
         make_instance: Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance],
     ) -> None:
-        super().__init__(signature, make_border)
+        super().__init__(signature, make_binding)
         self._make_instance = make_instance
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Bound:

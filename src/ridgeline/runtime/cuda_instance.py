@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.gpu_graph import CaptureError, own_stream, pool_bytes, record, stream_bytes, warm
+from ridgeline.base.gpu_timing import times_in_turn
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.pinned import never_free_pinned, new_pinned
+from ridgeline.runtime.io import Execute
+from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Launch
 
@@ -27,6 +29,7 @@ class CudaInstance(Instance):
     """Bound steps over one arena on the device."""
 
     device = "cuda"
+    _times_in_turn = staticmethod(times_in_turn)
     graph: torch.cuda.CUDAGraph | None = None
     why_eager = ""  # why there is no graph, once a run has shown it
     poison = ""  # the CUDA error after which nothing here can be trusted
@@ -123,7 +126,7 @@ def gpu_memory(
     return {**parts, "total": sum(parts.values())}
 
 
-class CudaBorder:
+class CudaBinding:
     """Between a caller and a GPU instance: pinned memory for numpy, the caller's own stream for torch."""
 
     def __init__(self, instance: CudaInstance, dtypes: Sequence[Any]) -> None:
@@ -133,7 +136,7 @@ class CudaBorder:
         self._pinned: dict[str, Tensor] = {}
         self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
 
-    def run(self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
         """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
         if feeds.__class__ is not dict or len(feeds) != len(self._inputs):
             return None
@@ -156,7 +159,7 @@ class CudaBorder:
         self._busy = None
         return {name: as_numpy(tensor) for name, tensor in made.items()}
 
-    def run_tensors(self, tensors: Sequence[Any], execute: Callable[[Instance], object]) -> dict[str, Tensor]:
+    def run_tensors(self, tensors: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
         """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
         try:
             return self._run_tensors(tensors, execute)
@@ -164,9 +167,7 @@ class CudaBorder:
             self._blame(error)
             raise
 
-    def _run_tensors(
-        self, tensors: Sequence[Any], execute: Callable[[Instance], object]
-    ) -> dict[str, Tensor]:
+    def _run_tensors(self, tensors: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
         self._own.require_alive()
         stream = torch.cuda.current_stream()
         self._order(stream)

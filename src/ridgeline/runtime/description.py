@@ -24,7 +24,7 @@ from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.check import check_sizes
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.runtime.members import read_members
+from ridgeline.runtime.zip_members import read_members
 
 FORMAT = 1
 MANIFEST, PLAN, REPORT = "manifest.json", "plan.json", "report.json"

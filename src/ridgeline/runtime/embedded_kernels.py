@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ridgeline.base.spec import Site
 from ridgeline.errors import PlanError
-from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.plan.plan import Step
 from ridgeline.tactics.base import Tactic
@@ -16,6 +17,29 @@ from ridgeline.tactics.offer import kernels_of
 RUNNERS_UP = 2
 
 Tactics = Mapping[str, Tactic]
+OTHER_VERSION = "the compiled kernels in the file are of another version of ridgeline"
+LEFT_OUT = "the compiled kernels in the file were left alone: it was not made on this machine"
+TRUST = "or, if you trust whoever made the file, load it with --trust (ridgeline.load(path, trust=True))"
+
+
+@dataclass(frozen=True)
+class EmbeddedKernels:
+    """The compiled kernels of an engine file, and those of them that the engine may use."""
+
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)  # by digest
+    store: KernelStore = COMPILED_HERE
+    left_out: str = ""  # why the engine does not use them
+
+    @staticmethod
+    def of(compiled: Mapping[str, Compiled], *, is_signed_here: bool, is_trusted: bool) -> EmbeddedKernels:
+        """Those of a file: used if this user made it on this machine, or trusts it explicitly."""
+        if is_signed_here or is_trusted:
+            return EmbeddedKernels(compiled, KernelStore(compiled, are_foreign=not is_signed_here))
+        return EmbeddedKernels(compiled, left_out=LEFT_OUT if compiled else "")
+
+    @property
+    def why_unused(self) -> str:
+        return self.left_out or (OTHER_VERSION if self.compiled else "")
 
 
 def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics, store: KernelStore) -> dict[str, Compiled]:
@@ -69,8 +93,3 @@ def require_kernels(
             got="Triton is not installed" + (f", and {left_out}" if left_out else ""),
             help="pip install 'ridgeline[gpu]'" + (f"; {TRUST}" if left_out == LEFT_OUT else ""),
         )
-
-
-OTHER_VERSION = "the compiled kernels in the file are of another version of ridgeline"
-LEFT_OUT = "the compiled kernels in the file were left alone: it was not made on this machine"
-TRUST = "or, if you trust whoever made the file, load it with --trust (ridgeline.load(path, trust=True))"

@@ -45,7 +45,7 @@ from ridgeline.runtime.description import (
     describe,
     open_members,
 )
-from ridgeline.runtime.seal import is_sealed_here, make_seal
+from ridgeline.runtime.signing import is_signed_here, sign_hashes
 from ridgeline.runtime.weights_file import (
     ALIGNMENT,
     raw_bytes,
@@ -70,8 +70,8 @@ class Stored:
     weights: Mapping[str, Tensor]
     kernels: Mapping[str, Compiled] = field(default_factory=dict)  # by digest
     expected: Mapping[str, Tensor] = field(default_factory=dict)
-    are_foreign: bool = False  # some kernels were not compiled here, so that the file is not sealed
-    is_sealed: bool = False  # its kernels were written by this user on this machine
+    are_foreign: bool = False  # some kernels were not compiled here, so that the file is not signed
+    is_signed_here: bool = False  # its kernels were written by this user on this machine
 
 
 def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
@@ -90,6 +90,14 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
             value.const_value = tensors[name]
             model.graph.initializers[name] = value
     proto.graph.initializer.extend(_initializer(n, tensor, places[n]) for n, tensor in weights.items())
+    return proto
+
+
+def whole_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
+    """The fused graph as ONNX with its weights inside."""
+    proto = fused_proto(model, weights)
+    for entry in proto.graph.initializer:
+        write_inside(entry, weights[entry.name])
     return proto
 
 
@@ -161,7 +169,7 @@ def _write_members(file: Any, stored: Stored) -> None:
         versions, needed = stored.report.versions, _plugins(stored)
         manifest = Manifest(FORMAT, str(stored.plan.target), hashes, versions, plugins=needed)
         if stored.kernels and not stored.are_foreign:
-            manifest = replace(manifest, seal=make_seal(manifest.code))
+            manifest = replace(manifest, seal=sign_hashes(manifest.code))
         archive.writestr(_member(MANIFEST), json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
 
 
@@ -192,7 +200,7 @@ def read_engine(path: Path) -> Stored:
             weights=weights,
             kernels=described.kernels,
             expected=read_weights(members[EXPECTED]) if EXPECTED in members else {},
-            is_sealed=is_sealed_here(manifest.seal, manifest.code),
+            is_signed_here=is_signed_here(manifest.seal, manifest.code),
         )
     except (*DAMAGE, RidgelineError) as error:
         raise PlanError(f"{str(path)!r} does not read as an engine", got=first_line(error)) from error

@@ -1,7 +1,8 @@
 """After a fork: the child has none of the parent's threads, and whoever waits for one waits forever.
 
 OpenMP and ONNX Runtime cannot start theirs again in the child. So an engine of one thread goes on there, with
-locks and a planner of its own; engines of several threads, and those on a GPU, say so instead of hanging.
+locks and a planning thread of its own; engines of several threads, and those on a GPU, raise an error instead
+of hanging.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PerProcess:
 
     def after_fork(self) -> None:
         """Leave to the parent what its threads hold."""
-        self.lock, self.binding, self.retuning = threading.Lock(), threading.Lock(), threading.RLock()
+        self.lock = threading.RLock()
         self.local = threading.local()  # a context for every thread that runs the engine
         self.planner: ThreadPoolExecutor | None = None
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Site, Target, TensorSpec
+from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import InputError, LimitError, PlanError
 from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
@@ -27,6 +28,7 @@ from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
 KEPT_PLACES = 8
 Bind = Callable[[int, Site], Launch]
+PlacedSite: TypeAlias = tuple[int, Region, Site]  # index in the plan
 
 
 @dataclass(frozen=True)
@@ -44,31 +46,21 @@ class Instance:
     """Bound steps over one arena."""
 
     device = "cpu"
+    _times_in_turn = staticmethod(wall_times_in_turn)
 
     def __init__(
         self,
         program: Program,
-        regions: Sequence[Region],
-        inputs: Mapping[str, TensorSpec],
+        inferred: Inferred,
+        sites: Sequence[PlacedSite],
         weights: Mapping[str, Tensor],
-        target: Target,
         bind: Bind,
-        prepare: Callable[[Sequence[tuple[int, Site]]], None] | None = None,  # before the first bind
-        *,
-        inferred: Inferred,  # at these inputs
         given: Mapping[str, Tensor] | None = None,  # memory of the inputs, if the caller has it
     ) -> None:
-        self.program = program
-        self.inferred = inferred
-        sites = [
-            (index, region, make_site(program, region, self.inferred, target))
-            for index, region in enumerate(regions)
-            if not self.inferred.is_host(region)
-        ]
-        require_made(program, [region for _, region, _ in sites], self.inferred)
-        require_room(self.inferred)
-        if prepare is not None:
-            prepare([(index, site) for index, _, site in sites])
+        self.program, self.inferred = program, inferred
+        require_made(program, [region for _, region, _ in sites], inferred)
+        require_room(inferred)
+        inputs = {name: inferred.specs[name] for name in program.inputs if name in inferred.specs}
         self.steps = self._bind_steps(sites, bind)
         self.layout: Layout = lay_out_steps(program, [step.io for step in self.steps], self.inferred)
         self._allocate({} if given else inputs)
@@ -94,7 +86,7 @@ class Instance:
             self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8, device=self.device)
             self._own_inputs = {name: empty(spec, self.device) for name, spec in inputs.items()}
 
-    def _bind_steps(self, sites: Sequence[tuple[int, Region, Site]], bind: Bind) -> list[BoundStep]:
+    def _bind_steps(self, sites: Sequence[PlacedSite], bind: Bind) -> list[BoundStep]:
         steps = []
         for index, region, site in sites:
             launch = None if views_of(site) else bind(index, site)
@@ -191,10 +183,31 @@ class Instance:
         for call in self.calls:
             call()
 
+    def step_times(self, rounds: int) -> dict[int, float]:
+        """Median µs of each step that runs, by its index in the plan; on a GPU its time there."""
+        with torch.inference_mode():
+            self.execute()
+            medians = self._times_in_turn(self.calls, rounds)
+        totals: dict[int, float] = {}
+        for index, us in zip(self.call_steps, medians, strict=True):
+            totals[index] = totals.get(index, 0.0) + us
+        return totals
+
     def result(self, name: str) -> tuple[Tensor, bool]:
         """An output, and whether its memory will be written again by the next run."""
         fixed = self.tensors.get(name)
         return (fixed, True) if fixed is not None else (self.moving[name], False)
+
+
+def sites_of(
+    program: Program, regions: Sequence[Region], inferred: Inferred, target: Target
+) -> list[PlacedSite]:
+    """The steps that do work at these shapes."""
+    return [
+        (index, region, make_site(program, region, inferred, target))
+        for index, region in enumerate(regions)
+        if not inferred.is_host(region)
+    ]
 
 
 def require_made(program: Program, steps: Sequence[Region], inferred: Inferred) -> None:

@@ -1,4 +1,4 @@
-"""The border of an instance: callers' arrays are lent to its steps, results are made in memory to give away.
+"""The binding of an instance to its callers: steps read their arrays and make results in memory to give away.
 
 Only what no step can be pointed at is copied. Between runs every step points home, at the instance's own
 memory: nobody's array is held or read then, and whoever calls steps one by one finds what `load` put there.
@@ -170,9 +170,7 @@ class IoBinding:
         self._lent_outputs.append(lent)
         return lent.take
 
-    def run(
-        self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]
-    ) -> dict[str, np.ndarray] | None:
+    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, np.ndarray] | None:
         """Outputs by name, in memory of their own; None if the inputs are not just the arrays wanted here."""
         if feeds.__class__ is not dict or len(feeds) != len(self._puts):
             return None
@@ -181,9 +179,7 @@ class IoBinding:
                 return self._run(feeds, execute)
         return self._run(feeds, execute)
 
-    def _run(
-        self, feeds: dict[str, Any], execute: Callable[[Instance], object]
-    ) -> dict[str, np.ndarray] | None:
+    def _run(self, feeds: dict[str, Any], execute: Execute) -> dict[str, np.ndarray] | None:
         try:
             for name, shape, dtype, put in self._puts:
                 array = feeds.get(name)
@@ -198,9 +194,7 @@ class IoBinding:
             for lent in self._lent:
                 lent.go_home()
 
-    def run_tensors(
-        self, arrays: Sequence[Any], execute: Callable[[Instance], object]
-    ) -> dict[str, torch.Tensor]:
+    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, torch.Tensor]:
         """Tensors by name, for inputs with tensors among them: copied in and out."""
         with torch.inference_mode():
             self.load(arrays)

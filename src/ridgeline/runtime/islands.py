@@ -7,25 +7,19 @@ for every set of shapes that comes back; a shape seen for the first time runs on
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
-import onnx
-import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import InputError, LimitError
-from ridgeline.ir.body import Program, Region, ir_version_for
-from ridgeline.ir.infer import Inferred, type_proto
+from ridgeline.ir.body import Program, Region
+from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.kernels.elements import as_numpy, cloned, fill
-from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.partition import partition
-from ridgeline.passes.pipeline import canonicalise
+from ridgeline.kernels.elements import cloned, fill
 from ridgeline.plan.plan import Plan
-from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
@@ -33,16 +27,21 @@ from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
 
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
 KEPT_BODIES = 64
-# why a step cannot be planned, by what it is
 
 
-class BodyEngine(Protocol):
-    """What an island needs of the engine of a subgraph."""
+class BodyExecutable(Protocol):
+    """What an island needs of the executable of a subgraph."""
 
-    plan: Plan
-    program: Any
+    planned_shapes: dict[str, TensorSpec]
 
-    def instance(self, inputs: dict[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
+    @property
+    def program(self) -> Program: ...
+
+    def instance(self, inputs: Mapping[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
+
+
+# a body with the key of its plan, as an executable; None: it runs op by op
+FindBody: TypeAlias = Callable[[str, Body], BodyExecutable | None]
 
 
 def control_op(region: Region) -> Op | None:
@@ -66,51 +65,19 @@ def entry_specs(region: Region, body: Body, inferred: Inferred) -> dict[str, Ten
     return first_trip(op, body, inferred.specs)
 
 
-def fused_body(
-    body: Body,
-    specs: Mapping[str, TensorSpec],
-    weights: Mapping[str, Tensor],
-    program: Program,
-    target: Target,
-) -> tuple[ir.Model, dict[str, TensorSpec]]:
-    """A body as a fused model of its own, and the specs of its inputs. The same call gives the same model."""
-    free = body.free_names()
-    graph = ir.serde.serialize_graph(body.graph)
-    declared = {value.name: value for value in graph.input}
-    for name, spec in specs.items():
-        value = declared.get(name) or graph.input.add(name=name)
-        if not value.type.tensor_type.elem_type:
-            value.type.CopyFrom(type_proto(spec))
-            for dim in value.type.tensor_type.shape.dim:
-                dim.ClearField("dim_value")  # a state may grow; only its rank is sure
-    imports = {domain: version for domain, version in program.opset_imports.items() if domain != "ridgeline"}
-    proto = onnx.ModelProto(ir_version=ir_version_for(imports), graph=graph)
-    proto.opset_import.extend(onnx.OperatorSetIdProto(domain=d, version=v) for d, v in imports.items())
-    model = ir.from_proto(proto)
-    for value in [v for v in model.graph.inputs if v.name in free and v.name in weights]:
-        value.const_value = ir.tensor(as_numpy(weights[str(value.name)]), name=value.name)
-        value.shape = ir.Shape(weights[str(value.name)].shape)
-        model.graph.inputs.remove(value)
-        model.graph.register_initializer(value)
-    canonicalise(model, target=target, limits=program.limits)
-    inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
-    partition(model, Inference.of(model, program.limits).at(inner), target=target)
-    remove_unused(model)
-    return model, inner
-
-
 class PlannedBody:
     """A body that was planned, as a function from its inputs to its outputs. Every thread has its own."""
 
     reuses_memory = True
 
-    def __init__(self, engine: BodyEngine, names: Sequence[str], n_own: int, floor: RunBody) -> None:
-        self._engine, self._floor = engine, floor
+    def __init__(self, executable: BodyExecutable, names: Sequence[str], n_own: int, floor: RunBody) -> None:
+        self._executable, self._floor = executable, floor
         places = {name: i for i, name in enumerate(names)}
-        self._places = [places[name] for name in engine.program.inputs]
+        self._places = [places[name] for name in executable.program.inputs]
         self._captured = [place >= n_own for place in self._places]
-        self._outputs = list(engine.program.outputs)
-        self._planned = tuple(engine.plan.planned_shapes[name].shape for name in engine.program.inputs)
+        self._outputs = list(executable.program.outputs)
+        specs = executable.planned_shapes
+        self._planned = tuple(specs[name].shape for name in executable.program.inputs)
         self._local = threading.local()
 
     def begin(self) -> None:
@@ -144,12 +111,12 @@ class PlannedBody:
         found: Instance | None = local.instances.get(key)
         if found is not None or len(local.instances) >= KEPT_BODIES:
             return found
-        specs = self._engine.plan.planned_shapes
-        shapes = zip(self._engine.program.inputs, key, strict=True)
+        specs = self._executable.planned_shapes
+        shapes = zip(self._executable.program.inputs, key, strict=True)
         # a state that grows has a shape for every trip: a compiler would never keep up with it
         given = {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}
         try:
-            made = self._engine.instance(given, compiles=key == self._planned)
+            made = self._executable.instance(given, compiles=key == self._planned)
         except (InputError, LimitError):  # the floor takes it, or says what is wrong
             return None
         local.instances[key] = made
@@ -157,30 +124,31 @@ class PlannedBody:
 
 
 class Islands:
-    """The planned bodies of one engine, and the launches of the steps that run them."""
+    """The planned bodies of one executable, and the launches of the steps that run them."""
 
-    def __init__(self, program: Program, engines: Mapping[str, BodyEngine]) -> None:
+    def __init__(self, program: Program, plans: Mapping[str, Plan], find: FindBody) -> None:
         self._opset_imports, self._limits = program.opset_imports, program.limits
-        self.engines = dict(engines)
+        self.plans, self._find = dict(plans), find
+        self._found: dict[str, BodyExecutable | None] = {}
 
-    @property
-    def plans(self) -> dict[str, Plan]:
-        return {key: engine.plan for key, engine in self.engines.items()}
+    def find(self, key: str, body: Body) -> BodyExecutable | None:
+        """The executable of a body: asked for when a step first runs it, and kept."""
+        if key in self.plans and key not in self._found:
+            self._found[key] = self._find(key, body)
+        return self._found.get(key)
 
     def bind(self, region: Region, site: Site) -> Launch | None:
         """A launch for control flow with a planned body; None for anything else."""
         op = control_op(region)
-        planned = {
-            id(body.graph): self.engines[key] for key, body in subgraphs(region) if key in self.engines
-        }
-        if op is None or not planned:
+        planned = {id(body.graph): self.find(key, body) for key, body in subgraphs(region)}
+        if op is None or not any(planned.values()):
             return None
 
         def compile_planned(body: Body) -> tuple[RunBody, list[str]]:
             floor, notes = compile_body(body, site.specs, self._opset_imports, limits=self._limits)
             n_own = len(body.graph.inputs)
-            engine = planned.get(id(body.graph))
-            return (floor if engine is None else PlannedBody(engine, body.inputs, n_own, floor)), notes
+            inner = planned.get(id(body.graph))
+            return (floor if inner is None else PlannedBody(inner, body.inputs, n_own, floor)), notes
 
         reads = reads_of(op)
         run, notes = CONTROL_OPS[op.key](op, reads, compile_planned, self._limits)

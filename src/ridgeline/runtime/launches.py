@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from functools import cached_property
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
+from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.offer import Offer, Refused, precompile, read_offer
@@ -26,23 +28,24 @@ class Launches:
 
     def __init__(
         self,
+        fused: FusedModel,
+        steps: Sequence[Step],
         regions: Sequence[Region],
-        tactics: Mapping[str, Tactic],
-        weights: Mapping[str, Tensor],
-        notes: list[str],
-        *,
-        own: PerProcess,
-        steps: Callable[[], Sequence[Step]],
-        islands: Callable[[], Islands],
-        planned: Callable[[], Sequence[tuple[Step, Site]]],
+        islands: Islands,
+        planned_sites: Callable[[], Sequence[tuple[Step, Site]]],
     ) -> None:
-        self._regions, self._tactics, self._weights = regions, tactics, weights
-        self._notes = notes  # what did not go as planned on this machine
+        self._tactics, self._weights = fused.tactics, fused.placed_weights
+        self._notes = fused.notes  # what did not go as planned on this machine
         self._unplanned: dict[str, dict[str, str]] = {}  # by reason: steps and the tactic that was planned
-        self._steps, self._islands, self._planned = steps, islands, planned
-        self._planned_sites: dict[str, Site] | None = None  # by step; made when first asked for
-        self._own = own
+        self._steps, self._regions, self._islands = steps, regions, islands
+        self._find_planned = planned_sites
+        self._own = PerProcess(fused.target)
         self._made: dict[tuple[int, str], Launch] = {}
+
+    @cached_property
+    def _planned_sites(self) -> dict[str, Site]:
+        """At the planned shapes, by step."""
+        return {step.name: site for step, site in self._find_planned()}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -50,15 +53,11 @@ class Launches:
     def values(self) -> ValuesView[Launch]:
         return self._made.values()
 
-    def clear(self) -> None:
-        self._made.clear()
-        self._planned_sites = None
-
     def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
         """What these sites will compile, several at a time instead of one by one."""
         jobs: dict[str, list[tuple[Site, Config]]] = {}
         for index, site in sites:
-            step = self._steps()[index]
+            step = self._steps[index]
             tactic = self._tactics.get(step.tactic)
             offer = Refused("") if tactic is None else read_offer(tactic, site)
             if tactic is None or isinstance(offer, Refused) or not offer.compiles:
@@ -69,7 +68,7 @@ class Launches:
             precompile(self._tactics[name], todo)
 
     def launch(self, index: int, site: Site) -> Launch:
-        with self._own.binding:
+        with self._own.lock:
             launch = self._known(index, site)
             if launch is None:
                 launch = self._bind(index, site)
@@ -78,9 +77,9 @@ class Launches:
                 self._forget_old(index)
             return launch
 
-    def lean(self, index: int, site: Site) -> Launch:
+    def uncompiled(self, index: int, site: Site) -> Launch:
         """One that is there already, or that needs no compiler: else the floor's."""
-        with self._own.binding:
+        with self._own.lock:
             known = self._known(index, site)
             _, offer, _ = next(self._willing(index, site))
             if known is None and offer.compiles:
@@ -93,16 +92,14 @@ class Launches:
 
     def _is_as_planned(self, index: int, site: Site) -> bool:
         """A launch for any shape is none for a shape that the plan's tactic refuses."""
-        tactic = self._tactics.get(self._steps()[index].tactic)
+        tactic = self._tactics.get(self._steps[index].tactic)
         return tactic is not None and isinstance(read_offer(tactic, site), Offer)
 
     def _is_offered(self, index: int, tactic: Tactic, offer: Offer, config: Config) -> bool:
         """For this site, or for the one at the planned shapes, which the config was chosen for."""
         if offer.has(config):
             return True
-        if self._planned_sites is None:
-            self._planned_sites = {step.name: planned for step, planned in self._planned()}
-        planned = self._planned_sites.get(self._steps()[index].name)
+        planned = self._planned_sites.get(self._steps[index].name)
         then = Refused("") if planned is None else read_offer(tactic, planned)
         return isinstance(then, Offer) and then.has(config)
 
@@ -123,10 +120,10 @@ class Launches:
 
     def _bind(self, index: int, site: Site) -> Launch:
         """By the first willing tactic whose kernel can be had."""
-        step = self._steps()[index]
+        step = self._steps[index]
         planned = self._tactics.get(step.tactic)
         is_floor = planned is not None and planned.is_floor
-        island = self._islands().bind(self._regions[index], site) if is_floor else None
+        island = self._islands.bind(self._regions[index], site) if is_floor else None
         if island is not None:
             return island
         weights = self._weights_of(index, site)
@@ -145,7 +142,7 @@ class Launches:
 
     def _willing(self, index: int, site: Site) -> Iterator[tuple[str, Offer, Config]]:
         """The plan's tactic, its losers where it does not fit, and the floor."""
-        step = self._steps()[index]
+        step = self._steps[index]
         losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
         for name, config in [(step.tactic, step.config), *losers]:
             tactic = self._tactics.get(name)

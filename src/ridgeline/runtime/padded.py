@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.errors import InputError, OptionError, first_line
-from ridgeline.options import DimRange
-from ridgeline.passes.padding import padded_axes
-from ridgeline.passes.padding_rules import Forbidden
-from ridgeline.plan.plan import Plan
+from ridgeline.errors import InputError
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding
-from ridgeline.runtime.signature import Signature
+from ridgeline.runtime.io import AnyBinding, Execute
+from ridgeline.runtime.profiles import Profiles
 
-Cut = tuple[int, int]  # axis, real size
+Cut: TypeAlias = tuple[int, int]  # axis, real size
+Specs: TypeAlias = Mapping[str, TensorSpec]
+# real and padded inputs -> where each output is cut; raises `NotPaddable`
+FindCuts: TypeAlias = Callable[[Inference, Specs, Specs], dict[str, Cut | None]]
+
+
+class NotPaddable(Exception):
+    """Padding would change results; the message names the op that mixes rows."""
 
 
 def pad_to_profile(
-    inference: Inference,
-    signature: Signature,
-    specs: Mapping[str, TensorSpec],
+    profiles: Profiles, find_cuts: FindCuts, specs: Mapping[str, TensorSpec]
 ) -> tuple[dict[str, TensorSpec], dict[str, Cut | None]]:
     """The smallest larger shapes that some profile takes, and where each output is cut; or the refusal."""
+    signature = profiles.signature
     larger = [made for bounds in signature.bounds if (made := bounds.padded(specs)) is not None]
     larger = [made for made in larger if signature.find(made) is not None and not signature.broken(made)]
     if not larger:
@@ -38,91 +39,13 @@ def pad_to_profile(
         raise InputError("no profile has room for these inputs")
     chosen = min(larger, key=lambda made: sum(math.prod(spec.shape) for spec in made.values()))
     try:
-        return chosen, why_or_cuts(inference, specs, chosen)
-    except Forbidden as error:
+        return chosen, find_cuts(profiles.inference, specs, chosen)
+    except NotPaddable as error:
         signature.require(specs, str(error))
         raise InputError("these inputs cannot be padded", got=str(error)) from error
 
 
-def why_or_cuts(
-    inference: Inference,
-    real: Mapping[str, TensorSpec],
-    padded: Mapping[str, TensorSpec],
-) -> dict[str, Cut | None]:
-    """Where each output ends when padding is cut off; `Forbidden` where padding would change results."""
-    at_real = inference.at(real)
-    axes = padded_axes(inference.program, at_real, inference.at(padded))
-    return {
-        name: None if axis is None else (axis, at_real.specs[name].shape[axis]) for name, axis in axes.items()
-    }
-
-
-def require_paddable(inference: Inference, plans: Sequence[Plan]) -> None:
-    """Refuse at build time, with the op that forbids it, padding along a dim of which profiles differ.
-
-    With one size for every dim it is enough that one of them can be padded.
-    """
-    if not plans[0].pads:
-        return
-    dims = dict.fromkeys(dim for port in plans[0].inputs for dim in port.dims or () if isinstance(dim, str))
-    moving = [dim for dim in dims if len({_range_of(plan, dim) for plan in plans}) > 1]
-    asked = {dim: _why_not(inference, plans, dim) for dim in moving or dims}
-    refused = {dim: why for dim, why in asked.items() if why}
-    if refused and (moving or "" not in asked.values()):
-        raise OptionError(
-            f"padding along {next(iter(refused))!r} would change results",
-            rows=[f"{dim}: {why}" for dim, why in refused.items()],
-            want="ops that keep rows apart from the input to the output",
-            help="give that dim a range instead of fixed sizes, or leave out --pad",
-        )
-
-
-def shapes_to_pad(plans: Sequence[Plan], signature: Signature) -> Iterator[tuple[str, dict[str, TensorSpec]]]:
-    """For every profile and dim: inputs one row short of it, which no profile takes as they are."""
-    for plan in plans if plans[0].pads else ():
-        dims = dict.fromkeys(d for port in plan.inputs for d in port.dims or () if isinstance(d, str))
-        for dim in dims:
-            smaller = _one_less(plan, dim)
-            if smaller is not None and signature.find(smaller) is None:
-                yield dim, smaller
-
-
-def _range_of(plan: Plan, dim: str) -> DimRange | None:
-    pairs = ((port.dims or (), plan.profile.get(port.name, ())) for port in plan.inputs)
-    return next((r for dims, ranges in pairs for d, r in zip(dims, ranges, strict=False) if d == dim), None)
-
-
-def _why_not(inference: Inference, plans: Sequence[Plan], dim: str) -> str | None:
-    """The op that forbids padding along a dim; "" where none does, None where no size is left out."""
-    found: str | None = None
-    for plan in plans:
-        smaller = _one_less(plan, dim)
-        if smaller is None:
-            continue
-        try:
-            why_or_cuts(inference, smaller, plan.planned_shapes)
-        except (Forbidden, InputError) as error:
-            return first_line(error)
-        found = ""
-    return found
-
-
-def _one_less(plan: Plan, dim: str) -> dict[str, TensorSpec] | None:
-    """Planned inputs, along a dim one row short of the profile; None where it leaves no such inputs out."""
-    made, is_left_out = {}, False
-    for port in plan.inputs:
-        spec = plan.planned_shapes[port.name]
-        ranges = plan.profile.get(port.name, ())
-        shape = list(spec.shape)
-        for axis, (own, bound) in enumerate(zip(port.dims or (), ranges, strict=False)):
-            if own == dim and bound.min > 1:
-                is_left_out = True
-                shape[axis] = bound.min - 1
-        made[port.name] = replace(spec, shape=tuple(shape))
-    return made if is_left_out else None
-
-
-class PaddedBorder:
+class PaddedBinding:
     """Between a caller with small inputs and an instance at the shapes of a profile."""
 
     def __init__(
@@ -140,7 +63,7 @@ class PaddedBorder:
     def instance(self) -> Instance:
         return self._inner.instance
 
-    def run(self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
         if feeds.__class__ is not dict or len(feeds) != len(self._specs):
             return None
         for name, spec in self._specs.items():
@@ -151,7 +74,7 @@ class PaddedBorder:
         made = self._inner.run(padded, execute)
         return None if made is None else {name: _cut(made[name], self._cuts[name]) for name in made}
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Callable[[Instance], object]) -> dict[str, Tensor]:
+    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
         made = self._inner.run_tensors(self._padded(arrays), execute)
         return {name: _cut(made[name], self._cuts[name]) for name in made}
 

@@ -9,25 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ridgeline.errors import LimitError
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding
+from ridgeline.runtime.io import AnyBinding, Execute
+
+T = TypeVar("T")
 
 
 class PendingShape:
-    """The border of shapes that are new: runs without compiling while its successor is made."""
+    """The binding of shapes that are new: it runs without compiling while its successor is made."""
 
-    def __init__(self, make_lean: Callable[[], AnyBinding], plan: Callable[[], Future[AnyBinding]]) -> None:
-        self._make_lean, self._plan = make_lean, plan
+    def __init__(
+        self, make_uncompiled: Callable[[], AnyBinding], plan: Callable[[], Future[AnyBinding]]
+    ) -> None:
+        self._make_uncompiled, self._plan = make_uncompiled, plan
         self._begun: Future[AnyBinding] | None = None
 
     @cached_property
-    def lean(self) -> AnyBinding:
-        return self._make_lean()
+    def uncompiled(self) -> AnyBinding:
+        return self._make_uncompiled()
 
     def begin(self) -> Future[AnyBinding]:
         """Plan. This comes after the first answer: two threads of Python take turns, and both are late."""
@@ -47,26 +51,22 @@ class PendingShape:
         self.begin().exception()
 
     def successor(self) -> AnyBinding:
-        """The border over a plan for these shapes; waits for it. What was wrong with them is raised here."""
+        """The binding over a plan for these shapes; waits for it. An error of planning is raised here."""
         return self.begin().result()
 
-    def run(self, feeds: Mapping[str, Any], execute: Callable[[Instance], object]) -> dict[str, Any] | None:
-        try:
-            made = self.lean.run(feeds, execute)
-        except LimitError:
-            raise
-        except Exception:  # the floor cannot: compiled kernels may, or say better what is wrong
-            return self.successor().run(feeds, execute)
-        self.begin()
-        return made
+    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
+        return self._run(lambda binding: binding.run(feeds, execute))
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Callable[[Instance], object]) -> dict[str, Tensor]:
+    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
+        return self._run(lambda binding: binding.run_tensors(arrays, execute))
+
+    def _run(self, call: Callable[[AnyBinding], T]) -> T:
         try:
-            made = self.lean.run_tensors(arrays, execute)
+            made = call(self.uncompiled)
         except LimitError:
             raise
-        except Exception:
-            return self.successor().run_tensors(arrays, execute)
+        except Exception:  # the floor fails: compiled kernels may run, or explain the error better
+            return call(self.successor())
         self.begin()
         return made
 

@@ -20,7 +20,7 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
 from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Tactic
@@ -113,12 +113,9 @@ class Timer:
 class SelectionContext:
     """What every stage of selection needs."""
 
-    inference: Inference
+    fused: FusedModel
     inferred: Inferred  # at the shapes to plan for
     inputs: Mapping[str, TensorSpec]  # the shapes that are planned for
-    weights: Mapping[str, Tensor]  # where the target reads them
-    target: Target
-    tactics: Sequence[Tactic]
     timer: Timer
     options: Options
     cache: TimingCache
@@ -132,7 +129,20 @@ class SelectionContext:
 
     @property
     def program(self) -> Program:
-        return self.inference.program
+        return self.fused.program
+
+    @property
+    def target(self) -> Target:
+        return self.fused.target
+
+    @property
+    def tactics(self) -> tuple[Tactic, ...]:
+        return tuple(self.fused.tactics.values())
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Where the target reads them."""
+        return self.fused.placed_weights
 
     @property
     def context(self) -> str:
@@ -143,9 +153,9 @@ class SelectionContext:
         """The regions that run; shape arithmetic is known before."""
         return [region for region in self.program.regions if not self.inferred.is_host(region)]
 
-    @cached_property
-    def by_name(self) -> dict[str, Tactic]:
-        return {tactic.name: tactic for tactic in self.tactics}
+    @property
+    def by_name(self) -> Mapping[str, Tactic]:
+        return self.fused.tactics
 
     @cached_property
     def floor(self) -> Tactic:
@@ -154,7 +164,7 @@ class SelectionContext:
     @cached_property
     def feeds(self) -> dict[str, Any]:
         """Drawn inputs that whole plans are timed with."""
-        arrays = example_feeds(self.inference, self.inputs, seed=0)
+        arrays = example_feeds(self.fused.inference, self.inputs, seed=0)
         return {name: taken_in(array) for name, array in arrays.items()}
 
     def site(self, region: Region) -> Site:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.base.choices import Refusal
+from ridgeline.base.spec import TensorSpec
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.types import half_type
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, region_note, step_of
-from ridgeline.plan.plan import Memory, Plan, RegionNote, Step
+from ridgeline.plan.plan import Plan, RegionNote, Step
+from ridgeline.runtime.executable import Executable
+from ridgeline.runtime.islands import Islands
+from ridgeline.runtime.memory_report import planned_memory
+from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.shapes import Shapes
 
@@ -18,16 +23,19 @@ from ridgeline.select.shapes import Shapes
 HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
-def make_plan(
+def plan_variant(
     loaded: Loaded,
     context: SelectionContext,
     shapes: Shapes,
     selection: Selection,
     refusals: Sequence[Refusal],
-) -> Plan:
+) -> Variant:
+    """The plan of one profile, with its memory, and the executable that memory was found with."""
+    executable = executable_of(context, planned_steps(context, selection), shapes.opt)
+    memory, steps = planned_memory(executable)
     ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
     hosts = [n for r in context.program.regions if context.inferred.is_host(r) for n in r.outputs]
-    return Plan(
+    plan = Plan(
         model=loaded.name,
         target=context.target,
         precision=HALVES.get(half_type(loaded.original), context.options.precision),
@@ -37,17 +45,32 @@ def make_plan(
         profile=dict(shapes.profile.shapes),
         value_profile=dict(shapes.profile.values),
         planned_shapes=dict(shapes.opt),
-        steps=planned_steps(context, selection),
-        memory=Memory(0, 0, 0, 0, 0, 0),
+        steps=steps,
+        memory=memory,
+        slow_ops=slow_ops(steps),
         regions=region_notes(context, selection),
         host_values=tuple(hosts),
         refusals=tuple(refusals),
         alternatives=ranked,
         waits=context.options.deterministic or context.options.new_shapes == "wait",
         pads=context.options.pad,
-        bodies=context.islands.plans if context.islands is not None else {},
+        bodies=executable.islands.plans,
         why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
     )
+    return Variant(plan, executable)
+
+
+def executable_of(
+    context: SelectionContext, steps: Sequence[Step], planned_shapes: Mapping[str, TensorSpec]
+) -> Executable:
+    """Steps over the model that they were chosen for."""
+    islands = context.islands or Islands(context.program, {}, lambda key, body: None)
+    return Executable(context.fused, steps, planned_shapes, islands)
+
+
+def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
+    """What launches noted: ops that run slowly."""
+    return tuple(dict.fromkeys(note for step in steps for note in step.notes))
 
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:

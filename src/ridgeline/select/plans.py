@@ -20,7 +20,7 @@ from ridgeline.errors import LimitError, failure
 from ridgeline.ir.body import Region
 from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
-from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
 from ridgeline.select.plan_times import compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
@@ -199,10 +199,8 @@ def instance_of(
         return known[place]
 
     with torch.inference_mode():
-        instance = make(
-            context.program, regions, context.inputs, context.weights, context.target, bind,
-            inferred=context.inferred,
-        )  # fmt: skip
+        sites = sites_of(context.program, regions, context.inferred, context.target)
+        instance = make(context.program, context.inferred, sites, context.weights, bind)
         for name, value in context.feeds.items():
             if name in instance.inputs:
                 fill(instance.inputs[name], value)

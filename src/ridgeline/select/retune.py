@@ -1,4 +1,4 @@
-"""Retuning: a plan that a build elsewhere could only predict is measured and checked on its own GPU.
+"""Retuning: a plan that was predicted without its GPU is measured there, and becomes a new plan.
 
 Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
 """
@@ -7,78 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
 
 from ridgeline.base.choices import Candidate
 from ridgeline.base.spec import Site
 from ridgeline.options import Options
-from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import Check, Report
+from ridgeline.plan.plan import Step
 from ridgeline.runtime.device import require_device
 from ridgeline.runtime.embedded_kernels import collect
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.memory_report import with_memory
-from ridgeline.runtime.weights import DeviceWeights
-from ridgeline.select.context import Competitors, SelectionContext
+from ridgeline.runtime.executable import Executable
+from ridgeline.runtime.memory_report import planned_memory
+from ridgeline.runtime.profiles import Variant
+from ridgeline.select.context import Competitors, Selection, SelectionContext
 from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.loop import select
-from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.select.planning import executable_of, planned_steps, region_notes, slow_ops
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
-UNCHECKED = "settled on its GPU, but the file holds no outputs to check it against"
 
-
-def retune(engine: Engine, *, check: Callable[[Engine], list[Check]]) -> tuple[Plan, Report]:
-    """The plan with its candidates timed in place, and the report with its first run checked."""
-    start = perf_counter()
-    plan, shapes = engine.plan, engine.plan.planned_shapes
+def retune(variant: Variant) -> tuple[Variant, Selection]:
+    """A new plan with the candidates of this one timed in place, and what was timed."""
+    plan, executable = variant.plan, variant.executable
+    fused, shapes = executable.fused, executable.planned_shapes
     # kernels of a file that is not trusted are made again here; of one that is, all are found
-    collect(engine.planned_sites(), {tactic.name: tactic for tactic in engine.tactics}, engine.store)
-    context = _context(engine)
-    selection = select(context)
-    engine.choose(
-        replace(plan, steps=planned_steps(context, selection), regions=region_notes(context, selection))
-    )
-    engine.choose(with_memory(engine, shapes))
-    rows = check(engine) if engine.expected else []
-    report = replace(
-        engine.report,
-        checks=(*engine.report.checks, *rows),
-        unverified="" if rows else UNCHECKED,
-        limits={},
-        sites_timed=selection.timed,
-        stage_seconds={**engine.report.stage_seconds, "settle": round(perf_counter() - start, 3)},
-    )
-    return engine.plan, report
-
-
-def _context(engine: Engine) -> SelectionContext:
-    target = engine.plan.target
-    return SelectionContext(
-        inference=engine.inference,
-        inferred=engine.inference.at(engine.plan.planned_shapes),
-        weights=DeviceWeights(engine.weights),
-        target=target,
-        device_key=require_device(target).key,
-        tactics=engine.tactics,
+    collect(executable.planned_sites(), fused.tactics, fused.kernels.store)
+    context = SelectionContext(
+        fused=fused,
+        inferred=fused.inference.at(shapes),
+        inputs=shapes,
+        device_key=require_device(fused.target).key,
         timer=GraphReplay(),
-        inputs=engine.plan.planned_shapes,
-        competitors=embedded(engine),
-        options=Options(target=str(target)),
+        competitors=embedded(executable),
+        options=Options(target=str(fused.target)),
         cache=TimingCache(),
         lock=None,
+        islands=executable.islands,
     )
+    selection = select(context)
+    retuned = executable_of(context, planned_steps(context, selection), shapes)
+    memory, steps = planned_memory(retuned)
+    made = replace(
+        plan, steps=steps, memory=memory, slow_ops=slow_ops(steps), regions=region_notes(context, selection)
+    )
+    return Variant(made, retuned), selection
 
 
-def embedded(engine: Engine) -> Callable[[Site], Competitors]:
+def embedded(executable: Executable) -> Callable[[Site], Competitors]:
     """Who may compete for a site: those the plan kept whose kernels are embedded."""
-    steps = {region: step for step in engine.plan.steps for region in step.regions}
-    tactics = {tactic.name: tactic for tactic in engine.tactics}
+    steps = {region: step for step in executable.steps for region in step.regions}
+    tactics, store = executable.fused.tactics, executable.fused.kernels.store
 
     def is_embedded(site: Site, candidate: Candidate) -> bool:
         kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
-        return all(engine.store.find(kernel, site.target.arch) is not None for kernel in kernels)
+        return all(store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
     def competitors(site: Site) -> Competitors:
         known = _candidates(steps[site.name])

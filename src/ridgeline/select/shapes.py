@@ -29,8 +29,8 @@ from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.shape_search import MOST_SECONDS, ShapeSearch
 from ridgeline.runtime.weights import default_of
+from ridgeline.select.shape_search import MOST_SECONDS, ShapeSearch
 
 # of inputs whose sizes nobody gave: guesses that settle and take more than this are not tried
 GUESSED_BYTES = 1 << 28

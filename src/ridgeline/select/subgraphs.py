@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+import onnx
+import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Port, TensorSpec
 from ridgeline.errors import RidgelineError
-from ridgeline.ir.body import Region
+from ridgeline.ir.body import ir_version_for
+from ridgeline.ir.infer import type_proto
+from ridgeline.kernels.elements import as_numpy
+from ridgeline.passes.clean import remove_unused
+from ridgeline.passes.partition import partition
+from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Memory, Plan
-from ridgeline.plan.report import Report
-from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.islands import BodyEngine, Islands, entry_specs, fused_body, subgraphs
-from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.runtime.islands import Islands, entry_specs, subgraphs
+from ridgeline.runtime.profiles import Variant
+from ridgeline.select.context import SelectionContext
 from ridgeline.select.loop import select
-from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.select.planning import executable_of, planned_steps, region_notes
 from ridgeline.tactics.cpu.ort import inside_bodies
+
+# a body's instances are made while it runs, one for each shape that its state takes: none is planned
+NO_MEMORY = Memory(0, 0, 0, 0, 0, 0)
 
 
 def with_bodies(context: SelectionContext) -> SelectionContext:
     """The context with every body planned whose shapes on its first run follow from the inputs'."""
-    engines: dict[str, BodyEngine] = {}
+    bodies: dict[str, Variant] = {}
     keys: list[str] = []
     for region in context.program.regions:
         for key, body in subgraphs(region):
@@ -28,32 +40,33 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
             if specs is None:
                 continue
             try:
-                inner, selection, engine = _plan_body(context, region, key, body, specs)
+                bodies[key], inner_keys = _plan_body(context, key, body, specs)
             except RidgelineError:  # what cannot be planned runs op by op, as any island does
                 continue
-            engines[key] = engine
-            keys += [*inner.body_keys, *selection.keys]
-    return replace(context, islands=Islands(context.program, engines), body_keys=keys)
+            keys += inner_keys
+    plans = {key: variant.plan for key, variant in bodies.items()}
+    islands = Islands(context.program, plans, lambda key, body: bodies[key].executable)
+    return replace(context, islands=islands, body_keys=keys)
 
 
 def _plan_body(
-    context: SelectionContext, region: Region, key: str, body: Body, specs: dict[str, TensorSpec]
-) -> tuple[SelectionContext, Selection, Engine]:
-    model, given = fused_body(body, specs, context.inference.weights, context.program, context.target)
-    inference = Inference.of(model, context.options.limits)
+    context: SelectionContext, key: str, body: Body, specs: dict[str, TensorSpec]
+) -> tuple[Variant, list[str]]:
+    """One body planned, and the cache keys that planning it used."""
+    fused = fuse_body(body, specs, context.fused)
+    given = {name: specs[name] for name in fused.program.inputs}
     inner = with_bodies(
         replace(
             context,
-            inference=inference,
-            inferred=inference.at(given),
+            fused=fused,
+            inferred=fused.inference.at(given),
             inputs=given,
-            weights=inference.weights,
             profile_corners=(),
-            tactics=inside_bodies(context.tactics),
             offers={},
         )
     )
     selection = select(inner)
+    executable = executable_of(inner, planned_steps(inner, selection), specs)
     plan = Plan(
         model=key,
         target=context.target,
@@ -62,11 +75,38 @@ def _plan_body(
         outputs=(),
         profile={},
         planned_shapes=specs,
-        steps=planned_steps(inner, selection),
-        memory=Memory(0, 0, 0, 0, 0, 0),
+        steps=executable.steps,
+        memory=NO_MEMORY,
         regions=region_notes(inner, selection),
-        bodies=inner.islands.plans if inner.islands is not None else {},
+        bodies=executable.islands.plans,
         waits=True,
     )
-    engine = Engine(plan, Report(), model, inference, inner.tactics, islands=inner.islands)
-    return inner, selection, engine
+    return Variant(plan, executable), [*inner.body_keys, *selection.keys]
+
+
+def fuse_body(body: Body, specs: Mapping[str, TensorSpec], outer: FusedModel) -> FusedModel:
+    """A body as a fused model of its own, given these values. The same call gives the same model."""
+    program, weights, free = outer.program, outer.weights, body.free_names()
+    graph = ir.serde.serialize_graph(body.graph)
+    declared = {value.name: value for value in graph.input}
+    for name, spec in specs.items():
+        value = declared.get(name) or graph.input.add(name=name)
+        if not value.type.tensor_type.elem_type:
+            value.type.CopyFrom(type_proto(spec))
+            for dim in value.type.tensor_type.shape.dim:
+                dim.ClearField("dim_value")  # a state may grow; only its rank is sure
+    imports = {domain: version for domain, version in program.opset_imports.items() if domain != "ridgeline"}
+    proto = onnx.ModelProto(ir_version=ir_version_for(imports), graph=graph)
+    proto.opset_import.extend(onnx.OperatorSetIdProto(domain=d, version=v) for d, v in imports.items())
+    model = ir.from_proto(proto)
+    for value in [v for v in model.graph.inputs if v.name in free and v.name in weights]:
+        value.const_value = ir.tensor(as_numpy(weights[str(value.name)]), name=value.name)
+        value.shape = ir.Shape(weights[str(value.name)].shape)
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
+    canonicalise(model, target=outer.target, limits=program.limits)
+    inner = {str(v.name): specs[str(v.name)] for v in model.graph.inputs}
+    partition(model, Inference.of(model, program.limits).at(inner), target=outer.target)
+    remove_unused(model)
+    tactics = {tactic.name: tactic for tactic in inside_bodies(tuple(outer.tactics.values()))}
+    return FusedModel(model, Inference.of(model, program.limits), tactics, outer.target)

@@ -21,7 +21,7 @@ from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, d
 from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
-from ridgeline.runtime.padded import shapes_to_pad
+from ridgeline.select.padding import shapes_to_pad
 from ridgeline.verify.reference import Reference, Tolerance, distance_of, reach_of
 
 Outputs = dict[str, np.ndarray]

@@ -20,11 +20,11 @@ from ridgeline.frontend.profiles import Resolved, profile_shapes
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify import trials as checks
 from ridgeline.verify.compare import check_padded, data_files, versions
+from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
 
 
@@ -64,12 +64,12 @@ def verify_engine(
         ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
     ):
         _require_same(what, own, theirs, engine.plan.model, loaded.name)
-    counted = CountedRun.of(loaded.model, engine.program.limits)
-    reference = Reference(loaded, threads=options.cores, counted=counted)
+    limited = LimitedRun.of(loaded.model, engine.program.limits)
+    reference = Reference(loaded, threads=options.cores, limited=limited)
     start = perf_counter()
     try:
         reports = [
-            checks.verify(variant, reference, _shapes_of(variant.plan), options)
+            checks.verify(engine.only(variant), reference, _shapes_of(variant.plan), options)
             for variant in engine.variants
         ]
         rows = check_padded(engine, reference)

@@ -27,10 +27,10 @@ from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
-from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Wide, coarsest, halves_inside, widen_feeds
+from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
 
@@ -57,10 +57,10 @@ class Reference:
         *,
         threads: int,
         facts: Facts | None = None,
-        counted: CountedRun | None = None,
+        limited: LimitedRun | None = None,
     ) -> None:
         self.loaded, self.threads = loaded, threads
-        self._counted = counted  # of a model with loops
+        self._limited = limited  # of a model with loops
         self.facts = facts or Facts()
         self._digest = ModelDigest(loaded) if self.facts.path is not None else None
         # for outputs that half values reach (True), and for the others
@@ -104,7 +104,7 @@ class Reference:
         With `keep` the outputs stay in memory, so that the next run with these inputs costs nothing.
         """
         if not all(isinstance(array, np.ndarray) for array in feeds.values()):
-            return self._run_counted(feeds)
+            return self._run_limited(feeds)
         digest = digest_arrays(feeds)
         made = self._kept[digest] if digest in self._kept else self._run_or_find(feeds)
         if keep:
@@ -117,7 +117,7 @@ class Reference:
         if known is not None and arrays is not None and known.get("digest") == digest_arrays(arrays):
             self.who = str(known.get("who"))
             return arrays
-        made = self._run_counted(feeds)
+        made = self._run_limited(feeds)
         if self.facts.keep_arrays(key, made):
             self.facts.keep(key, {"who": self.who, "digest": digest_arrays(made)})
         return made
@@ -130,9 +130,9 @@ class Reference:
         except Exception:  # whatever it is, the model as it stands is the next best reference
             return None
 
-    def _run_counted(self, feeds: Feeds) -> Outputs:
-        if self._counted is not None:
-            self._counted.require_end(feeds)
+    def _run_limited(self, feeds: Feeds) -> Outputs:
+        if self._limited is not None:
+            self._limited.require_end(feeds)
         return self._run(feeds)
 
     def _open_wide(self) -> Callable[[Feeds], Outputs] | None:
@@ -233,7 +233,7 @@ class Reference:
 
     def _timed(self, session: ort.InferenceSession) -> Callable[..., Sequence[Any]]:
         run: Callable[..., Sequence[Any]] = session.run
-        return run if self._counted is None else self._counted.timed(run)
+        return run if self._limited is None else self._limited.timed(run)
 
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()

@@ -24,7 +24,6 @@ from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.context import Context
-from ridgeline.runtime.counted_run import CountedRun
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.inference import Inference
@@ -33,6 +32,7 @@ from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
 from ridgeline.verify.compare import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
 from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
+from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference, Tolerance
 from ridgeline.verify.remembered import FROM_CACHE
 
@@ -47,7 +47,7 @@ NO_EXAMPLE = "not verified: the original model refuses the values drawn for its 
 
 def run_first(
     reference: Reference | None,
-    counted: CountedRun | None,
+    limited: LimitedRun | None,
     inference: Inference,
     every_shapes: Sequence[Shapes],
 ) -> dict[str, np.ndarray]:
@@ -64,8 +64,8 @@ def run_first(
         try:
             if reference is not None:
                 outputs = reference.run(feeds, keep=True)
-            elif counted is not None:
-                counted.require_end(feeds)
+            elif limited is not None:
+                limited.require_end(feeds)
         except (LimitError, PluginError):
             raise
         except Exception as error:
@@ -164,7 +164,7 @@ def _first_call(
     limits: Mapping[str, Tolerance],
 ) -> list[Check]:
     """The engine at a shape for which nothing is compiled yet."""
-    served = engine.lean_context().run(feeds)
+    served = engine.uncompiled_context().run(feeds)
     return compare(f"{name}, first call", served, want, limits, _text(feeds))
 
 
@@ -330,7 +330,9 @@ def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, A
     rows, plan, model, program = _read_back(engine, feeds)
     # binding a large engine once more takes longer than all else; the same plan and graph bind the same
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
-        again = Engine(plan, engine.report, model, Inference(program, engine.weights), engine.tactics)
+        inference = Inference(program, engine.weights)
+        fused = replace(engine.fused, graph=model, inference=inference, notes=[])
+        again = Engine.of(plan, fused, engine.planner, report=engine.report)
         rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
     return rows
 

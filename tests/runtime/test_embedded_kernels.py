@@ -19,7 +19,7 @@ from ridgeline.kernels.triton import compiler
 from ridgeline.kernels.triton.compiler import Compiled, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.file import Stored, read_engine, write_engine
-from ridgeline.runtime.seal import is_sealed_here, make_seal
+from ridgeline.runtime.signing import is_signed_here, sign_hashes
 
 DIGEST = "0123456789abcdef" * 2 + "01234567"
 HASHES = {f"kernels/{DIGEST}.kernel": "aa", "kernels/other": "bb"}
@@ -55,7 +55,7 @@ def rewritten(saved: Path, path: Path, change: Callable[[dict[str, bytes]], None
 def test_kernels_come_back_and_are_sealed(saved: Path) -> None:
     stored = read_engine(saved)
     assert stored.kernels == {DIGEST: compiled()}
-    assert stored.is_sealed
+    assert stored.is_signed_here
 
 
 def test_a_tampered_kernel_is_named(saved: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def replaced(content: bytes) -> Callable[[dict[str, bytes]], None]:
 def test_a_replaced_kernel_breaks_the_seal(saved: Path, tmp_path: Path) -> None:
     other = compiled(cubin=b"somebody else's").to_bytes()
     stored = read_engine(rewritten(saved, tmp_path / "t.ridge", replaced(other)))
-    assert not stored.is_sealed
+    assert not stored.is_signed_here
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]\n", b"\xff\xfe\n", b'{"format": 99}\n'])
@@ -110,23 +110,23 @@ def test_members_with_other_names_are_refused(saved: Path, tmp_path: Path) -> No
 
 def test_a_seal_is_of_one_account_and_of_these_kernels(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine" / "seal.key", tmp_path / "other" / "seal.key"
-    seal = make_seal(HASHES, key_file=mine)
+    seal = sign_hashes(HASHES, key_file=mine)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
-    assert is_sealed_here(seal, HASHES, key_file=mine)
-    assert seal == make_seal(HASHES, key_file=mine), "equal engines make equal files"
-    assert not is_sealed_here(seal, {**HASHES, "kernels/other": "cc"}, key_file=mine)
-    assert not is_sealed_here(seal, HASHES, key_file=other)
-    assert make_seal(HASHES, key_file=other) != seal
+    assert is_signed_here(seal, HASHES, key_file=mine)
+    assert seal == sign_hashes(HASHES, key_file=mine), "equal engines make equal files"
+    assert not is_signed_here(seal, {**HASHES, "kernels/other": "cc"}, key_file=mine)
+    assert not is_signed_here(seal, HASHES, key_file=other)
+    assert sign_hashes(HASHES, key_file=other) != seal
     for wrong in (None, "", 7, "ü"):
-        assert not is_sealed_here(wrong, HASHES, key_file=mine)
+        assert not is_signed_here(wrong, HASHES, key_file=mine)
 
 
 def test_where_no_key_can_be_kept_nothing_is_sealed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert make_seal(HASHES, key_file=tmp_path / "file" / "seal.key") == ""
+    assert sign_hashes(HASHES, key_file=tmp_path / "file" / "seal.key") == ""
     short = tmp_path / "seal.key"
     short.write_bytes(b"short")
-    assert make_seal(HASHES, key_file=short) == ""
+    assert sign_hashes(HASHES, key_file=short) == ""
 
 
 def test_what_a_file_brought_comes_before_the_cache_and_stays_out_of_it(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_kernels_that_were_not_compiled_here_are_not_sealed(saved: Path, tmp_pat
     stored = read_engine(saved)
     foreign = write_engine(tmp_path / "foreign.ridge", replace(stored, are_foreign=True))
     assert read_engine(foreign).kernels == stored.kernels
-    assert not read_engine(foreign).is_sealed
+    assert not read_engine(foreign).is_signed_here
 
 
 @pytest.mark.parametrize("mode", ["folder", "file", "link"])
@@ -164,5 +164,5 @@ def test_a_cache_that_others_write_to_is_not_read(tmp_path: Path, mode: str) -> 
 
 def test_a_host_engine_brings_none(tiny_model: Path, tmp_path: Path) -> None:
     loaded = ridgeline.load(quick(tiny_model).save(tmp_path / "tiny.ridge"))
-    assert not loaded.brought
-    assert loaded.left_out == ""
+    assert not loaded.fused.kernels.compiled
+    assert loaded.fused.kernels.left_out == ""

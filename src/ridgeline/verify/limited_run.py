@@ -1,6 +1,6 @@
-"""A model run where trips and bytes are counted, before ONNX Runtime runs it without counting.
+"""The model run op by op with limits on trips and bytes, before ONNX Runtime runs it without limits.
 
-It also ends the process on an LSTM or GRU of no rows: where data may lead there, the floor goes first.
+ONNX Runtime ends the process on an LSTM or GRU without rows. Where data may lead there, this run goes first.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.fallback import require_rows
 
-# for those who do not count: so many times what the counted run took, and at least so many seconds
+# how long a run without limits may take: so many times the limited one, and at least so many seconds
 TIMES_AS_LONG, LEAST_SECONDS = 50, 60
 
 
-class CountedRun:
-    """The model on the floor, which stops at the limits. Its graph may be rewritten afterwards."""
+class LimitedRun:
+    """The model op by op. It is read at once, so its graph may be rewritten afterwards."""
 
     def __init__(self, model: ir.Model, limits: Limits, *, has_loops: bool) -> None:
         self._inference = Inference.of(model, limits)
-        self._program, self._weights = self._inference.program, self._inference.weights
+        self._program = self._inference.program
         self._has_loops = has_loops
         self._seconds = 0.0
 
     @staticmethod
-    def of(model: ir.Model, limits: Limits) -> CountedRun | None:
+    def of(model: ir.Model, limits: Limits) -> LimitedRun | None:
         """None for a model without loops and recurrent layers, which ends by itself."""
         nodes = [node for graph in model.graphs() for node in graph]
         has_loops = any(has(node, Trait.REPEATS) for node in nodes)
-        is_counted = has_loops or any(has(node, Trait.NEVER_EMPTY) for node in nodes)
-        return CountedRun(model, limits, has_loops=has_loops) if is_counted else None
+        is_limited = has_loops or any(has(node, Trait.NEVER_EMPTY) for node in nodes)
+        return LimitedRun(model, limits, has_loops=has_loops) if is_limited else None
 
     def require_end(self, feeds: Mapping[str, Any]) -> None:
         """Raise LimitError if the model goes beyond a limit on these inputs, InputError if a recurrent layer
@@ -89,13 +89,13 @@ class CountedRun:
     def _run_on_floor(self, given: Sequence[Any], specs: Mapping[str, TensorSpec]) -> None:
         program = self._program
         ops, constants = program.flat_ops(program.regions)
-        body = Body((*program.inputs, *self._weights), program.outputs, ops, constants)
+        body = Body((*program.inputs, *self._inference.weights), program.outputs, ops, constants)
         run, _ = compile_body(body, specs, program.opset_imports, limits=program.limits, before=require_rows)
         with torch.inference_mode():
-            run([*given, *self._weights.values()])
+            run([*given, *self._inference.weights.values()])
 
     def timed(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """A session's `run` that is ended when it takes far longer than the counted one did."""
+        """A session's `run` that is ended when it takes far longer than the limited one did."""
         if not self._has_loops:
             return run
 

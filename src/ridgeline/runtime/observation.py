@@ -11,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ridgeline.base.files import open_regular, whole_file
+from ridgeline.base.files import open_regular, path_given, require_place, whole_file
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
+from ridgeline.plan.plan import Plan
 
 FORMAT = 1
 Shape = tuple[int, ...]
@@ -21,19 +22,27 @@ Seen = tuple[tuple[str, Shape], ...]  # input name -> its shape, in the order of
 
 
 @dataclass
-class Watch:
+class Observer:
     """Where all contexts of an engine look: None while nobody observes."""
 
     observation: Observation | None = None
+
+    def observe(self, path: str | Path, plan: Plan) -> Observation:
+        """Count the shapes of all runs from now on."""
+        target = require_place(path_given(path, what="this"))
+        if not target.parent.is_dir():
+            raise OptionError(f"there is no folder {str(target.parent)!r}", want="a file that can be written")
+        self.observation = Observation(target, plan.model, plan.inputs, self)
+        return self.observation
 
 
 class Observation:
     """A histogram of input shapes. As a context manager it ends, and is written, with its block."""
 
-    def __init__(self, path: Path, model: str, inputs: Sequence[Port], watch: Watch) -> None:
+    def __init__(self, path: Path, model: str, inputs: Sequence[Port], observer: Observer) -> None:
         self.path, self.model, self.inputs = path, model, tuple(inputs)
         self.counts: Counter[Seen] = Counter()
-        self._watch = watch
+        self._observer = observer
         self._lock = threading.Lock()
 
     def count(self, shapes: Mapping[str, Shape]) -> None:
@@ -55,8 +64,8 @@ class Observation:
 
     def stop(self) -> Path:
         """Count no more, and write what was seen."""
-        if self._watch.observation is self:
-            self._watch.observation = None
+        if self._observer.observation is self:
+            self._observer.observation = None
         return self.write()
 
     def __enter__(self) -> Observation:

@@ -1,7 +1,7 @@
-"""Whether an engine file was made here. Compiled kernels are code: only what we sealed is loaded unasked.
+"""Whether an engine file was made here. Compiled kernels are code: only files signed here are used unasked.
 
-The seal is a keyed hash over the kernels' hashes. Its key never leaves this user's account, so an id that
-can be read in one engine file is of no use for forging another.
+The signature (`seal` in the manifest) is a keyed hash over the hashes of the kernels. The key never leaves
+this user's account, so nobody can forge a signature from one that is read in an engine file.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MACHINE_ID = Path("/etc/machine-id")
 KEY_BYTES = 32
 
 
-def make_seal(hashes: Mapping[str, str], *, key_file: Path = KEY_FILE) -> str:
-    """For these members, by this user on this machine; "" where no key can be kept."""
+def sign_hashes(hashes: Mapping[str, str], *, key_file: Path = KEY_FILE) -> str:
+    """The signature of these members by this user on this machine; "" where no key can be kept."""
     key = _read_key(key_file) or _new_key(key_file)
-    return _seal(hashes, key) if key is not None else ""
+    return _signature(hashes, key) if key is not None else ""
 
 
-def is_sealed_here(seal: object, hashes: Mapping[str, str], *, key_file: Path = KEY_FILE) -> bool:
+def is_signed_here(signature: object, hashes: Mapping[str, str], *, key_file: Path = KEY_FILE) -> bool:
     key = _read_key(key_file)
-    if key is None or not isinstance(seal, str) or not seal:
+    if key is None or not isinstance(signature, str) or not signature:
         return False
-    return hmac.compare_digest(seal.encode(), _seal(hashes, key).encode())
+    return hmac.compare_digest(signature.encode(), _signature(hashes, key).encode())
 
 
-def _seal(hashes: Mapping[str, str], key: bytes) -> str:
+def _signature(hashes: Mapping[str, str], key: bytes) -> str:
     machine = MACHINE_ID.read_text() if MACHINE_ID.exists() else ""
     text = json.dumps([platform.node(), machine, sorted(hashes.items())])
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

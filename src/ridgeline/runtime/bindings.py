@@ -1,0 +1,61 @@
+"""Bindings for shapes that are new to a context: planned at once, in the background, or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.base.spec import TensorSpec
+from ridgeline.runtime.cuda_instance import CudaBinding, CudaInstance
+from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_memory
+from ridgeline.runtime.forking import PerProcess
+from ridgeline.runtime.io import AnyBinding, IoBinding
+from ridgeline.runtime.padded import PaddedBinding, pad_to_profile
+from ridgeline.runtime.pending_shape import PendingShape
+from ridgeline.runtime.planner import Planner
+from ridgeline.runtime.profiles import Profiles
+
+
+class Bindings:
+    """Makes the binding between a caller and an instance of the right profile."""
+
+    def __init__(self, profiles: Profiles, planner: Planner, own: PerProcess) -> None:
+        self._profiles, self._planner, self._own = profiles, planner, own
+
+    def uncompiled(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+        """With no kernel compiled for these shapes."""
+        return IoBinding(self._profiles.at(specs).executable.instance(specs, compiles=False), dtypes)
+
+    def planned(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+        """With every kernel that the plan wants at these shapes."""
+        if self._is_padded(specs):
+            larger, cuts = pad_to_profile(self._profiles, self._planner.padded_cuts, specs)
+            return PaddedBinding(self.planned(larger, dtypes), specs, larger, cuts)
+        return IoBinding(self._profiles.at(specs).executable.instance(specs), dtypes)
+
+    def served(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+        """Planned where the plan was made for these shapes; others run without compiling until theirs is."""
+        if self._is_padded(specs) or specs == self._profiles.at(specs).plan.planned_shapes:
+            return self.planned(specs, dtypes)
+        plan_later = partial(self._own.submit, self.planned, specs, dtypes)
+        return PendingShape(partial(self.uncompiled, specs, dtypes), plan_later)
+
+    def on_gpu(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+        return CudaBinding(self.gpu_instance(specs), dtypes)
+
+    def gpu_instance(
+        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
+    ) -> CudaInstance:
+        variant = self._profiles.at(specs)
+        if not variant.executable.launches:  # the first instance is refused where its plan needs too much
+            with gpu_errors():
+                require_memory(foreseen_parts(variant.plan.memory))
+        instance = variant.executable.instance(specs, given=given)
+        assert isinstance(instance, CudaInstance), "only asked on a GPU"
+        return instance
+
+    def _is_padded(self, specs: dict[str, TensorSpec]) -> bool:
+        return self._profiles.plan.pads and self._profiles.signature.find(specs) is None

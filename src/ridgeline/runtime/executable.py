@@ -1,0 +1,99 @@
+"""The steps of one plan over the fused model: their sites, their launches, and instances at given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.spec import Site, TensorSpec
+from ridgeline.ir.body import Program
+from ridgeline.ir.infer import Inferred
+from ridgeline.ir.sites import merge
+from ridgeline.plan.plan import Step
+from ridgeline.runtime.cuda_instance import CudaInstance, gpu_memory
+from ridgeline.runtime.device import gpu_errors, require_device, require_runs
+from ridgeline.runtime.embedded_kernels import require_kernels
+from ridgeline.runtime.fused_model import FusedModel
+from ridgeline.runtime.instance import Instance, PlacedSite, sites_of
+from ridgeline.runtime.islands import Islands
+from ridgeline.runtime.launches import Launches
+
+
+class Executable:
+    """Runs steps at any shapes. All instances share its launches; each has memory of its own."""
+
+    def __init__(
+        self,
+        fused: FusedModel,
+        steps: Sequence[Step],
+        planned_shapes: Mapping[str, TensorSpec],
+        islands: Islands,
+    ) -> None:
+        self.fused, self.steps, self.planned_shapes = fused, tuple(steps), dict(planned_shapes)
+        self.islands = islands
+        by_name = {region.name: region for region in fused.program.regions}
+        self.regions = [merge(fused.program, [by_name[n] for n in step.regions]) for step in steps]
+        self.launches = Launches(fused, self.steps, self.regions, islands, self.planned_sites)
+        self._instances: WeakSet[CudaInstance] = WeakSet()
+
+    @property
+    def program(self) -> Program:
+        return self.fused.program
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(launch.packed_bytes for launch in self.launches.values())
+
+    def sites(self, inferred: Inferred) -> list[PlacedSite]:
+        """The steps that do work at these shapes: index in the plan, region, site."""
+        return sites_of(self.program, self.regions, inferred, self.fused.target)
+
+    def planned_sites(self) -> list[tuple[Step, Site]]:
+        """Every step with its site at the planned shapes."""
+        inferred = self.fused.inference.at(self.planned_shapes)
+        return [(self.steps[index], site) for index, _, site in self.sites(inferred)]
+
+    def require_kernels(self) -> None:
+        """Raise where kernels of the plan are neither embedded nor can be compiled here."""
+        kernels = self.fused.kernels
+        require_kernels(self.planned_sites, self.fused.tactics, kernels.store, left_out=kernels.why_unused)
+
+    def instance(
+        self,
+        inputs: Mapping[str, TensorSpec],
+        *,
+        compiles: bool = True,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> Instance:
+        """The steps at these shapes, in new memory; on a GPU over the caller's own inputs if they are given.
+
+        Without compiling, steps that would need a compiler run on the floor.
+        """
+        fused = self.fused
+        require_runs(fused.target)
+        if fused.is_cuda:
+            require_device(fused.target)
+            if dict(inputs) == self.planned_shapes:
+                self.require_kernels()
+        inferred = fused.inference.at(inputs)
+        sites = self.sites(inferred)
+        with gpu_errors(), torch.inference_mode():
+            if compiles:
+                self.launches.compile_ahead([(index, site) for index, _, site in sites])
+            bind = self.launches.launch if compiles else self.launches.uncompiled
+            make = CudaInstance if fused.is_cuda else Instance
+            instance = make(fused.program, inferred, sites, fused.placed_weights, bind, given)
+        if isinstance(instance, CudaInstance):
+            instance.notes = fused.notes
+            self._instances.add(instance)
+        return instance
+
+    def gpu_memory(self) -> dict[str, int]:
+        """Device bytes by kind, of an instance that is there already, at the planned shapes if possible."""
+        alive = sorted(self._instances, key=lambda instance: instance.is_at(self.planned_shapes))
+        instance = alive[-1] if alive else self.instance(self.planned_shapes)
+        assert isinstance(instance, CudaInstance), "only asked on a GPU"
+        return gpu_memory(instance, self.launches.values(), self.fused.placed_weights)

@@ -1,0 +1,47 @@
+"""The fused model: what the plans of every profile run over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+from torch import Tensor
+
+from ridgeline.base.spec import Target
+from ridgeline.ir.body import Program
+from ridgeline.runtime.embedded_kernels import EmbeddedKernels
+from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.tactics.base import Tactic
+
+
+@dataclass(frozen=True, eq=False)
+class FusedModel:
+    """The fused graph with its weights, the target, its tactics by name and the kernels of its file."""
+
+    graph: ir.Model
+    inference: Inference
+    tactics: Mapping[str, Tactic]
+    target: Target
+    kernels: EmbeddedKernels = field(default_factory=EmbeddedKernels)
+    notes: list[str] = field(default_factory=list)  # what did not go as planned on this machine
+
+    @property
+    def program(self) -> Program:
+        return self.inference.program
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """On the host, as they are saved."""
+        return self.inference.weights
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.target.kind == "cuda"
+
+    @cached_property
+    def placed_weights(self) -> Mapping[str, Tensor]:
+        """Where the target reads them."""
+        return DeviceWeights(self.weights) if self.is_cuda else self.weights

@@ -1,0 +1,77 @@
+"""The profiles of an engine: the same model planned once for each, and the signature of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ridgeline.base.spec import Body, TensorSpec
+from ridgeline.errors import PlanError
+from ridgeline.plan.check import check_steps
+from ridgeline.plan.plan import Plan
+from ridgeline.runtime.executable import Executable
+from ridgeline.runtime.fused_model import FusedModel
+from ridgeline.runtime.islands import BodyExecutable, Islands
+from ridgeline.runtime.signature import Bounds, Signature
+from ridgeline.runtime.weights import default_of
+
+BindBody: TypeAlias = Callable[[Body, Plan, FusedModel], BodyExecutable]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """The model planned for one profile, and the steps of that plan."""
+
+    plan: Plan
+    executable: Executable
+
+    def __post_init__(self) -> None:
+        fused = self.executable.fused
+        check_steps(self.plan, fused.program, self.executable.regions, fused.tactics)
+
+
+def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:
+    """A plan over its model. Its bodies of control flow are fused again when a step first runs them."""
+
+    def find_body(key: str, body: Body) -> BodyExecutable | None:
+        try:
+            return bind_body(body, plan.bodies[key], fused)
+        except (KeyError, PlanError):
+            fused.notes.append(
+                f"{plan.bodies[key].model}: fused otherwise by this version, so it runs op by op"
+            )
+            return None
+
+    islands = Islands(fused.program, plan.bodies, find_body)
+    return Variant(plan, Executable(fused, plan.steps, plan.planned_shapes, islands))
+
+
+class Profiles:
+    """The variants of an engine. A retuned one takes the place of the one before."""
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self.variants = tuple(variants)
+        first = self.variants[0]
+        self.inference = first.executable.fused.inference
+        defaults = {port.name: default_of(self.inference.weights, port.name) for port in first.plan.inputs}
+        self.signature = Signature(
+            first.plan.inputs,
+            [Bounds.of(variant.plan) for variant in self.variants],
+            first.plan.guards,
+            {name: array for name, array in defaults.items() if array is not None},
+        )
+        self.plan = self._whole_plan()
+
+    def at(self, specs: Mapping[str, TensorSpec]) -> Variant:
+        """The variant whose profile holds these inputs; the first where none does."""
+        return self.variants[self.signature.find(specs) or 0]
+
+    def swap(self, index: int, variant: Variant) -> None:
+        """Run another plan from the next new instance on; instances that are there keep theirs."""
+        self.variants = (*self.variants[:index], variant, *self.variants[index + 1 :])
+        self.plan = self._whole_plan()
+
+    def _whole_plan(self) -> Plan:
+        """The first one's, with those of the further profiles inside."""
+        return replace(self.variants[0].plan, others=tuple(v.plan for v in self.variants[1:]))
