@@ -91,7 +91,7 @@ def measure(name: str, calls: int) -> dict[str, Any]:
         for which, feeds in enumerate((first, second)):
             other[which].append(timed_us(engine, feeds))
             same[which].append(timed_us(engine, feeds))
-    borders = engine._local.context._bindings.values()
+    bindings = engine._own.local.context._bindings.values()
     same_us = sum(median(same[w]) for w in (0, 1)) / 2
     other_us = sum(median(other[w]) for w in (0, 1)) / 2
     return {
@@ -102,7 +102,7 @@ def measure(name: str, calls: int) -> dict[str, Any]:
         "switch_us": round(other_us - same_us, 2),
         "first_call_us": round(first_call_us, 1),
         "n": calls,
-        "planned": not any(isinstance(border, PendingShape) for border in borders),
+        "planned": not any(isinstance(binding, PendingShape) for binding in bindings),
         "gate": "pass" if is_right else "outputs differ from ONNX Runtime's",
     }
 
