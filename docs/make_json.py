@@ -19,6 +19,7 @@ from ridgeline.analyze.show import Summary
 from ridgeline.analyze.tensors import TensorRow
 from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
+from ridgeline.plugins.catalog import PluginRow
 from ridgeline.surgery.extract import Extracted
 from ridgeline.surgery.lint import LintReport
 from ridgeline.surgery.reduce import Reduced
@@ -55,6 +56,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
+    "plugins": ("`ridge plugins`, in `rows`", PluginRow, ()),
     "part": ("`ridge extract`", Extracted, ("file", "source")),
     "problems": ("`ridge lint`", LintReport, ("source",)),
     "reduced": ("`ridge reduce`", Reduced, ("file", "source")),

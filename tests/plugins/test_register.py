@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -224,26 +222,6 @@ def test_an_engine_names_its_plugin_and_is_missed_without(tmp_path: Path) -> Non
     register_haar(plugin=Plugin("acme-dsp", "2.0"))
     with pytest.raises(PluginError, match=r"acme-dsp 1\.0, for acme\.dsp::Haar; here is acme-dsp 2\.0"):
         ridgeline.load(path)
-
-
-def test_another_process_with_and_without_the_plugin(tmp_path: Path) -> None:
-    register_haar()
-    build(wavelet()).save(tmp_path / "wavelet.ridge")
-    np.save(tmp_path / "x.npy", X)
-    run = "import numpy, ridgeline; engine = ridgeline.load('wavelet.ridge'); "
-    run += "print(engine.run({'x': numpy.load('x.npy')})['y'].sum())"
-    home = str(Path(__file__).parent)
-    outcomes = []
-    for start in (
-        f"import sys; sys.path.append({home!r}); import plugin_models; plugin_models.register_haar(); ",
-        "",
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", start + run], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        outcomes.append(done)
-    assert float(outcomes[0].stdout) == pytest.approx(float(expected().sum()), rel=1e-5)
-    assert "PluginError: this engine needs plugins that are not here" in outcomes[1].stderr
 
 
 def test_onnx_forgets_an_op_that_is_unregistered() -> None:

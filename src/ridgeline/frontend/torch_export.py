@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ridgeline.errors import InputError, UnsupportedError
+from ridgeline.frontend.evaluator import PLUGIN_OPS
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.frontend.torch_dims import Axes, to_export
 from ridgeline.frontend.torch_norms import write_out_norms
+from ridgeline.frontend.torch_plugins import translations
 
 # protobuf ends at 2 GiB, and copies of large weights take memory
 LARGE_BYTES = 1 << 30
@@ -108,8 +110,9 @@ def to_onnx(program: ExportedProgram, names: Sequence[str] | None = None) -> ir.
     try:
         with kept_translations():
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=CANONICAL_OPSET, verbose=False, optimize=False
-            )
+                program, dynamo=True, opset_version=CANONICAL_OPSET, verbose=False, optimize=False,
+                custom_translation_table=translations(PLUGIN_OPS) or None,
+            )  # fmt: skip
             assert exported is not None, "the dynamo exporter hands its program out"
             _fold(exported.model)
     except Exception as error:

@@ -32,6 +32,17 @@ class Plugin:
 
 
 @dataclass(frozen=True)
+class PluginRow:
+    """A plugin that is installed or registered, and what is wrong with it."""
+
+    plugin: str
+    version: str
+    ops: tuple[str, ...]
+    tactics: tuple[str, ...]
+    problem: str  # "" where there is none
+
+
+@dataclass(frozen=True)
 class PluginOp:
     """An op that a plugin brought: its schema, its shapes and its meaning."""
 
@@ -109,6 +120,18 @@ class Catalog:
     def plugins(self) -> list[Plugin]:
         found = [*(op.plugin for op in self.ops.values()), *self.tactics.values(), *self.problems]
         return sorted(set(found), key=str)
+
+    def rows(self) -> tuple[PluginRow, ...]:
+        """For people: each plugin with all that it brought."""
+        return tuple(
+            PluginRow(
+                plugin.name, plugin.version,
+                tuple(key for key, op in self.ops.items() if op.plugin == plugin),
+                tuple(name for name, owner in self.tactics.items() if owner == plugin),
+                self.problems.get(plugin, ""),
+            )
+            for plugin in self.plugins()
+        )  # fmt: skip
 
     def needed(self, ops: Iterable[str], tactics: Iterable[str]) -> tuple[Needed, ...]:
         """What an engine with these ops and tactics needs of plugins."""

@@ -21,6 +21,7 @@ from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyEr
 from ridgeline.frontend.from_torch import Flat, export_flat, home_of
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.options import Options, make_options
+from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, wants_gradients
 from ridgeline.torch_in.layouts import Layouts
@@ -43,6 +44,7 @@ def ridgeline_backend(
 
     `options` are those of `ridgeline.build`; `on_engine`, a function, is told of every engine built.
     """
+    load_plugins()
     given = dict(options or {})
     if mode not in (None, "default"):
         raise OptionError(

@@ -21,6 +21,7 @@ from ridgeline.frontend.from_torch import bind, export_module, home_of, read_exa
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
 from ridgeline.options import Options, make_options
+from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, refuse_gradients
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
@@ -60,6 +61,7 @@ def compile_module(
     """
     if not isinstance(module, nn.Module):
         raise InputError("this is not a module", got=type(module).__name__, want="a torch.nn.Module")
+    load_plugins()
     compiled = CompiledModule(module, dynamic_shapes, options)
     if example_inputs is not None:
         args, kwargs = read_example(example_inputs)
