@@ -13,6 +13,8 @@ from onnx.reference.op_run import OpRun
 
 from ridgeline.errors import PluginError
 from ridgeline.frontend.evaluator import PLUGIN_OPS
+from ridgeline.ir.op_row import OpRow
+from ridgeline.ir.ops import add_row, drop_row
 from ridgeline.kernels.elements import to_numpy, to_torch
 from ridgeline.kernels.floor.registry import FLOOR, FloorOp
 from ridgeline.passes.partition import EPILOGUE_OPS
@@ -53,6 +55,7 @@ def register_op(
     op = PluginOp(schema, shapes, reference, owner, arrays)
     onnx.defs.register_schema(schema.to_onnx(lambda context: _infer(op, context)))
     CATALOG.ops[schema.key] = op
+    add_row(OpRow(op_type=schema.op_type, domain=schema.domain, has_floor=True))
     FLOOR[schema.key] = FloorOp(schema.key, op.run)
     PLUGIN_OPS[schema.key] = _evaluated(op)
     PLUGIN_RULES.setdefault(owner.name, []).extend(fusions)
@@ -77,6 +80,7 @@ def unregister(plugin: str) -> None:
         if op.plugin.name == plugin:
             onnx.defs.deregister_schema(op.schema.op_type, op.schema.version, op.schema.domain)
             EPILOGUE_OPS.discard(key)
+            drop_row(key)
             for registry in (CATALOG.ops, FLOOR, PLUGIN_OPS):
                 del registry[key]
     for name, owner in list(CATALOG.tactics.items()):
