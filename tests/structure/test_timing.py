@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 
 import pytest
 
+from fake_clock import World
 from ridgeline.base import timing
 from ridgeline.base.timing import Timing, interleave, paired_ratio
-
-
-class World:
-    """A clock, and a log of who ran when."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.log: list[str] = []
-
-    def call(self, name: str, cost_us: float, first_us: float = 0.0) -> Callable[[], None]:
-        def run() -> None:
-            self.now_ns += int((first_us if name not in self.log and first_us else cost_us) * 1e3)
-            self.log.append(name)
-
-        return run
-
-    def sleep(self, seconds: float) -> None:
-        self.now_ns += int(seconds * 1e9)
-        self.log.append("pause")
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
-    monkeypatch.setattr(timing, "perf_counter_ns", lambda: world.now_ns)
-    monkeypatch.setattr(timing, "sleep", world.sleep)
+    world.rule(monkeypatch)
     return world
 
 

@@ -1,41 +1,68 @@
-"""Racing: the quick one wins, the hopeless are left behind early, and slow sites cost few runs."""
+"""Racing: the quick one wins, the hopeless are left behind early, and slow sites cost few runs.
+
+The clock is a fake one: it moves when a call or a pause moves it, so that every figure here is exact.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from time import sleep
+import pytest
 
+from fake_clock import World
 from ridgeline.select.race import LONG_ROUNDS, race
 
 
-def sleeper(name: str, seconds: float, runs: Counter[str]) -> Callable[[], object]:
-    def call() -> None:
-        runs[name] += 1
-        sleep(seconds)
-
-    return call
-
-
-def test_a_hopeless_slow_call_runs_twice() -> None:
-    runs: Counter[str] = Counter()
-    calls = [sleeper("quick", 0.008, runs), sleeper("slow", 0.08, runs)]
-    (quick, slow), _ = race(calls, each_s=0.001, pause_s=0.0005, long_rounds=LONG_ROUNDS)
-    assert runs["slow"] == 2
-    assert 8_000 <= quick < slow
-    assert slow >= 80_000
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    world.rule(monkeypatch)
+    return world
 
 
-def test_long_calls_get_few_rounds_where_asked() -> None:
-    few: Counter[str] = Counter()
-    many: Counter[str] = Counter()
-    race([sleeper("a", 0.008, few)], each_s=0.001, pause_s=0.0005, long_rounds=LONG_ROUNDS)
-    race([sleeper("a", 0.008, many)], each_s=0.001, pause_s=0.0005)
-    assert few["a"] < many["a"]
+def test_a_hopeless_slow_call_runs_twice(world: World) -> None:
+    calls = [world.call("quick", 8_000), world.call("slow", 80_000)]
+    times, unsteady = race(calls, each_s=0.001, pause_s=0.0005, long_rounds=LONG_ROUNDS)
+    assert times == [8_000, 80_000]
+    assert world.log.count("slow") == 2
+    assert world.log.count("quick") > 2
+    assert not unsteady
 
 
-def test_quick_calls_are_sampled_many_times() -> None:
-    runs: Counter[str] = Counter()
-    times, _ = race([sleeper("a", 0.0, runs), sleeper("b", 0.0005, runs)], each_s=0.1, pause_s=0.0)
-    assert times[0] < times[1]
-    assert runs["a"] > 20
+@pytest.mark.parametrize(("rival_us", "runs_on"), [(17_000, False), (13_000, True)])
+def test_of_slow_calls_a_smaller_lead_is_believed(world: World, rival_us: float, runs_on: bool) -> None:
+    race([world.call("best", 8_000), world.call("rival", rival_us)], each_s=0.1, pause_s=0.0)
+    assert (world.log.count("rival") > 2) == runs_on
+
+
+def test_the_first_run_of_a_call_is_not_its_time(world: World) -> None:
+    """Threads wake up in it, and caches are another's."""
+    cold = world.call("cold", 2_000, first_us=50_000)
+    times, _ = race([world.call("steady", 2_100), cold], each_s=0.1, pause_s=0.001)
+    assert times == [2_100, 2_000]
+
+
+def test_long_calls_get_few_rounds_where_asked(world: World) -> None:
+    race([world.call("few", 8_000)], each_s=0.5, pause_s=0.0005, long_rounds=LONG_ROUNDS)
+    race([world.call("many", 8_000)], each_s=0.5, pause_s=0.0005)
+    assert world.log.count("few") < world.log.count("many")
+
+
+def test_quick_calls_are_sampled_many_times(world: World) -> None:
+    times, _ = race([world.call("a", 1), world.call("b", 2)], each_s=0.1, pause_s=0.0)
+    assert times == [1, 2]
+    assert world.log.count("a") > 20
+
+
+def test_a_call_whose_time_swings_is_unsteady(world: World) -> None:
+    def swinging() -> None:
+        world.now_ns += 2_000_000 if len(world.log) % 2 else 8_000_000
+        world.log.append("swinging")
+
+    assert race([swinging], each_s=0.5, pause_s=0.0)[1]
+
+
+def test_libraries_are_left_to_settle_before_each_turn(world: World) -> None:
+    race([world.call("a", 2_000), world.call("b", 2_000)], each_s=0.05, pause_s=0.001)
+    turns = [name for i, name in enumerate(world.log) if i and name != world.log[i - 1]]
+    assert all(
+        previous == "pause" for name, previous in zip(turns[1:], turns, strict=False) if name != "pause"
+    )
