@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ from ridgeline.tactics.cuda.triton_attention import (
     kernel_of,
     rank_blocks,
 )
-from ridgeline.tactics.read.attention import AttentionSite, require_attention
+from ridgeline.tactics.offer import Refused, read_offer, require_offer
+from ridgeline.tactics.read.attention import AttentionSite, read_attention
 
 CALLS = 10
 
@@ -119,7 +121,7 @@ class Judge:
     """Says whether a result is right: off from float64 by no more than twice what torch in the dtype is."""
 
     def __init__(self, site: Site, inputs: Sequence[Tensor]) -> None:
-        attention = require_attention(site)
+        attention = read_attention(site)
         kind = getattr(torch, attention.dtype)
         self.exact, narrow = (self._run(site, attention, inputs, k).double() for k in (torch.float64, kind))
         rounding = 2 * EPSILON[attention.dtype] * float(self.exact.abs().max())
@@ -129,8 +131,10 @@ class Judge:
         self, site: Site, attention: AttentionSite, inputs: Sequence[Tensor], kind: torch.dtype
     ) -> Tensor:
         wide = [x.to(kind) if x.is_floating_point() else x for x in inputs]
-        y = attention_ref(*attention.bind_views()(wide), scale=attention.scale, is_causal=attention.is_causal)
-        return attention.bind_result(site)(y)
+        attend = partial(attention_ref, scale=attention.scale, is_causal=attention.is_causal)
+        made = attention.bind_call(attend)(wide, ())
+        assert made is not None, "such a call returns its result"
+        return made[0]
 
     def __call__(self, y: Tensor) -> bool:
         return float((y.double() - self.exact).abs().max()) <= self.allowed  # NaN is not
@@ -149,7 +153,7 @@ def candidate(
 ) -> Candidate:
     """Bound, run once and judged."""
     try:
-        launch = tactic.bind(site, config, {})
+        launch = require_offer(tactic, site).bind(config, {})
         out = [torch.full(s.shape, math.nan, dtype=inputs[0].dtype, device="cuda") for s in site.outputs]
         call = launch.frozen(inputs, out if launch.writes_out else ())
         returned: Any = call()
@@ -175,7 +179,7 @@ def other_sizes(case: Case) -> Iterator[None]:
 
 def measure(case: Case, target: Target, *, every_shape: bool) -> list[Candidate]:
     site, arch = site_of(case, target), int(target.arch.removeprefix("sm_"))
-    attention, inputs = require_attention(site), inputs_of(site)
+    attention, inputs = read_attention(site), inputs_of(site)
     is_right = Judge(site, inputs)
     offered = rank_blocks(attention, arch)
     shapes = [*offered, *(b for b in block_shapes(attention, arch) if every_shape and b not in offered)]
@@ -187,7 +191,7 @@ def measure(case: Case, target: Target, *, every_shape: bool) -> list[Candidate]
         for blocks in offered:
             label = f"  {text(blocks)} other sizes"
             found.append(candidate(TritonAttention(), site, blocks.config(), inputs, is_right, label))
-    for config in CudaSdpa().configs(site):
+    for config in require_offer(CudaSdpa(), site).configs:
         label = f"= torch {config['backend']}"
         found.append(candidate(CudaSdpa(), site, config, inputs, is_right, label))
     runnable = [c for c in found if c.call is not None]
@@ -206,13 +210,13 @@ def compile_all(cases: Sequence[Case], target: Target, *, every_shape: bool) -> 
     arch, kernels = int(target.arch.removeprefix("sm_")), []
     for case in cases:
         site = site_of(case, target)
-        attention = require_attention(site)
+        attention = read_attention(site)
         offered = rank_blocks(attention, arch)
         shapes = block_shapes(attention, arch) if every_shape and case in TIMED else offered
-        kernels += [kernel_of(site, blocks.config()) for blocks in shapes]
+        kernels += [kernel_of(attention, blocks, arch) for blocks in shapes]
         if case in TIMED:
             with other_sizes(case):
-                kernels += [kernel_of(site, blocks.config()) for blocks in offered]
+                kernels += [kernel_of(attention, blocks, arch) for blocks in offered]
     start = time.perf_counter()
     compile_kernels(kernels, target.arch)
     print(f"{len(kernels)} kernels compiled in {time.perf_counter() - start:.0f} s")
@@ -248,9 +252,11 @@ def check_odd_ones(target: Target) -> None:
         is_right = Judge(site, inputs)
         bad = []
         for tactic in (TritonAttention(), CudaSdpa()):
-            refused = tactic.why_not(site)
-            bad += [f"{tactic.name}: {refused}"] if refused else []
-            for config in () if refused else tactic.configs(site):
+            offer = read_offer(tactic, site)
+            if isinstance(offer, Refused):
+                bad.append(f"{tactic.name}: {offer.reason}")
+                continue
+            for config in offer.configs:
                 made = candidate(tactic, site, config, inputs, is_right, f"{tactic.name} {dict(config)}")
                 bad += [f"{made.label}: {made.said}"] if made.call is None else []
         print(f"check {case.name}: {'right' if not bad else ''}", *bad, sep="\n    " if bad else "")

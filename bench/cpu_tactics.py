@@ -29,12 +29,13 @@ from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv
 from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
 from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
+from ridgeline.tactics.offer import Refused, read_offer, require_offer
 
 THREADS = 2
 # beside a busy neighbour an OpenMP barrier lasts a time slice: such a layer is measured again
 NOISY, ATTEMPTS = 2.0, 4
 TACTICS = (
-    *(kind(call_floor) for kind in (OneDnnConv, ConvAsGemm, OneDnnLinear, MklLinear, AtenLinear)),
+    *(OneDnnConv(), ConvAsGemm(), OneDnnLinear(), MklLinear(), AtenLinear()),
     Sdpa(),
     AttentionBmm(),
 )
@@ -306,10 +307,10 @@ def bench_layer(layer: Layer, budget_s: float) -> list[Row]:
     gates = [bool((torch.from_numpy(ort_out).double() - exact).abs().max() <= allowed)]
     inputs = [tensors[name] for name in site.body.inputs]
     for tactic in TACTICS:
-        if tactic.why_not(site) is not None:
+        if isinstance(read_offer(tactic, site), Refused):
             continue
-        for config in tactic.configs(site):
-            launch = tactic.bind(site, config, {name: tensors[name] for name in site.weights})
+        for config in require_offer(tactic, site).configs:
+            launch = require_offer(tactic, site).bind(config, {name: tensors[name] for name in site.weights})
             call, out = bind_launch(launch, site, inputs)
             returned = call()
             got = returned[0] if out is None else out

@@ -27,6 +27,7 @@ from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_product import TritonProduct
+from ridgeline.tactics.offer import Refused, read_offer, require_offer
 
 TACTICS: tuple[TritonProduct, ...] = (
     TritonGemv(), TritonGemm(), TritonConv1x1(), TritonConv(), TritonDepthwise(),
@@ -265,8 +266,12 @@ def measure(case: Case, target: Target, *, is_hot: bool) -> list[Row]:
 
 
 def candidates(site: Site) -> list[tuple[str, TritonProduct, Config]]:
-    willing = [tactic for tactic in TACTICS if tactic.why_not(site) is None]
-    return [(label(tactic, config), tactic, config) for tactic in willing for config in tactic.configs(site)]
+    willing = [tactic for tactic in TACTICS if not isinstance(read_offer(tactic, site), Refused)]
+    return [
+        (label(tactic, config), tactic, config)
+        for tactic in willing
+        for config in require_offer(tactic, site).configs
+    ]
 
 
 def label(tactic: TritonProduct, config: Config) -> str:
@@ -286,7 +291,7 @@ def bind(
     calls: dict[int, Callable[[], object]] = {}
     for weight in operands.weights:
         if id(weight) not in calls:
-            launch = tactic.bind(site, config, {"w": weight, "b": operands.b})
+            launch = require_offer(tactic, site).bind(config, {"w": weight, "b": operands.b})
             calls[id(weight)] = launch.frozen(operands.inputs(site, weight), [y])
     return [calls[id(weight)] for weight in operands.weights], y
 
@@ -295,7 +300,7 @@ def compile_all(cases: Sequence[Case], target: Target) -> None:
     """Every kernel of the run at once, on every core."""
     start = time.perf_counter()
     kernels = [
-        tactic.kernel(site, config)
+        require_offer(tactic, site).kernels(config)[0]
         for site in (case.site(target) for case in cases)
         for _, tactic, config in candidates(site)
     ]

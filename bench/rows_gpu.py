@@ -20,6 +20,7 @@ from ridgeline.kernels.triton.source import triton_version
 from ridgeline.runtime.device import current_device
 from ridgeline.select.graph_replay import bound_call
 from ridgeline.tactics.cuda.triton_codegen import TritonRows
+from ridgeline.tactics.offer import precompile, require_offer
 
 COLUMNS = (128, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ELEMENTS = 1 << 27  # 256 MiB in, 256 MiB out: several times the L2
@@ -51,14 +52,14 @@ def reference(op: Op, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
 def measure(op: Op, columns: int, target: Target, copy_us: float) -> dict[str, Any]:
     rows = ELEMENTS // columns
     site, tactic = make_site(op, rows, columns, target), TritonRows()
-    configs = list(tactic.configs(site))
+    configs = require_offer(tactic, site).configs
     x = torch.randn(rows, columns, device="cuda").half()
     weights = {name: torch.randn(columns, device="cuda").half() for name in op.inputs[1:]}
     sample = reference(op, x[:4], weights)
     graphs, kept, refused = [], [], []
     for config in configs:
         try:
-            launch = tactic.bind(site, config, weights)
+            launch = require_offer(tactic, site).bind(config, weights)
             call, outputs = bound_call(launch, site, [x, *weights.values()])
             error = float((outputs()[0][:4].float() - sample).abs().max() / sample.abs().max())
             assert error < 4e-3, f"off by {error}"
@@ -96,7 +97,8 @@ def compile_all(target: Target) -> float:
     """Every candidate of every row, all cores at once; what fails is refused where it is measured."""
     start, tactic = perf_counter(), TritonRows()
     sites = [make_site(op, ELEMENTS // n, n, target) for op in OPS.values() for n in COLUMNS]
-    tactic.precompile([(site, config) for site in sites for config in tactic.configs(site)])
+    offers = [(site, require_offer(tactic, site)) for site in sites]
+    precompile(tactic, [(site, offer, config) for site, offer in offers for config in offer.configs])
     return round(perf_counter() - start, 1)
 
 

@@ -12,12 +12,15 @@ import pytest
 
 import ridgeline
 from cross_models import MODELS, convnet, mlp
+from offers import offered, why_not
 from ridgeline.base.spec import Config, Site, Target
 from ridgeline.builder import fuse, fused_model, selection_contexts
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.frontend.from_onnx import load
+from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.triton import compiler
-from ridgeline.kernels.triton.source import Kernel, triton_version
+from ridgeline.kernels.triton.source import triton_version
+from ridgeline.kernels.triton.stage import Stages
 from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
@@ -27,7 +30,6 @@ from ridgeline.select.loop import select
 from ridgeline.select.retune import embedded
 from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
-from ridgeline.tactics.base import HasKernels
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
@@ -141,8 +143,11 @@ class Broken(TritonPointwise):
 
     name = "triton.broken"
 
-    def kernels(self, site: Site, config: Config) -> list[Kernel]:
-        return [replace(k, text=k.text.replace("tl.load", "tl.lode")) for k in super().kernels(site, config)]
+    def stages(self, site: Site, program: Program, config: Config) -> Stages:
+        made = super().stages(site, program, config)
+        (stage,) = made.launches
+        text = stage.kernel.text.replace("tl.load", "tl.lode")
+        return replace(made, launches=(replace(stage, kernel=replace(stage.kernel, text=text)),))
 
 
 def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> None:
@@ -221,10 +226,8 @@ def test_without_triton_trusted_kernels_do_and_others_are_an_error(
     trusted.variants[0].executable.require_kernels()
     for step, site in trusted.planned_sites():
         tactic = tactics_of(trusted)[step.tactic]
-        assert isinstance(tactic, HasKernels)
-        assert tactic.why_not(site) is None
         made = compiler.compile_kernels(
-            tactic.kernels(site, step.config), site.target.arch, store=trusted.fused.kernels.store
+            offered(tactic, site).kernels(step.config), site.target.arch, store=trusted.fused.kernels.store
         )
         assert all(isinstance(m, compiler.Compiled) for m in made)
 
@@ -238,14 +241,14 @@ def test_trusted_kernels_are_of_one_engine_and_are_not_sealed_again(
     assert "not made on this machine" in again.fused.kernels.left_out, "and are still a stranger's"
     for engine in (again, ridgeline.load(saved)):
         step, site = engine.planned_sites()[0]
-        reason = tactics_of(engine)[step.tactic].why_not(site)
+        reason = why_not(tactics_of(engine)[step.tactic], site)
         assert reason == "Triton is not installed, and no kernels for sm_90 are embedded"
 
 
 def test_without_triton_and_kernels_own_tactics_say_why(no_triton: None) -> None:
     engine = built("mlp", "sm_90")
     step, site = engine.planned_sites()[0]
-    reason = tactics_of(engine)[step.tactic].why_not(site)
+    reason = why_not(tactics_of(engine)[step.tactic], site)
     assert reason == "Triton is not installed, and no kernels for sm_90 are embedded"
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from triton_cases import evaluate
 from triton_cases import make_site as codegen_site
 
+from offers import offered, stages_of, why_not
 from ridgeline.base.spec import EPSILON, Config, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
@@ -26,9 +27,10 @@ from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of, require_attention
-from ridgeline.tactics.cuda.triton_codegen import TritonTactic, _Bound
+from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, _BoundStages
 from ridgeline.tactics.cuda.triton_product import TritonProduct
+from ridgeline.tactics.read.attention import read_attention
 
 Patch = tuple[Any, str, Any]  # module, name, what stands there on a GPU
 GUARD = 512  # bytes around every tensor: NaN to whoever reads them, and nobody writes them
@@ -191,7 +193,7 @@ def near(got: Tensor, plain: Tensor, exact: Tensor) -> None:
 
 
 def check_generated(
-    tactic: TritonTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
+    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
 ) -> None:
     """As `triton_cases.check`, on the GPU and in every float type; half types in the first cut."""
     for dtype in FLOATS if any(t.is_floating_point() for t in inputs.values()) else FLOATS[:1]:
@@ -199,21 +201,23 @@ def check_generated(
         if typed is None:
             continue
         typed_site, given = typed
-        reason = tactic.why_not(typed_site)
+        reason = why_not(tactic, typed_site)
         assert reason is None or dtype != torch.float32, reason
         if reason is not None:
             continue
-        chosen = list(configs or tactic.configs(typed_site))
+        chosen = list(configs or offered(tactic, typed_site).configs)
         for config in chosen if dtype == torch.float32 else chosen[:1]:
             _check_generated(tactic, typed_site, given, config)
 
 
-def _check_generated(tactic: TritonTactic, site: Site, inputs: Mapping[str, Tensor], config: Config) -> None:
+def _check_generated(
+    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], config: Config
+) -> None:
     if WANTED.is_asking:
-        WANTED.kernels += [stage.kernel for stage in tactic.stages(site, config).launches]
+        WANTED.kernels += [stage.kernel for stage in stages_of(tactic, site, config).launches]
         return
     # words that programs of a launch tell one another stay until the launch after
-    has_words = bool(tactic.stages(site, config).word_items)
+    has_words = bool(stages_of(tactic, site, config).word_items)
     outputs = run_launch(bind_generated(tactic, site, config), site, inputs, has_counters=not has_words)
     plain = evaluate(site.body, inputs)
     exact = evaluate(site.body, {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()})
@@ -221,16 +225,16 @@ def _check_generated(tactic: TritonTactic, site: Site, inputs: Mapping[str, Tens
         near(got, plain[name], exact[name])
 
 
-def bind_generated(tactic: TritonTactic, site: Site, config: Config) -> Launch:
+def bind_generated(tactic: GeneratedTactic, site: Site, config: Config) -> Launch:
     """Through the tactic; a cut that spills is refused there, and still must compute what it should."""
     try:
-        return tactic.bind(site, config, {})
+        return offered(tactic, site).bind(config, {})
     except CompileError as error:
         if "spills" not in str(error):
             raise
-    stages = tactic.stages(site, config)
+    stages = stages_of(tactic, site, config)
     made = compile_kernels([stage.kernel for stage in stages.launches], arch())
-    bound = _Bound(site, stages, [Launcher(required(compiled)) for compiled in made])
+    bound = _BoundStages(site, stages, [Launcher(required(compiled)) for compiled in made])
     return Launch(bound.call, writes_out=True, freeze=bound.freeze)
 
 
@@ -274,17 +278,17 @@ def as_floats(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def run_product(tactic: TritonProduct, site: Site, config: Config, tensors: Mapping[str, Tensor]) -> Tensor:
     """As `product_cases.run_tactic`, through the tactic's own launch."""
     site = here(site)
-    configs = [config, next(iter(tactic.configs(site)))]
+    configs = [config, offered(tactic, site).configs[0]]
     if WANTED.is_asking:
-        WANTED.kernels += [kernel for each in configs for kernel in tactic.kernels(site, each)]
+        WANTED.kernels += [kernel for each in configs for kernel in offered(tactic, site).kernels(each)]
         return torch.zeros(site.outputs[0].shape)
     weights = {name: tensors[name].cuda() for name in site.weights & set(tensors)}
     try:
-        launch = tactic.bind(site, config, weights)
+        launch = offered(tactic, site).bind(config, weights)
     except CompileError as error:  # offered, and refused by what the compiler made of it
         if "spills" not in str(error):
             raise
-        launch = tactic.bind(site, configs[-1], weights)
+        launch = offered(tactic, site).bind(configs[-1], weights)
     (y,) = run_launch(launch, site, tensors)
     return y
 
@@ -330,12 +334,12 @@ def compare_with(compare: Callable[..., None]) -> Callable[..., None]:
 def run_attention(site: Site, tensors: Mapping[str, Tensor], blocks: Any) -> Tensor:
     """The attention kernel in blocks of a given shape, whether or not the tactic would offer it."""
     site = here(site)
-    (kernel,) = TritonAttention().kernels(site, blocks.config())
+    (kernel,) = offered(TritonAttention(), site).kernels(blocks.config())
     if WANTED.is_asking:
         WANTED.kernels.append(kernel)
         return torch.zeros(site.outputs[0].shape)
     (compiled,) = compile_kernels([kernel], arch())
-    attention, launcher = require_attention(site), Launcher(required(compiled))
+    attention, launcher = read_attention(site), Launcher(required(compiled))
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         return launcher.freeze(grid_of(attention, blocks), arguments(attention, inputs, outputs))
@@ -349,7 +353,7 @@ def run_tactic(tactic: Tactic, config: Config) -> Callable[..., Tensor]:
 
     def run(site: Site, tensors: Mapping[str, Tensor], _: Any = None) -> Tensor:
         site = here(site)
-        (y,) = run_launch(tactic.bind(site, config, {}), site, tensors)
+        (y,) = run_launch(offered(tactic, site).bind(config, {}), site, tensors)
         return y
 
     return run

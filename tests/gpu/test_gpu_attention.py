@@ -6,10 +6,11 @@ import on_gpu
 import pytest
 import test_triton_attention as cases
 
+from offers import offered
 from ridgeline.errors import UnsupportedError
 from ridgeline.tactics.cuda.sdpa import BACKENDS, CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import rank_blocks
-from ridgeline.tactics.read.attention import require_attention
+from ridgeline.tactics.read.attention import read_attention
 
 PATCHES = [(cases, "run", on_gpu.run_attention)]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
@@ -29,8 +30,8 @@ DTYPES = ["float16", "bfloat16", "float32"]
 @pytest.mark.parametrize("length", [37, 130, 300])
 def test_offered_blocks(length: int, is_causal: int, dtype: str) -> None:
     site = cases.merged(2, length, heads=3, width=64, dtype=dtype, is_causal=is_causal)
-    offered = rank_blocks(require_attention(site), int(on_gpu.arch().removeprefix("sm_")))
-    for blocks in {offered[0], offered[-1]}:
+    ranked = rank_blocks(read_attention(site), int(on_gpu.arch().removeprefix("sm_")))
+    for blocks in {ranked[0], ranked[-1]}:
         cases.check(site, blocks=blocks)
 
 
@@ -46,7 +47,7 @@ def test_backends(backend: str, case: str, dtype: str, monkeypatch: pytest.Monke
         site = cases.apart(2, 20, 40, heads=6, kv_heads=2, dtype=dtype)
     else:
         site = cases.merged(2, 37, dtype=dtype, is_causal=int(case == "causal"))
-    if {"backend": backend} not in CudaSdpa().configs(on_gpu.here(site)):
+    if {"backend": backend} not in offered(CudaSdpa(), on_gpu.here(site)).configs:
         pytest.skip(f"{backend} is not offered here")
     monkeypatch.setattr(cases, "run", on_gpu.run_tactic(CudaSdpa(), {"backend": backend}))
     try:

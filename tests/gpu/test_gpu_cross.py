@@ -13,9 +13,9 @@ import pytest
 
 import ridgeline
 from cross_models import MODELS
+from offers import offered
 from ridgeline.errors import PlanError
 from ridgeline.runtime.device import DeviceError, current_device
-from ridgeline.tactics.base import Foretells
 
 BUILD = """
 import sys, ridgeline
@@ -114,7 +114,8 @@ def test_what_is_foretold_is_what_is_bound(engine: ridgeline.Engine) -> None:
             continue
         plan = engine.plan.steps[step.index]
         tactic = tactics[plan.tactic]
-        assert isinstance(tactic, Foretells)
-        told = tactic.footprint(step.site, plan.config)
+        footprint = offered(tactic, step.site).footprint
+        assert footprint is not None, plan.tactic
+        told = footprint(plan.config)
         assert told.writes_out == step.launch.writes_out, plan.tactic
         assert told.in_place == step.launch.in_place, plan.tactic

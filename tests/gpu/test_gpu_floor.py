@@ -7,6 +7,7 @@ import test_floor as cases
 import torch
 from test_floor import EXCEPTIONS, Case
 
+from offers import offered
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.ops import row_of
 from ridgeline.kernels.elements import SUB_BYTE, to_torch
@@ -70,7 +71,7 @@ def run(case: Case) -> list[torch.Tensor]:
     values = {names[i]: case.inputs[i] for i in host if i in names}
     body = Body(tuple(tensors), outputs, (op,))
     site = Site(body, specs, frozenset(), values, Target("cuda", current_device().arch))
-    launch = Aten({"": case.opset}).bind(site, {}, {})
+    launch = offered(Aten({"": case.opset}), site).bind({}, {})
     given = [to_torch(values[n]) if n in values else t.cuda() for n, t in tensors.items()]
     with torch.inference_mode():
         _, call = bound_call(launch, site, given)

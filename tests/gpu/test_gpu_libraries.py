@@ -11,6 +11,7 @@ import torch
 from library_cases import make_site, node, run_body
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import Op, Site
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.scalar.axes import Refusal
@@ -101,14 +102,14 @@ def check(tactic: Tactic, site: Site, tensors: Mapping[str, Tensor], dtype: torc
     name = str(dtype).removeprefix("torch.")
     site = on_gpu.here(replace(site, specs={n: replace(spec, dtype=name) for n, spec in site.specs.items()}))
     given = {n: t.to(dtype) for n, t in tensors.items()}
-    reason = tactic.why_not(site)
+    reason = why_not(tactic, site)
     assert reason is None, reason
     plain = run_body(site.body, given)["y"]
     exact = run_body(site.body, {n: t.double() for n, t in given.items()})["y"]
     refusals = []
-    for config in tactic.configs(site):
+    for config in offered(tactic, site).configs:
         try:
-            launch = tactic.bind(site, config, {n: given[n].cuda() for n in site.weights})
+            launch = offered(tactic, site).bind(config, {n: given[n].cuda() for n in site.weights})
             (got,) = on_gpu.run_launch(launch, site, given)
         except (
             UnsupportedError,
@@ -118,4 +119,4 @@ def check(tactic: Tactic, site: Site, tensors: Mapping[str, Tensor], dtype: torc
             refusals.append(f"{dict(config)}: {error}")
             continue
         on_gpu.near(got, plain, exact)
-    assert len(refusals) < len(list(tactic.configs(site))), refusals
+    assert len(refusals) < len(offered(tactic, site).configs), refusals

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from triton_cases import evaluate
 
+from offers import offered, stages_of
 from ridgeline.base.gpu_timing import capture
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import FIRST_WORD
 from ridgeline.runtime.device_memory import reach
-from ridgeline.tactics.cuda.triton_codegen import TritonRows, _Bound
+from ridgeline.tactics.cuda.triton_codegen import TritonRows, _BoundStages
+from ridgeline.tactics.offer import precompile
 
 HALF = torch.float16
 TACTIC = TritonRows()
@@ -42,7 +44,7 @@ def make_site(name: str, rows: int, columns: int, dtype: str = "float16") -> Sit
 
 def held_configs(site: Site) -> list[Config]:
     """All that are offered, and a row in two pieces where rows are whole."""
-    return [config for config in TACTIC.configs(site) if config["held"]]
+    return [config for config in offered(TACTIC, site).configs if config["held"]]
 
 
 def make_inputs(site: Site, seed: int = 0) -> dict[str, Tensor]:
@@ -71,7 +73,7 @@ def _compiled() -> None:
     """All kernels of the module at once: one by one takes minutes."""
     sites = [make_site(name, rows, columns) for name in OPS for rows in ROWS for columns in COLUMNS]
     sites += [make_site("Softmax", 64, 65536, "float32")]
-    TACTIC.precompile([(site, config) for site in sites for config in held_configs(site)])
+    precompile(TACTIC, [(s, offered(TACTIC, s), config) for s in sites for config in held_configs(s)])
 
 
 def words_of(call: Call) -> Tensor:
@@ -150,12 +152,12 @@ def test_words_are_of_the_call() -> None:
     """As many as stated, cleared in turns, and no two calls share them."""
     site = make_site("Softmax", 300, 65536)
     config = held_configs(site)[0]
-    launch = TACTIC.bind(site, config, {})
+    launch = offered(TACTIC, site).bind(config, {})
     inputs = list(make_inputs(site).values())
     out = torch.empty_like(inputs[0])
     first, second = (launch.frozen(inputs, [out]) for _ in range(2))
     words = words_of(first)
-    assert words.nbytes == launch.scratch_bytes == TACTIC.footprint(site, config).scratch_bytes
+    assert words.nbytes == launch.scratch_bytes == offered(TACTIC, site).footprint(config).scratch_bytes
     assert words.data_ptr() != words_of(second).data_ptr()
     programs = 300 * int(config["splits"])
     for run in range(4):
@@ -177,10 +179,10 @@ def test_a_chain_that_starts_early(name: str) -> None:
     inputs = make_inputs(site)
 
     def run(*, is_early: bool) -> list[Tensor]:
-        stages = TACTIC.stages(site, config)
+        stages = stages_of(TACTIC, site, config)
         (made,) = compile_kernels([stage.kernel for stage in stages.launches], on_gpu.arch())
         compiled = replace(on_gpu.required(made), pdl=is_early)
-        bound = _Bound(site, stages, [Launcher(compiled)])
+        bound = _BoundStages(site, stages, [Launcher(compiled)])
         x, y = inputs["x"].clone(), torch.full_like(inputs["x"], torch.nan)
         rest = [inputs[n] for n in site.body.inputs[1:]]
         there, back = bound.freeze([x, *rest], [y]), bound.freeze([y, *rest], [x])

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from triton_cases import make_site, without_pdl
 
+from offers import stages_of
 from ridgeline.base.gpu_timing import capture
 from ridgeline.base.spec import Config, Op, Target
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows, TritonTactic
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, TritonPointwise, TritonRows
 
 ROWS, COLUMNS = 64, 65536
 LOOP: Config = {"rows": 1, "cols": 1024, "warps": 4, "whole": False, "splits": 1, "stages": 1}
@@ -48,12 +49,12 @@ class Chain:
         ]
 
     def call(
-        self, tactic: TritonTactic, ops: list[Op], config: Config, reads: tuple[Tensor, Tensor],
+        self, tactic: GeneratedTactic, ops: list[Op], config: Config, reads: tuple[Tensor, Tensor],
         writes: Tensor, *, waits: bool | None = None,
     ) -> Call:  # fmt: skip
         shapes = {"a": torch.zeros(ROWS, COLUMNS), "b": torch.zeros(ROWS, COLUMNS)}
         site = make_site(ops, shapes, ["z"], target=Target("cuda", on_gpu.arch()))
-        stages = tactic.stages(site, config)
+        stages = stages_of(tactic, site, config)
         (stage,) = stages.launches
         is_waiting = self.waits if waits is None else waits
         kernel = stage.kernel if is_waiting and self.is_launched_early else without_pdl(stage.kernel)

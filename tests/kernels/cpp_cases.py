@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from offers import offered, why_not
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.tactics.base import Tactic
@@ -158,13 +159,13 @@ def empty(spec: TensorSpec) -> Tensor:
 
 def check(tactic: Tactic, site: Site, inputs: Mapping[str, Tensor]) -> None:
     """Every config, called and frozen, against float64 within twice the error of torch at the dtype."""
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     plain = evaluate(site.body, inputs)
     exact = evaluate(site.body, {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()})
     weights = {name: inputs[name] for name in site.weights}
     args = list(inputs.values())
-    for config in tactic.configs(site):
-        launch = tactic.bind(site, config, weights)
+    for config in offered(tactic, site).configs:
+        launch = offered(tactic, site).bind(config, weights)
         assert launch.writes_out
         called, frozen = ([empty(spec) for spec in site.outputs] for _ in range(2))
         launch.call(args, called)

@@ -131,12 +131,14 @@ def run_tactic(tactic: TritonProduct, site: Site, config: Config, tensors: Mappi
     """The tactic's kernel with the tactic's arguments, in the interpreter; y is poisoned before."""
     placed = [_as_spec(tensors[name], site.specs[name]) for name in site.body.inputs]
     weights = {n: t for n, t in zip(site.body.inputs, placed, strict=True) if n in site.weights}
-    operands = tactic.operands(site, config, weights, device="cpu")
+    found = tactic.product(site)
+    cut = tactic.cut_of(found.reading.problem, config)
+    operands = found.operands(cut, weights, device="cpu")
     y = torch.empty_strided(site.outputs[0].shape, site.outputs[0].strides, dtype=placed[0].dtype)
     y.fill_(torch.nan)
     unread = [t if i in operands.reads else None for i, t in enumerate(placed)]
     arguments = operands.arguments(unread, [y])
-    interpret(for_interpreter(tactic.kernel(site, config)), operands.grid, arguments)
+    interpret(for_interpreter(found.kernel(cut)), operands.grid, arguments)
     return y
 
 

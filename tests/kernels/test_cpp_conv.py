@@ -11,9 +11,11 @@ import torch
 from cpp_cases import check, empty, make_site, needs_compiler, random
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import Op, Site
 from ridgeline.tactics.cpu.cpp import CppGemv
 from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
+from ridgeline.tactics.offer import precompile
 
 LAST = "channels_last"
 
@@ -154,7 +156,7 @@ def test_auto_pad(cache_dir: Path) -> None:
     outs = []
     for site in (explicit, implied):
         out = empty(site.outputs[0])
-        tactic.bind(site, next(iter(tactic.configs(site))), {"w": inputs["w"]}).call(
+        offered(tactic, site).bind(offered(tactic, site).configs[0], {"w": inputs["w"]}).call(
             list(inputs.values()), [out]
         )
         outs.append(out)
@@ -168,9 +170,10 @@ def test_source_is_a_function_of_the_site(cache_dir: Path) -> None:
     jobs = []
     for _ in range(2):
         site = conv_site(inputs, {"group": 24, "pads": (1, 1, 1, 1)})
-        jobs += [(site, config) for config in tactic.configs(site)]
-    assert tactic.precompile(jobs) == []
-    sources = [tactic._source(*job)[1] for job in jobs]
+        offer = offered(tactic, site)
+        jobs += [(site, offer, config) for config in offer.configs]
+    assert precompile(tactic, jobs) == []
+    sources = [offer.cpp_source(config) for _, offer, config in jobs]
     assert sources[: len(sources) // 2] == sources[len(sources) // 2 :]
 
 
@@ -180,25 +183,25 @@ def test_refusals(cache_dir: Path) -> None:
     small = CppConvSmall(cache_dir=cache_dir)
     inputs = {"x": image(1, 6, 4, 4), "w": random(6, 6, 1, 1)}
     plain = conv_site(inputs, {})
-    assert depthwise.why_not(plain) == "1 groups of 6 channels into 6, want all alike"
-    assert small.why_not(plain) == "x is not contiguous"
-    assert conv1x1.why_not(conv_site(inputs, {}, flat=("x",))) == "channels of x do not lie together"
-    assert conv1x1.why_not(conv_site(inputs, {}, flat=("y",))) == "columns of an output are not contiguous"
-    assert conv1x1.why_not(conv_site(inputs, {}, weights=())) == "weight 'w' changes between runs"
+    assert why_not(depthwise, plain) == "1 groups of 6 channels into 6, want all alike"
+    assert why_not(small, plain) == "x is not contiguous"
+    assert why_not(conv1x1, conv_site(inputs, {}, flat=("x",))) == "channels of x do not lie together"
+    assert why_not(conv1x1, conv_site(inputs, {}, flat=("y",))) == "columns of an output are not contiguous"
+    assert why_not(conv1x1, conv_site(inputs, {}, weights=())) == "weight 'w' changes between runs"
     padded = conv_site(inputs, {"pads": (1, 1, 1, 1)})
-    assert conv1x1.why_not(padded) == "kernel [1, 1] in 1 groups is no plain product, want 1x1"
+    assert why_not(conv1x1, padded) == "kernel [1, 1] in 1 groups is no plain product, want 1x1"
     spread = {**inputs, "r": image(5, 6, 4, 4)}
     wide = conv_site(spread, {}, Op("Add", ("a", "r"), ("y",)))
-    assert conv1x1.why_not(wide) == "an output is larger than the product"
+    assert why_not(conv1x1, wide) == "an output is larger than the product"
     many = {"x": random(1, 9, 4, 4), "w": random(6, 9, 3, 3)}
-    assert small.why_not(conv_site(many, {}, flat=("x",))) == "9 channels in 1 groups, want at most 8 in one"
+    assert why_not(small, conv_site(many, {}, flat=("x",))) == "9 channels in 1 groups, want at most 8 in one"
     long = {"x": image(1, 2000, 1, 70), "w": random(2000, 1, 1, 1)}
-    assert depthwise.why_not(conv_site(long, {"group": 2000})) is None
+    assert why_not(depthwise, conv_site(long, {"group": 2000})) is None
     odd = {"x": image(1, 2017, 1, 70), "w": random(2017, 1, 1, 1)}
     reason = "an output line of 564760 bytes at a time, want at most 524288"
-    assert depthwise.why_not(conv_site(odd, {"group": 2017})) == reason
+    assert why_not(depthwise, conv_site(odd, {"group": 2017})) == reason
     relu = make_site([Op("Relu", ("x",), ("y",))], {"x": inputs["x"]}, ["y"])
-    assert {t.why_not(relu) for t in (conv1x1, depthwise, small)} == {"region has no Conv, want one"}
+    assert {why_not(t, relu) for t in (conv1x1, depthwise, small)} == {"region has no Conv, want one"}
 
 
 @needs_compiler
@@ -209,7 +212,7 @@ def test_rows_that_are_not_those_of_the_product(cache_dir: Path) -> None:
     turned = make_site(
         [product, Op("Transpose", ("a",), ("y",), {"perm": (1, 0, 2)})], inputs, ["y"], weights="w"
     )
-    assert tactic.why_not(turned) == "an epilogue operand broadcasts among the rows"
+    assert why_not(tactic, turned) == "an epilogue operand broadcasts among the rows"
     single = {"x": random(1, 8), "w": inputs["w"], "r": random(4, 5, seed=2)}
     spread = make_site([product, Op("Add", ("a", "r"), ("y",))], single, ["y"], weights="w")
-    assert tactic.why_not(spread) == "an output is larger than the product"
+    assert why_not(tactic, spread) == "an output is larger than the product"

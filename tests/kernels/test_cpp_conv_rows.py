@@ -11,8 +11,9 @@ from cpp_cases import check, close, make_site, needs_compiler, random
 from torch import Tensor
 from torch.nn import functional as F
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
-from ridgeline.tactics.cpu.cpp_conv_rows import CppConvRows
+from ridgeline.tactics.cpu.cpp_conv import CppConvRows
 
 
 @pytest.fixture
@@ -66,10 +67,10 @@ def test_conv_line(
         Body(tuple(given), ("y",), ops), specs, frozenset({"w", "b"}), {}, Target(threads=threads)
     )  # fmt: skip
     tactic = CppConvRows(cache_dir=cache_dir)
-    assert tactic.why_not(site) is None
-    for config in tactic.configs(site):
+    assert why_not(tactic, site) is None
+    for config in offered(tactic, site).configs:
         out = torch.full(specs["y"].shape, float("nan"))
-        launch = tactic.bind(site, config, {"w": given["w"], "b": given["b"]})
+        launch = offered(tactic, site).bind(config, {"w": given["w"], "b": given["b"]})
         launch.frozen(list(given.values()), [out])()
         close(out, plain["y"], exact["y"])
 
@@ -114,4 +115,4 @@ def test_refusals() -> None:
     specs = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}
     op = Op("Conv", ("x", "w"), ("y",), {"group": 2})
     site = Site(Body(("x", "w"), ("y",), (op,)), specs, frozenset({"w"}), {}, Target())
-    assert "2 groups" in (CppConvRows().why_not(site) or "")
+    assert "2 groups" in (why_not(CppConvRows(), site) or "")

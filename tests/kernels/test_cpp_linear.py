@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cpp_cases import check, make_site, needs_compiler, random
 
+from offers import why_not
 from ridgeline.base.spec import Op
 from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv
 
@@ -51,19 +52,19 @@ def test_refusals(cache_dir: Path) -> None:
     gemv, gemm = CppGemv(cache_dir=cache_dir), CppGemm(cache_dir=cache_dir)
     inputs = {"x": random(4, 6), "w": random(6, 5)}
     product = Op("MatMul", ("x", "w"), ("y",))
-    assert gemm.why_not(make_site([product], inputs, ["y"], weights="w")) == "4 rows, want more than 8"
-    assert gemv.why_not(make_site([product], inputs, ["y"])) == "the right operand is not a constant weight"
+    assert why_not(gemm, make_site([product], inputs, ["y"], weights="w")) == "4 rows, want more than 8"
+    assert why_not(gemv, make_site([product], inputs, ["y"])) == "the right operand is not a constant weight"
     relu = Op("Relu", ("x",), ("y",))
-    assert gemv.why_not(make_site([relu], inputs, ["y"])) == "0 MatMul or Gemm ops, want one"
+    assert why_not(gemv, make_site([relu], inputs, ["y"])) == "0 MatMul or Gemm ops, want one"
     before = make_site(
         [Op("Relu", ("x",), ("a",)), Op("MatMul", ("a", "w"), ("y",))], inputs, ["y"], weights="w"
     )
-    assert gemv.why_not(before) == "the left operand is not an input of the region"
+    assert why_not(gemv, before) == "the left operand is not an input of the region"
     half = {"x": inputs["x"].double(), "w": inputs["w"].double()}
     assert (
-        gemv.why_not(make_site([product], half, ["y"], weights="w"))
+        why_not(gemv, make_site([product], half, ["y"], weights="w"))
         == "x is float64 and the weight float64, want float32"
     )
     tall = {"x": random(2, 2, 3, 6), "w": inputs["w"], "s": random(2, 1, 1, 5)}
     site = make_site([product, Op("Add", ("y", "s"), ("z",))], tall, ["z"], weights="w")
-    assert gemm.why_not(site) == "an epilogue operand broadcasts among the rows"
+    assert why_not(gemm, site) == "an epilogue operand broadcasts among the rows"

@@ -12,12 +12,13 @@ import torch
 from cpp_cases import needs_compiler
 from onnx.reference import ReferenceEvaluator
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.kernels.cpp.moves import _runs, find_moves
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.tactics.cpu.cpp_moves import CppMoves
+from ridgeline.tactics.cpu.cpp import CppMoves
 
 Arrays = dict[str, np.ndarray]
 
@@ -61,14 +62,14 @@ def _check(
 ) -> None:
     site, want = _site(op, moved, known or {}, layout=layout)
     tactic = CppMoves(cache_dir=cache_dir)
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     form = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     args = [torch.from_numpy(a) for a in {**moved, **(known or {})}.values()]
     args = [a.contiguous(memory_format=form) if a.dim() == 4 else a for a in args]
-    for config in tactic.configs(site):
+    for config in offered(tactic, site).configs:
         outs = [torch.from_numpy(np.full(a.shape, 113).astype(a.dtype)) for a in want]
         outs = [o.contiguous(memory_format=form) if o.dim() == 4 else o for o in outs]
-        tactic.bind(site, config, {}).frozen(args, outs)()
+        offered(tactic, site).bind(config, {}).frozen(args, outs)()
         for got, wanted in zip(outs, want, strict=True):
             np.testing.assert_array_equal(got.numpy(), wanted)
 
@@ -119,7 +120,7 @@ def test_pad_that_cuts(cache_dir: Path) -> None:
     body = Body(("x", "pads"), ("y",), (Op("Pad", ("x", "pads"), ("y",)),))
     site = Site(body, specs, frozenset(), {"pads": pads}, Target())
     got = torch.full(want.shape, float("nan"))
-    launch = CppMoves(cache_dir=cache_dir).bind(site, {"threads": 1}, {})
+    launch = offered(CppMoves(cache_dir=cache_dir), site).bind({"threads": 1}, {})
     launch.frozen([torch.from_numpy(x), torch.from_numpy(pads)], [got])()
     np.testing.assert_array_equal(got.numpy(), want)
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from cpp_cases import check, empty, make_site, needs_compiler, random
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many
 from ridgeline.tactics.cpu import cpp
 from ridgeline.tactics.cpu.cpp import CppPointwise
+from ridgeline.tactics.offer import precompile
 
 UNARY = [
     "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Sin",
@@ -89,7 +91,7 @@ def test_integer_division_by_zero_does_not_trap(tactic: CppPointwise) -> None:
     inputs = {"x": torch.tensor([5, -(2**63)]), "y": torch.tensor([1, 1])}
     site = make_site([Op("Div", ("x", "y"), ("z",))], inputs, ["z"])
     out = empty(site.outputs[0])
-    tactic.bind(site, {"threads": 1}, {}).call([inputs["x"], torch.tensor([0, -1])], [out])
+    offered(tactic, site).bind({"threads": 1}, {}).call([inputs["x"], torch.tensor([0, -1])], [out])
     assert out[0] == 0
 
 
@@ -126,7 +128,7 @@ def test_channels_last(tactic: CppPointwise, mixed: bool) -> None:
 def test_layout_other_than_promised_is_copied(tactic: CppPointwise) -> None:
     inputs = {"x": random(2, 3, 5, 7)}
     site = make_site([Op("Exp", ("x",), ("z",))], inputs, ["z"])
-    launch = tactic.bind(site, {"threads": 1}, {})
+    launch = offered(tactic, site).bind({"threads": 1}, {})
     strided = inputs["x"].contiguous(memory_format=torch.channels_last)
     for run in (launch.call, lambda i, o: launch.frozen(i, o)()):
         out = torch.full((2, 3, 5, 7), torch.nan).contiguous(memory_format=torch.channels_last)
@@ -165,7 +167,7 @@ def test_host_known_inputs_are_baked(tactic: CppPointwise) -> None:
     inputs = {"x": random(3, 5), "k": torch.tensor(2.5)}
     site = make_site([Op("Mul", ("x", "k"), ("z",))], inputs, ["z"], values={"k": np.array(2.5, np.float32)})
     check(tactic, site, inputs)
-    assert tactic._source(site, {"threads": 1})[0].inputs == (0,)
+    assert tactic.read(site).write({"threads": 1})[0].inputs == (0,)
 
 
 @needs_compiler
@@ -188,14 +190,14 @@ def test_refusals(tactic: CppPointwise, op: Op, reason: str) -> None:
     spec = TensorSpec("float32", (4, 6))
     body = Body(("x", "s"), ("z",), (op,))
     specs = {"x": spec, "s": TensorSpec("int64", (1,)), "z": TensorSpec("float32", (3, 8))}
-    assert tactic.why_not(Site(body, specs, frozenset(), {}, Target())) == reason
+    assert why_not(tactic, Site(body, specs, frozenset(), {}, Target())) == reason
 
 
 @needs_compiler
 def test_types_and_transposes_are_refused(tactic: CppPointwise) -> None:
     def why(dtype: str, *ops: Op) -> str | None:
         specs: dict[str, Any] = dict.fromkeys("xtz", TensorSpec(dtype, (4, 4)))
-        return tactic.why_not(Site(Body(("x",), ("z",), ops), specs, frozenset(), {}, Target()))
+        return why_not(tactic, Site(Body(("x",), ("z",), ops), specs, frozenset(), {}, Target()))
 
     assert why("complex64", Op("Neg", ("x",), ("z",))) == "dtype complex64 has no type in generated kernels"
     assert why("int32", Op("Exp", ("x",), ("z",))) == "Exp on int32, want a float"
@@ -207,7 +209,7 @@ def test_types_and_transposes_are_refused(tactic: CppPointwise) -> None:
 def test_names_do_not_change_the_source(tactic: CppPointwise) -> None:
     def source(x: str, y: str) -> str:
         inputs = {x: random(4, 4)}
-        return tactic._source(make_site([Op("Exp", (x,), (y,))], inputs, [y]), {"threads": 2})[1]
+        return tactic.read(make_site([Op("Exp", (x,), (y,))], inputs, [y])).write({"threads": 2})[1]
 
     assert source("x", "y") == source("layer0/in", "layer0/out")
 
@@ -217,10 +219,10 @@ def test_cache_is_filled_ahead_and_reused(tmp_path: Path) -> None:
     tactic = CppPointwise(cache_dir=tmp_path)
     inputs = {"x": random(5)}
     site = make_site([Op("Neg", ("x",), ("z",))], inputs, ["z"])
-    assert tactic.precompile([(site, {"threads": 1}), (site, {"threads": 1})]) == []
+    assert precompile(tactic, [(site, offered(tactic, site), {"threads": 1})] * 2) == []
     (library,) = tmp_path.glob("*.so")
     before = library.stat().st_ino
-    tactic.bind(site, {"threads": 1}, {})
+    offered(tactic, site).bind({"threads": 1}, {})
     assert [f.stat().st_ino for f in tmp_path.iterdir()] == [before]
 
 
@@ -246,7 +248,7 @@ def test_an_unwritable_cache_falls_back(tmp_path: Path) -> None:
 def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp, "find_compiler", lambda: None)
     site = make_site(chain(["Neg"]), {"x": random(5)}, ["o_Neg"])
-    assert CppPointwise().why_not(site) == "no C++ compiler found"
+    assert why_not(CppPointwise(), site) == "no C++ compiler found"
 
 
 @needs_compiler
@@ -254,7 +256,7 @@ def test_a_frozen_call_keeps_its_tensors_alive(tactic: CppPointwise) -> None:
     """Nobody else may hold the tensors behind its pointers; freed memory would be written to."""
     inputs = {"x": random(1024)}
     site = make_site(chain(["Relu"]), inputs, ["o_Relu"])
-    launch = tactic.bind(site, next(iter(tactic.configs(site))), {})
+    launch = offered(tactic, site).bind(offered(tactic, site).configs[0], {})
     output = torch.full((1024,), float("nan"))
     alive = weakref.ref(output)
     call = launch.frozen([inputs["x"]], [output])

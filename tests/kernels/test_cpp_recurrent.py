@@ -14,6 +14,7 @@ from cpp_cases import close, needs_compiler, random
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
@@ -70,10 +71,10 @@ def _floor(op: Op, given: dict[str, Tensor], dtype: torch.dtype) -> list[Tensor]
 def _run(cache_dir: Path, site: Site, given: dict[str, Tensor]) -> list[list[Tensor]]:
     """The outputs of every config."""
     tactic = CppRecurrent(cache_dir=cache_dir)
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     made = []
-    for config in tactic.configs(site):
-        launch = tactic.bind(site, config, {name: given[name] for name in site.weights})
+    for config in offered(tactic, site).configs:
+        launch = offered(tactic, site).bind(config, {name: given[name] for name in site.weights})
         outs = [torch.full(spec.shape, float("nan")) for spec in site.outputs]
         launch.frozen([given[name] for name in site.body.inputs], outs)()
         made.append(outs)
@@ -184,9 +185,9 @@ def test_outputs_that_nobody_reads(cache_dir: Path) -> None:
 def test_refusals() -> None:
     tactic = CppRecurrent()
     site, _ = _layer("LSTM", 4, 2, 5, 18)
-    assert "W is computed" in (tactic.why_not(replace(site, weights=frozenset({"r", "b"}))) or "")
+    assert "W is computed" in (why_not(tactic, replace(site, weights=frozenset({"r", "b"}))) or "")
     wide = {n: replace(s, dtype="float64") for n, s in site.specs.items()}
-    assert "want float32" in (tactic.why_not(replace(site, specs=wide)) or "")
+    assert "want float32" in (why_not(tactic, replace(site, specs=wide)) or "")
     odd, _ = _layer("RNN", 4, 2, 5, 18, activations=["Cosine"])
-    assert "activations Cosine" in (tactic.why_not(odd) or "")
-    assert "want cpu" in (tactic.why_not(replace(site, target=Target("cuda"))) or "")
+    assert "activations Cosine" in (why_not(tactic, odd) or "")
+    assert "want cpu" in (why_not(tactic, replace(site, target=Target("cuda"))) or "")

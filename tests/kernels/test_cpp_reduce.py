@@ -8,6 +8,7 @@ import pytest
 import torch
 from cpp_cases import check, make_site, needs_compiler, random
 
+from offers import why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.cpu.cpp import CppReduce
 
@@ -125,7 +126,7 @@ def test_nan_inf_and_nothing(tactic: CppReduce) -> None:
 def test_refusals(tactic: CppReduce) -> None:
     def why(shape: tuple[int, ...], *ops: Op) -> str | None:
         inputs = {"x": torch.zeros(shape)}
-        return tactic.why_not(make_site(ops, inputs, [ops[-1].outputs[0]]))
+        return why_not(tactic, make_site(ops, inputs, [ops[-1].outputs[0]]))
 
     assert why((4, 4), Op("Exp", ("x",), ("y",))) == "nothing is reduced"
     twice = Op("Softmax", ("x",), ("a",)), Op("Softmax", ("a",), ("y",), {"axis": 0})
@@ -137,4 +138,4 @@ def test_refusals(tactic: CppReduce) -> None:
     gpu = Site(
         Body(("x",), ("x",), ()), {"x": TensorSpec("float32", (1,))}, frozenset(), {}, Target("cuda", "sm_90")
     )
-    assert tactic.why_not(gpu) == "target is cuda:sm_90, want cpu"
+    assert why_not(tactic, gpu) == "target is cuda:sm_90, want cpu"

@@ -9,6 +9,7 @@ import torch
 from cpp_cases import dtype_name, empty, needs_compiler
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce, CppTactic
@@ -24,9 +25,9 @@ def require_the_same(kind: type[CppTactic], folder: Path, op: Op, *inputs: Tenso
     arrays = {n: t.numpy() for n, t in zip(op.inputs, inputs, strict=True) if n == "axes"}
     site = Site(Body(op.inputs, op.outputs, (op,)), specs, frozenset(), arrays, Target(threads=1))
     tactic = kind(cache_dir=folder / "cpp-special")
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     got = empty(specs[op.outputs[0]])
-    tactic.bind(site, next(iter(tactic.configs(site))), {}).call(list(inputs), [got])
+    offered(tactic, site).bind(offered(tactic, site).configs[0], {}).call(list(inputs), [got])
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
+from offers import offered, why_not
 from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.frontend.from_onnx import load
@@ -61,9 +62,9 @@ def bound(name: str) -> tuple[Launch, Site, list[torch.Tensor]]:
     inferred = inference.at(specs)
     site = make_site(program, program.regions[-1], inferred, Target("cpu", "x86_64", 1))
     tactic: Tactic = next(t for t in cpu_tactics(program.opset_imports) if t.name == name)
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     site_weights = {key: held[key] for key in site.weights}
-    launch = tactic.bind(site, next(iter(tactic.configs(site))), site_weights)
+    launch = offered(tactic, site).bind(offered(tactic, site).configs[0], site_weights)
     inputs = [held[n] if n in held else torch.zeros(site.specs[n].shape) for n in site.body.inputs]
     return launch, site, inputs
 

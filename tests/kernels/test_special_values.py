@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 from triton_cases import make_site, run_stages
 
+from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Op, Site, Target
 from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
@@ -40,9 +41,9 @@ def cpp(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(site: Site, inputs: Mapping[str, Tensor], reduces: bool) -> list[Tensor]:
         tactic = (CppReduce if reduces else CppPointwise)(cache_dir=cache)
-        assert tactic.why_not(site) is None
+        assert why_not(tactic, site) is None
         outputs = [empty(spec) for spec in site.outputs]
-        tactic.bind(site, next(iter(tactic.configs(site))), {}).call(list(inputs.values()), outputs)
+        offered(tactic, site).bind(offered(tactic, site).configs[0], {}).call(list(inputs.values()), outputs)
         return outputs
 
     return run
@@ -52,8 +53,8 @@ def cpp(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def triton() -> Run:
     def run(site: Site, inputs: Mapping[str, Tensor], reduces: bool) -> list[Tensor]:
         tactic = (TritonRows if reduces else TritonPointwise)()
-        assert tactic.why_not(site) is None
-        return run_stages(site, tactic.stages(site, next(iter(tactic.configs(site)))), inputs)
+        assert why_not(tactic, site) is None
+        return run_stages(site, stages_of(tactic, site, offered(tactic, site).configs[0]), inputs)
 
     return run
 

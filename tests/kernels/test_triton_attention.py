@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from offers import why_not
+
 # the kernels are made for the interpreter when their module is imported
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -21,6 +23,7 @@ from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import interpret
 from ridgeline.kernels.triton.worker import tool
+from ridgeline.tactics.cuda.own_kernels import arch_of
 from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     TritonAttention,
@@ -29,7 +32,7 @@ from ridgeline.tactics.cuda.triton_attention import (
     kernel_of,
     rank_blocks,
 )
-from ridgeline.tactics.read.attention import require_attention
+from ridgeline.tactics.read.attention import read_attention
 
 H, D = 2, 24
 MARGIN = 96  # elements of NaN on both sides of every tensor
@@ -79,11 +82,13 @@ def between_nans(tensor: Tensor) -> Tensor:
 
 def run(site: Site, tensors, blocks: Blocks = SMALL) -> Tensor:
     """Interpret the kernel; nothing around the output may be written."""
-    attention = require_attention(site)
+    attention = read_attention(site)
     out = between_nans(torch.full(site.outputs[0].shape, math.nan, dtype=getattr(torch, attention.dtype)))
     inputs = [between_nans(tensors[name]) for name in site.body.inputs]
     interpret(
-        kernel_of(site, blocks.config()), grid_of(attention, blocks), arguments(attention, inputs, [out])
+        kernel_of(attention, blocks, arch_of(site)),
+        grid_of(attention, blocks),
+        arguments(attention, inputs, [out]),
     )
     whole = torch.as_strided(out, (out.numel() + 2 * MARGIN,), (1,), 0)
     assert whole[:MARGIN].isnan().all()
@@ -92,25 +97,23 @@ def run(site: Site, tensors, blocks: Blocks = SMALL) -> Tensor:
 
 
 def check(site: Site, *, blocks: Blocks = SMALL, mask: Tensor | None = None) -> Tensor:
-    assert TritonAttention().why_not(site) is None
-    attention = require_attention(site)
+    assert why_not(TritonAttention(), site) is None
+    attention = read_attention(site)
     dtype = getattr(torch, attention.dtype)
     tensors = {name: torch.randn(site.specs[name].shape).to(dtype) for name in site.body.inputs}
     if mask is not None:
         tensors["m"] = mask if mask.dtype == torch.bool else mask.to(dtype)
     got = run(site, tensors, blocks)
-    operands = attention.bind_views()([tensors[name] for name in site.body.inputs])
-    view_out = attention.bind_result(site)
-    exact, narrow = (
-        view_out(
-            attention_ref(
-                *(x.to(kind) if x is not None and x.is_floating_point() else x for x in operands),
-                scale=attention.scale, is_causal=attention.is_causal,
-            ),
-            [tensors[name] for name in site.body.inputs],
-        ).double()
-        for kind in (torch.float64, dtype)
-    )  # fmt: skip
+    inputs = [tensors[name] for name in site.body.inputs]
+
+    def reference(kind: torch.dtype) -> Tensor:
+        def attend(*operands: Tensor | None) -> Tensor:
+            cast = (x.to(kind) if x is not None and x.is_floating_point() else x for x in operands)
+            return attention_ref(*cast, scale=attention.scale, is_causal=attention.is_causal)
+
+        return attention.bind_call(attend)(inputs, ())[0].double()
+
+    exact, narrow = reference(torch.float64), reference(dtype)
     allowed = 2 * (narrow - exact).abs().max() + 2 * EPSILON[attention.dtype] * exact.abs().max()
     off = (got.double() - exact).abs().max()
     assert off <= allowed, f"off by {off:.3g}, allowed {allowed:.3g}"
@@ -145,7 +148,7 @@ def test_head_widths(widths):
 @pytest.mark.parametrize("is_causal", [0, 1])
 def test_lengths_that_are_arguments(is_causal):
     site = apart(1, 20, 300, heads=1, kv_heads=1, dtype=FP32, is_causal=is_causal)
-    assert dict(kernel_of(site, SMALL.config()).signature)["T"] == "i32"
+    assert dict(kernel_of(read_attention(site), SMALL, 90).signature)["T"] == "i32"
     check(site, blocks=Blocks(16, 128, 4, 2))
 
 
@@ -185,7 +188,7 @@ def test_keys_that_come_transposed():
         Op("Transpose", ("kt",), ("k",), {"perm": (0, 1, 3, 2)}),
         Op("Attention", ("q", "k", "v"), ("a",)),
         Op("Transpose", ("a",), ("t",), {"perm": (0, 2, 1, 3)}),
-        Op("Reshape", ("t", "s"), ("y",)),
+        Op("Reshape", ("t",), ("y",)),
     ]
     inputs = {"q": (1, H, 20, D), "kt": (1, H, D, 40), "v": (1, H, 40, D)}
     made = {"k": (1, H, 40, D), "a": (1, H, 20, D), "t": (1, 20, H, D), "y": (1, 20, H * D)}
@@ -199,7 +202,7 @@ def test_rows_that_are_not_aligned():
     body = Body(("x", "k", "v"), ("y",), ops, {n: torch.tensor(v).numpy() for n, v in constants.items()})
     specs = {**site.specs, "x": TensorSpec(FP16, (1, H, 20, 13))}
     moved = Site(body, specs, frozenset(), {}, site.target)
-    kernel = kernel_of(moved, SMALL.config())
+    kernel = kernel_of(read_attention(moved), SMALL, arch_of(moved))
     assert kernel.unaligned == ("q_ptr",)
     assert dict(kernel.constants)["UNIT"] == 4  # 20 rows of 13 elements
     check(moved)
@@ -208,9 +211,9 @@ def test_rows_that_are_not_aligned():
 def machine_code(sites, *, shapes=1) -> list[tuple[Blocks, Compiled, str]]:
     """The best shapes of each site, compiled, with their instructions."""
     arch = sites[0].target.arch
-    number = int(arch.removeprefix("sm_"))
-    jobs = [(s, b) for s in sites for b in rank_blocks(require_attention(s), number)[:shapes]]
-    made = compile_kernels([kernel_of(site, blocks.config()) for site, blocks in jobs], arch, jobs=2)
+    number = arch_of(sites[0])
+    jobs = [(a, b) for a in map(read_attention, sites) for b in rank_blocks(a, number)[:shapes]]
+    made = compile_kernels([kernel_of(*job, number) for job in jobs], arch, jobs=2)
     found = []
     for (_, blocks), compiled in zip(jobs, made, strict=True):
         assert isinstance(compiled, Compiled), compiled

@@ -16,6 +16,7 @@ from product_cases import (
     run_twice,
 )
 
+from offers import offered, why_not
 from ridgeline.kernels.triton.products import Block, Depthwise, pack_depthwise
 from ridgeline.kernels.triton.ranking import rank_depthwise
 from ridgeline.tactics.cuda.triton_conv import TritonDepthwise
@@ -74,9 +75,9 @@ def test_tactic(attrs: dict) -> None:
     }
     ops = [op("Conv", "x w b", "c", group=16, **attrs), op("Relu", "c", "y")]
     site, values = make_site(tensors, ops, weights="w b", channels_last="x c y")
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     magnitude = make_site({n: t.abs() for n, t in tensors.items()}, ops)[1]["y"]
-    configs = list(tactic.configs(site))
+    configs = offered(tactic, site).configs
     for config in (configs[0], configs[-1]):
         require_close(run_tactic(tactic, site, config, tensors), values["y"], magnitude, terms=9)
 
@@ -84,10 +85,10 @@ def test_tactic(attrs: dict) -> None:
 def test_refuses() -> None:
     tensors = {"x": random(1, 16, 5, 5, dtype=HALF), "w": random(16, 1, 3, 3, dtype=HALF)}
     ops = [op("Conv", "x w", "y", group=16)]
-    assert "do not lie together" in str(TritonDepthwise().why_not(make_site(tensors, ops, weights="w")[0]))
+    assert "do not lie together" in str(why_not(TritonDepthwise(), make_site(tensors, ops, weights="w")[0]))
     tensors["w"] = random(32, 1, 3, 3, dtype=HALF)
     site, _ = make_site(tensors, ops, weights="w", channels_last="x y")
-    assert "16 groups of 16 channels into 32" in str(TritonDepthwise().why_not(site))
+    assert "16 groups of 16 channels into 32" in str(why_not(TritonDepthwise(), site))
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])

@@ -17,6 +17,7 @@ from product_cases import (
     run_twice,
 )
 
+from offers import offered, why_not
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Target
 from ridgeline.kernels.triton.gemm import gemm_ref
@@ -111,9 +112,9 @@ def test_packed_rows_start_on_a_boundary_and_need_no_copy_where_they_do() -> Non
 def test_tactic(shapes: dict, ops: list, tactic: TritonGemm) -> None:
     tensors = {name: random(*shape, dtype=HALF) for name, shape in shapes.items()}
     site, values = make_site(tensors, ops, weights="w b")
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     magnitude = make_site({n: t.abs() for n, t in tensors.items()}, ops)[1]["y"]
-    configs = list(tactic.configs(site))
+    configs = offered(tactic, site).configs
     for config in (configs[0], configs[-1]):
         y = run_tactic(tactic, site, config, tensors)
         require_close(y, values["y"], magnitude, terms=shapes["x"][-1])
@@ -125,7 +126,7 @@ def test_a_larger_batch_than_planned_has_all_its_rows() -> None:
         {"x": random(2, 40, dtype=HALF), "w": random(40, 24, dtype=HALF)}, [op("MatMul", "x w", "y")],
         weights="w",
     )  # fmt: skip
-    config = next(iter(TritonGemv().configs(planned)))
+    config = offered(TritonGemv(), planned).configs[0]
     tensors = {"x": random(7, 40, dtype=HALF), "w": random(40, 24, dtype=HALF)}
     site, values = make_site(tensors, [op("MatMul", "x w", "y")], weights="w")
     y = run_tactic(TritonGemv(), site, config, tensors)
@@ -136,11 +137,13 @@ def test_a_larger_batch_than_planned_has_all_its_rows() -> None:
 def test_splits_where_tiles_are_few() -> None:
     tensors = {"x": random(8, 2048, dtype=HALF), "w": random(2048, 32, dtype=HALF)}
     site, values = make_site(tensors, [op("MatMul", "x w", "y")], weights="w")
-    config = next(c for c in TritonGemm().configs(site) if c["split"] > 1)
+    config = next(c for c in offered(TritonGemm(), site).configs if c["split"] > 1)
     y = run_tactic(TritonGemm(), site, config, tensors)
     magnitude = tensors["x"].double().abs() @ tensors["w"].double().abs()
     require_close(y, values["y"], magnitude, terms=2048)
-    operands = TritonGemm().operands(site, config, {"w": tensors["w"]}, device="cpu")
+    found = TritonGemm().product(site)
+    cut = TritonGemm().cut_of(found.reading.problem, config)
+    operands = found.operands(cut, {"w": tensors["w"]}, device="cpu")
     parts, counters = operands.problem.scratch(operands.cut, "cpu")
     assert operands.problem.scratch_bytes(operands.cut) == parts.nbytes + counters.nbytes
 
@@ -162,7 +165,7 @@ def test_splits_where_tiles_are_few() -> None:
 def test_refuses(shapes: dict, ops: list, tactic: TritonGemm, reason: str) -> None:
     tensors = {name: random(*shape, dtype=HALF) for name, shape in shapes.items()}
     site, _ = make_site(tensors, ops, weights="w b")
-    assert reason in str(tactic.why_not(site))
+    assert reason in str(why_not(tactic, site))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_refuses(shapes: dict, ops: list, tactic: TritonGemm, reason: str) -> No
 def test_refuses_the_machine_or_the_type(dtype: torch.dtype, target: Target, reason: str) -> None:
     tensors = {"x": random(4, 16, dtype=dtype), "w": random(16, 8, dtype=dtype)}
     site, _ = make_site(tensors, [op("MatMul", "x w", "y")], weights="w", target=target)
-    assert reason in str(TritonGemm().why_not(site))
+    assert reason in str(why_not(TritonGemm(), site))
 
 
 # ranking and machine code

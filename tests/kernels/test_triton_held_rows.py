@@ -10,6 +10,7 @@ import torch
 from cpp_cases import random
 from triton_cases import check, interpret_together, machine_code, make_site, run_stages, without_pdl
 
+from offers import offered, stages_of
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import Compiled
@@ -61,7 +62,7 @@ def test_half_precision_in_two_passes() -> None:
     site = make_site(ops, inputs, ["y"])
     check(TACTIC, site, inputs, [ALONE])
     with pytest.raises(Refusal, match="a shared row takes one pass"):
-        TACTIC.stages(site, SHARED)
+        stages_of(TACTIC, site, SHARED)
 
 
 def test_a_part_that_looks_absent_is_told_all_the_same() -> None:
@@ -80,7 +81,7 @@ def test_launch_after_launch() -> None:
     """Two sets of words in turn: one is told with, the other cleared; tickets begin anew after both."""
     inputs = {"x": random(2, 48)}
     site = make_site([OPS["Softmax"]], inputs, ["y"])
-    stages = TACTIC.stages(site, SHARED)
+    stages = stages_of(TACTIC, site, SHARED)
     (stage,) = stages.launches
     (want,) = run_stages(site, stages, inputs)
     words, y = torch.zeros(stages.word_items, dtype=torch.int32), torch.empty(2, 48)
@@ -100,45 +101,45 @@ def test_launch_after_launch() -> None:
 def test_refusals() -> None:
     site = make_site([OPS["Softmax"]], {"x": torch.zeros(4, 2048)}, ["y"])
     with pytest.raises(Refusal, match="2048 columns in 2 pieces of 4 tiles of 64"):
-        TACTIC.stages(site, cut(64, 4, 2))
+        stages_of(TACTIC, site, cut(64, 4, 2))
     with pytest.raises(Refusal, match="64 to a row, want at most 32"):
-        TACTIC.stages(site, cut(16, 2, 64))
+        stages_of(TACTIC, site, cut(16, 2, 64))
     tail = make_site([Op("Softmax", ("x",), ("y",), {"axis": 0})], {"x": torch.zeros(64, 4)}, ["y"])
     with pytest.raises(Refusal, match="columns lie side by side"):
-        TACTIC.stages(tail, cut(64, 1, 1))
+        stages_of(TACTIC, tail, cut(64, 1, 1))
 
 
 def test_what_is_stated_of_memory() -> None:
     """Words count as scratch; an output of the row may not lie where other programs of it still read."""
     long = long_site("Softmax", 65536, rows=300)
-    shared = next(config for config in TACTIC.configs(long) if config["held"])
+    shared = next(config for config in offered(TACTIC, long).configs if config["held"])
     states = 2
-    assert TACTIC.footprint(long, shared).scratch_bytes == 4 * (
+    assert offered(TACTIC, long).footprint(shared).scratch_bytes == 4 * (
         FIRST_WORD + 2 * states * 300 * int(shared["splits"])
     )
-    assert TACTIC.footprint(long, shared).in_place
+    assert offered(TACTIC, long).footprint(shared).in_place
     inputs = {"x": torch.zeros(2, 48), "m": torch.zeros(2)}
     axes = {"a": torch.tensor([1]).numpy()}
     ops = [Op("ReduceMax", ("x", "a"), ("t",), {"keepdims": 0}), Op("Add", ("t", "m"), ("y",))]
     narrow = make_site(ops, inputs, ["y"], constants=axes)
-    assert TACTIC.footprint(narrow, ALONE).in_place
-    assert not TACTIC.footprint(narrow, SHARED).in_place
+    assert offered(TACTIC, narrow).footprint(ALONE).in_place
+    assert not offered(TACTIC, narrow).footprint(SHARED).in_place
 
 
 def test_offered_where_rows_are_long() -> None:
-    def offered(columns: int, rows: int) -> list[tuple[int, int]]:
-        configs = TACTIC.configs(long_site("Softmax", columns, rows=rows))
+    def pieces(columns: int, rows: int) -> list[tuple[int, int]]:
+        configs = offered(TACTIC, long_site("Softmax", columns, rows=rows)).configs
         return [(int(c["splits"]), int(c["held"]) * int(c["cols"])) for c in configs if c["held"]]
 
-    assert offered(8192, 4096) == []
-    assert offered(32768, 4096) == [(1, 32768), (1, 32768), (2, 16384)]
-    assert offered(65536, 300) == [(8, 8192), (4, 16384), (2, 32768), (8, 8192), (8, 8192), (2, 32768)]
-    assert offered(262144, 300) == [
+    assert pieces(8192, 4096) == []
+    assert pieces(32768, 4096) == [(1, 32768), (1, 32768), (2, 16384)]
+    assert pieces(65536, 300) == [(8, 8192), (4, 16384), (2, 32768), (8, 8192), (8, 8192), (2, 32768)]
+    assert pieces(262144, 300) == [
         *((32, 8192), (16, 16384), (8, 32768)),
         *((32, 8192), (32, 8192), (8, 32768)),
     ]
-    assert offered(65536, 1) == [(32, 2048)]
-    assert offered(2**20, 1) == [(32, 32768)]
+    assert pieces(65536, 1) == [(32, 2048)]
+    assert pieces(2**20, 1) == [(32, 32768)]
 
 
 def long_site(name: str, columns: int, *, rows: int) -> Site:
@@ -153,8 +154,8 @@ def test_machine_code(name: str) -> None:
     """No spills, 16 bytes an access, at least two programs to a processor, which keep 64 KiB and more."""
     for columns, rows in ((32768, 4096), (262144, 300), (65536, 7)):
         site = long_site(name, columns, rows=rows)
-        config = next(c for c in TACTIC.configs(site) if c["held"])
-        ((compiled, code),) = machine_code(TACTIC.stages(site, config))
+        config = next(c for c in offered(TACTIC, site).configs if c["held"])
+        ((compiled, code),) = machine_code(stages_of(TACTIC, site, config))
         assert compiled.spills == 0
         assert "LDG.E.128" in code
         assert "STG.E.128" in code
@@ -174,7 +175,7 @@ def test_the_wait_in_machine_code(splits: int) -> None:
     """Parts are told with strong writes; the loop loads them anew, past L1, and holds no barrier."""
     site = long_site("Softmax", splits * 2048, rows=64)
     config = {**cut(1024, 2, splits), "warps": 4}
-    ((_, code),) = machine_code(TACTIC.stages(site, config))
+    ((_, code),) = machine_code(stages_of(TACTIC, site, config))
     assert len(re.findall(r"ATOMG\S*EXCH\S*STRONG\.GPU", code)) == 2
     waiting = [body for body in loops(code) if re.search(r"LDG\S*\.STRONG", body)]
     assert len(waiting) == 1

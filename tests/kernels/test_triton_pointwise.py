@@ -8,6 +8,7 @@ import torch
 from cpp_cases import random
 from triton_cases import AMPERE, GPU, check, machine_code, make_site
 
+from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Op, Target
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
@@ -111,7 +112,7 @@ def test_channels_last(is_mixed: bool) -> None:
         last.append("r")
     ops = [Op("Mul", ("x", "s"), ("a",)), Op("Add", ("a", "r"), ("d",)), Op("Relu", ("d",), ("z",))]
     site = make_site(ops, inputs, ["z"], last=last, weights=["s"])
-    assert any(config["height"] for config in TACTIC.configs(site)) == is_mixed
+    assert any(config["height"] for config in offered(TACTIC, site).configs) == is_mixed
     check(TACTIC, site, inputs)
 
 
@@ -206,7 +207,7 @@ def test_an_index_outside_stays_inside() -> None:
     """The floor refuses it; on a GPU a wild read would end the process."""
     inputs = {"t": random(4, 3), "i": torch.tensor([1, 3])}
     site = make_site([Op("Gather", ("t", "i"), ("z",))], inputs, ["z"])
-    text = TACTIC.stages(site, next(iter(TACTIC.configs(site)))).launches[0].kernel.text
+    text = stages_of(TACTIC, site, offered(TACTIC, site).configs[0]).launches[0].kernel.text
     assert "rl_place(" in text
 
 
@@ -215,7 +216,7 @@ def test_other_batch_is_the_same_kernel() -> None:
         inputs = {"x": random(batch, 197, 64), "b": random(64)}
         ops = [Op("Add", ("x", "b"), ("y",)), Op("Gelu", ("y",), ("z",))]
         site = make_site(ops, inputs, ["z"])
-        return [TACTIC.stages(site, {"width": 512, "warps": 4, "height": 0}).launches[0].kernel.digest]
+        return [stages_of(TACTIC, site, {"width": 512, "warps": 4, "height": 0}).launches[0].kernel.digest]
 
     assert kernels(2) == kernels(3)
 
@@ -223,15 +224,16 @@ def test_other_batch_is_the_same_kernel() -> None:
 def test_refusals() -> None:
     x = {"x": torch.zeros(4, 6)}
     site = make_site([Op("Exp", ("x",), ("z",))], x, ["z"], target=Target())
-    assert TACTIC.why_not(site) == "target is cpu, want cuda"
+    assert why_not(TACTIC, site) == "target is cpu, want cuda"
     assert (
-        TACTIC.why_not(make_site([Op("Softmax", ("x",), ("z",))], x, ["z"])) == "op Softmax is not pointwise"
+        why_not(TACTIC, make_site([Op("Softmax", ("x",), ("z",))], x, ["z"])) == "op Softmax is not pointwise"
     )
     cumulative = make_site([Op("CumSum", ("x", "a"), ("z",))], x, ["z"], constants={"a": np.array(0)})
-    assert TACTIC.why_not(cumulative) == "op CumSum is neither pointwise nor a reduction known here"
+    assert why_not(TACTIC, cumulative) == "op CumSum is neither pointwise nor a reduction known here"
     twice = [Op("Transpose", ("x",), ("t",), {"perm": (1, 0)}), Op("Add", ("x", "t"), ("z",))]
     assert (
-        TACTIC.why_not(make_site(twice, {"x": torch.zeros(4, 4)}, ["z"])) == "a value meets its own transpose"
+        why_not(TACTIC, make_site(twice, {"x": torch.zeros(4, 4)}, ["z"]))
+        == "a value meets its own transpose"
     )
 
 
@@ -245,7 +247,7 @@ def test_machine_code_is_wide_and_does_not_spill(target: Target) -> None:
     }
     ops = [Op("Add", ("x", "b"), ("y",)), Op("Gelu", ("y",), ("g",)), Op("Add", ("g", "r"), ("z",))]
     site = make_site(ops, inputs, ["z"], weights=["b"], target=target)
-    stages = TACTIC.stages(site, {"width": 1024, "warps": 4, "height": 0})
+    stages = stages_of(TACTIC, site, {"width": 1024, "warps": 4, "height": 0})
     ((compiled, code),) = machine_code(stages, target.arch)
     assert compiled.spills == 0
     assert code.count("LDG.E.128") == 3
@@ -256,7 +258,7 @@ def test_machine_code_is_wide_and_does_not_spill(target: Target) -> None:
 def test_machine_code_of_a_transpose_is_wide_on_both_sides() -> None:
     inputs = {"x": random(2, 64, 16, 16, dtype=torch.float16)}
     site = make_site([Op("Relu", ("x",), ("z",))], inputs, ["z"], last=["z"])
-    ((compiled, code),) = machine_code(TACTIC.stages(site, {"width": 64, "warps": 4, "height": 64}))
+    ((compiled, code),) = machine_code(stages_of(TACTIC, site, {"width": 64, "warps": 4, "height": 64}))
     assert compiled.spills == 0
     assert "LDG.E.128" in code
     assert "STG.E.128" in code
@@ -269,5 +271,5 @@ def test_machine_code_of_sines_and_powers_does_not_spill() -> None:
         Op("Mish", ("p",), ("z",)),
     ]  # fmt: skip
     site = make_site(ops, inputs, ["z"])
-    for compiled, _ in machine_code(TACTIC.stages(site, {"width": 512, "warps": 4, "height": 0})):
+    for compiled, _ in machine_code(stages_of(TACTIC, site, {"width": 512, "warps": 4, "height": 0})):
         assert compiled.spills == 0

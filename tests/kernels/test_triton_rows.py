@@ -7,6 +7,7 @@ import torch
 from cpp_cases import random
 from triton_cases import check, machine_code, make_site
 
+from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Config, Op
 from ridgeline.tactics.cuda.triton_codegen import TritonRows
 
@@ -166,7 +167,7 @@ def test_mean_of_large_numbers_keeps_its_spread() -> None:
 
 def test_refusals() -> None:
     def why(shape: tuple[int, ...], *ops: Op) -> str | None:
-        return TACTIC.why_not(make_site(ops, {"x": torch.zeros(shape)}, [ops[-1].outputs[0]]))
+        return why_not(TACTIC, make_site(ops, {"x": torch.zeros(shape)}, [ops[-1].outputs[0]]))
 
     assert why((4, 4), Op("Exp", ("x",), ("y",))) == "nothing is reduced"
     twice = Op("Softmax", ("x",), ("a",)), Op("Softmax", ("a",), ("y",), {"axis": 0})
@@ -186,8 +187,8 @@ def test_machine_code_of_whole_rows(name: str, cols: int) -> None:
     operands = ("x", "g", "b") if name == "LayerNormalization" else ("x",)
     inputs = {n: t for n, t in inputs.items() if n in operands}
     site = make_site([Op(name, operands, ("y",))], inputs, ["y"], weights=operands[1:])
-    whole = next(config for config in TACTIC.configs(site) if config["whole"])
-    ((compiled, code),) = machine_code(TACTIC.stages(site, whole))
+    whole = next(config for config in offered(TACTIC, site).configs if config["whole"])
+    ((compiled, code),) = machine_code(stages_of(TACTIC, site, whole))
     assert compiled.spills == 0
     assert "LDG.E.128" in code
     assert "STG.E.128" in code
@@ -196,9 +197,9 @@ def test_machine_code_of_whole_rows(name: str, cols: int) -> None:
 def test_machine_code_of_loops_and_split_rows() -> None:
     inputs = {"x": random(4, 70000, dtype=torch.float16)}
     site = make_site([Op("Softmax", ("x",), ("y",))], inputs, ["y"])
-    configs = [config for config in TACTIC.configs(site) if not config["held"]]
+    configs = [config for config in offered(TACTIC, site).configs if not config["held"]]
     for config in configs:
-        for compiled, code in machine_code(TACTIC.stages(site, config)):
+        for compiled, code in machine_code(stages_of(TACTIC, site, config)):
             assert compiled.spills == 0
             assert "LDG.E.128" in code
     assert len({config["splits"] for config in configs}) == 2

@@ -20,11 +20,12 @@ from product_cases import make_site as product_site
 from product_cases import op
 from triton_cases import GPU, make_site
 
+from offers import offered, stages_of
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cuda.triton_attention import TritonAttention
-from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows, TritonTactic
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 
@@ -123,11 +124,11 @@ CASES: dict[str, tuple[Tactic, Site]] = {
 
 def kernels_of(tactic: Tactic, site: Site) -> list[tuple[Kernel, frozenset[str]]]:
     """Of the first and the last config, each with the arguments that are constants."""
-    configs = list(tactic.configs(site))
+    configs = offered(tactic, site).configs
     made = []
     for config in configs[:: max(1, len(configs) - 1)]:
-        if isinstance(tactic, TritonTactic):
-            stages = tactic.stages(site, config)
+        if isinstance(tactic, GeneratedTactic):
+            stages = stages_of(tactic, site, config)
             slots = stages.pointers.inputs
             count = len(slots) + len(stages.pointers.extras)
             fixed = [
@@ -138,7 +139,7 @@ def kernels_of(tactic: Tactic, site: Site) -> list[tuple[Kernel, frozenset[str]]
             fixed += stages.pointers.names[len(slots) : count]
             made += [(stage.kernel, frozenset(fixed)) for stage in stages.launches]
         else:
-            (kernel,) = tactic.kernels(site, config)  # type: ignore[attr-defined]
+            (kernel,) = offered(tactic, site).kernels(config)
             made.append((kernel, frozenset({"w_ptr"} if "w" in site.weights else ())))
     return made
 

@@ -20,13 +20,14 @@ import torch
 from cpp_cases import close, dtype_name, empty
 from torch import Tensor
 
+from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.cuda.triton_codegen import TritonTactic
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -128,14 +129,14 @@ def without_pdl(kernel: Kernel) -> Kernel:
 
 
 def check(
-    tactic: TritonTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
+    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
 ) -> None:
     """Some configs against float64, within twice the error of the floor at the dtype."""
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     plain = evaluate(site.body, inputs)
     exact = evaluate(site.body, {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()})
-    for config in configs or tactic.configs(site):
-        outputs = run_stages(site, tactic.stages(site, config), inputs)
+    for config in configs or offered(tactic, site).configs:
+        outputs = run_stages(site, stages_of(tactic, site, config), inputs)
         for name, got in zip(site.body.outputs, outputs, strict=True):
             close(got, plain[name], exact[name])
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 
@@ -144,23 +145,23 @@ MEANING: dict[str, Any] = {
     "Gelu": lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
     "Transpose": lambda x, *, perm: x.permute(perm),
     "Reshape": lambda x, *, to: x.reshape(to),
-    "ReduceMax": lambda x, *, axis: x.amax(axis, keepdim=True),
+    "ReduceMax": lambda x: x.amax(tuple(range(x.dim())), keepdim=True),
 }
 
 
 def check(tactic: Tactic, site: Site, tensors: Mapping[str, Tensor]) -> list[Config]:
     """Every config of the tactic, called twice and frozen, against the body in float64; the configs tried."""
-    assert tactic.why_not(site) is None
+    assert why_not(tactic, site) is None
     wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
     exact, narrow = run_body(site.body, wide), run_body(site.body, tensors)
     weights = {name: tensors[name] for name in site.weights}
     inputs = [tensors[name] for name in site.body.inputs]
     before = [t.clone() for t in inputs]
-    configs = list(tactic.configs(site))
+    configs = offered(tactic, site).configs
     assert configs
     with torch.inference_mode():
         for config in configs:
-            launch = tactic.bind(site, config, weights)
+            launch = offered(tactic, site).bind(config, weights)
             outs = [torch.empty_strided(s.shape, s.strides).fill_(math.nan) for s in site.outputs]
             if launch.writes_out:
                 frozen = launch.frozen(inputs, outs)

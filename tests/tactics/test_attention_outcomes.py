@@ -6,6 +6,8 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 
+from offers import offered, why_not
+
 # the kernel is made for the interpreter when its module is imported
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -26,7 +28,7 @@ from ridgeline.tactics.cuda.triton_attention import (
     kernel_of,
     rank_blocks,
 )
-from ridgeline.tactics.read.attention import require_attention
+from ridgeline.tactics.read.attention import read_attention
 
 B, H, S, T, D = 2, 2, 5, 7, 8
 NAN = math.nan
@@ -69,16 +71,16 @@ def results(
     site = site_of(attrs, mask, is_guarded=guard is not None, keys=keys, target=Target())
     tactics: list[Tactic] = [Sdpa(), AttentionBmm()]
     for tactic in tactics:
-        for config in tactic.configs(site) if tactic.why_not(site) is None else ():
-            yield f"{tactic.name} {config}", tactic.bind(site, config, {}).call(given, [])[0]
+        for config in offered(tactic, site).configs if why_not(tactic, site) is None else ():
+            yield f"{tactic.name} {config}", offered(tactic, site).bind(config, {}).call(given, [])[0]
     gpu = site_of(attrs, mask, is_guarded=guard is not None, keys=keys, target=Target("cuda", "sm_80"))
-    assert TritonAttention().why_not(gpu) is None
-    attention = require_attention(gpu)
+    assert why_not(TritonAttention(), gpu) is None
+    attention = read_attention(gpu)
     blocks = rank_blocks(attention, 80)[0]
     out = torch.full((B, H, S, D), 77.0)
     args = arguments(attention, given, [out])
     with np.errstate(all="ignore"):
-        interpret(kernel_of(gpu, blocks.config()), grid_of(attention, blocks), args)
+        interpret(kernel_of(attention, blocks, 80), grid_of(attention, blocks), args)
     yield "triton", out
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from offers import offered, why_not
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cpu.sdpa import Sdpa
 from ridgeline.tactics.cuda.sdpa import CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import TritonAttention
-from ridgeline.tactics.read.attention import read_attention, require_attention
+from ridgeline.tactics.read.attention import read_attention
 
 B, S, H, D = 2, 7, 3, 8
 C = H * D
@@ -77,7 +80,7 @@ def packed_region(**kwargs):
 @pytest.mark.parametrize("make", [split_region, sliced_region, packed_region])
 def test_operands_are_places_in_the_merged_projection(make):
     site, tensors = make()
-    attention = require_attention(site)
+    attention = read_attention(site)
     x = tensors["x"]
     inputs = [tensors[name] for name in site.body.inputs]
     for operand, part in zip(attention.operands, x.chunk(3, -1), strict=True):
@@ -103,8 +106,8 @@ def test_libraries_compute_regions_with_a_split(make, tactic, target):
 
 
 def agree(tactic, config, site: Site, tensors) -> Tensor:
-    assert tactic.why_not(site) is None
-    launch = tactic.bind(site, config, {})
+    assert why_not(tactic, site) is None
+    launch = offered(tactic, site).bind(config, {})
     constants = {name: torch.from_numpy(array) for name, array in site.body.constants.items()}
     wide = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
     exact, narrow = (compute(site.body.ops, {**given, **constants})["y"] for given in (wide, tensors))
@@ -133,30 +136,30 @@ def test_cuda_sdpa_gives_zeros_where_no_key_is_seen(kind, is_causal):
 
 
 def test_cuda_sdpa_offers_what_may_have_a_plan():
-    def offered(site, dtype="float16"):
+    def backends(site, dtype="float16"):
         specs = {n: TensorSpec(dtype, s.shape) if s.is_float else s for n, s in site.specs.items()}
         site = Site(site.body, specs, site.weights, site.values, site.target)
-        return [config["backend"] for config in CudaSdpa().configs(site)]
+        return [config["backend"] for config in offered(CudaSdpa(), site).configs]
 
     site, _ = split_region()
-    assert offered(site) == ["cudnn", "flash", "efficient", "math"]
-    assert offered(site, "float32") == ["efficient", "math"]
-    assert offered(site, "float64") == ["math"]
-    assert offered(masked(torch.zeros(S, S))[0]) == ["cudnn", "efficient", "math"]
+    assert backends(site) == ["cudnn", "flash", "efficient", "math"]
+    assert backends(site, "float32") == ["efficient", "math"]
+    assert backends(site, "float64") == ["math"]
+    assert backends(masked(torch.zeros(S, S))[0]) == ["cudnn", "efficient", "math"]
     lopsided = Op("Attention", ("q", "k", "v"), ("y",), {**HEADS, "is_causal": 1})
     site, _ = region([lopsided], {"q": (B, S, C), "k": (B, S + 1, C), "v": (B, S + 1, C)})
-    assert offered(site) == ["efficient", "math"]
+    assert backends(site) == ["efficient", "math"]
 
 
 def test_a_backend_without_a_plan_says_why():
     site, tensors = split_region()
-    launch = CudaSdpa().bind(site, {"backend": "cudnn"}, {})
+    launch = offered(CudaSdpa(), site).bind({"backend": "cudnn"}, {})
     with pytest.raises(UnsupportedError, match=r"torch's cudnn attention: .*No viable backend"):
         launch.call([tensors["x"]], ())
 
 
 def test_mask_is_spread_by_strides_alone():
-    attention = require_attention(masked(torch.zeros(H, 1, S))[0])
+    attention = read_attention(masked(torch.zeros(H, 1, S))[0])
     assert attention.mask is not None
     assert attention.mask.place is not None
     assert attention.mask.place.strides == (0, S, 0, 1)
@@ -175,7 +178,8 @@ def test_mask_is_spread_by_strides_alone():
 def test_masks_that_are_refused(mask, reason):
     site, _ = masked(torch.zeros(S, S))
     specs = {**site.specs, "m": TensorSpec(str(mask.dtype).removeprefix("torch."), tuple(mask.shape))}
-    assert read_attention(Site(site.body, specs, site.weights, site.values, site.target)) == reason
+    with pytest.raises(Refusal, match=re.escape(reason)):
+        read_attention(Site(site.body, specs, site.weights, site.values, site.target))
 
 
 def test_views_that_move_elements_are_refused_by_the_kernel_alone():
@@ -188,31 +192,31 @@ def test_views_that_move_elements_are_refused_by_the_kernel_alone():
     inputs = {"x": (B, C, S), "k": (B, S, C), "v": (B, S, C)}
     constants = {"flat": [B, C * S], "back": [B, S, C]}
     site, tensors = region(ops, inputs, constants=constants)
-    assert TritonAttention().why_not(site) == "the views that make q move its elements"
+    assert why_not(TritonAttention(), site) == "the views that make q move its elements"
     agree(CudaSdpa(), {"backend": "math"}, site, tensors)
 
 
 def test_what_else_is_refused():
     op = Op("Attention", ("q", "k", "v"), ("y",), {**HEADS, "left_window_size": 2})
     site, _ = region([op], dict.fromkeys("qkv", (B, S, C)))
-    assert read_attention(site) == "a query sees a window of keys only"
+    assert why_not(CudaSdpa(), site) == "a query sees a window of keys only"
     site, _ = sliced_region()
     unknown = Site(site.body, site.specs, site.weights, {}, site.target)
-    assert read_attention(unknown) == "Slice feeds the Attention inside the region"
+    assert why_not(CudaSdpa(), unknown) == "Slice feeds the Attention inside the region"
     every_second, _ = sliced_region(step=2)
-    assert read_attention(every_second) == "Slice feeds the Attention inside the region"
+    assert why_not(CudaSdpa(), every_second) == "Slice feeds the Attention inside the region"
     site, _ = split_region(target=Target("cpu"))
-    assert TritonAttention().why_not(site) == CudaSdpa().why_not(site) == "target is cpu, want cuda"
+    assert why_not(TritonAttention(), site) == why_not(CudaSdpa(), site) == "target is cpu, want cuda"
     site, _ = split_region()
-    assert Sdpa().why_not(site) == "target is cuda:sm_90, these operators are for cpu"
+    assert why_not(Sdpa(), site) == "target is cuda:sm_90, want cpu"
 
 
 @pytest.mark.parametrize(("width", "is_taken"), [(8, True), (120, True), (12, False), (136, False)])
 def test_head_widths_of_the_kernel(width, is_taken):
     site, _ = region([Op("Attention", ("q", "k", "v"), ("y",), {})], dict.fromkeys("qkv", (1, H, S, width)))
     refused = None if is_taken else f"heads are {width} wide, want a multiple of 8 up to 128"
-    assert TritonAttention().why_not(site) == refused
-    assert not is_taken or 1 <= len(list(TritonAttention().configs(site))) <= 6
+    assert why_not(TritonAttention(), site) == refused
+    assert not is_taken or 1 <= len(offered(TritonAttention(), site).configs) <= 6
 
 
 @pytest.mark.parametrize("kv_heads", [H, 1])
@@ -228,7 +232,7 @@ def test_a_guard_that_is_made_outside_has_a_taker(kv_heads: int) -> None:
     query[0, 2] = math.nan
     inputs = {"q": query, "k": (B, S, kv_heads * D), "v": (B, S, kv_heads * D), "g": (B, 1, C)}
     site, tensors = region(ops, inputs)
-    assert "made outside the region" in (TritonAttention().why_not(site) or "")
-    assert CudaSdpa().why_not(site) is None
+    assert "made outside the region" in (why_not(TritonAttention(), site) or "")
+    assert why_not(CudaSdpa(), site) is None
     made = agree(CudaSdpa(), {"backend": "math"}, site, tensors)
     torch.testing.assert_close(made[0, 2], tensors["g"][0, 0])

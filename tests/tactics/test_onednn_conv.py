@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from library_cases import check, make_site, node, run_op
+from library_cases import check, make_site, node
 
+from offers import why_not
 from ridgeline.base.spec import Target
 from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
 
-CONV = OneDnnConv(run_op)
-TRANSPOSE = OneDnnConvTranspose(run_op)
-GEMM = ConvAsGemm(run_op)
+CONV = OneDnnConv()
+TRANSPOSE = OneDnnConvTranspose()
+GEMM = ConvAsGemm()
 
 GEOMETRIES = {
     "3x3": ((2, 5, 9, 7), (6, 5, 3, 3), {"pads": (1, 1, 1, 1)}),
@@ -128,7 +129,7 @@ def test_transposed_refuses_uneven_pads():
     site, _ = conv_site((1, 5, 4, 6), (5, 3, 3, 3), TAILS["relu"], op="ConvTranspose")
     uneven = site.body.ops[0].attrs
     uneven["pads"] = (0, 0, 1, 1)
-    assert "differ" in str(TRANSPOSE.why_not(site))
+    assert "differ" in str(why_not(TRANSPOSE, site))
 
 
 @pytest.mark.parametrize("layout", ["", "channels_last", "x", "y"])
@@ -141,23 +142,23 @@ def test_as_gemm_of_a_batch():
     check(GEMM, *conv_site((3, 13, 5, 7), (17, 13, 1, 1), TAILS["residual relu"], layout="channels_last"))
     check(GEMM, *conv_site((3, 13, 5), (17, 13, 1), TAILS["residual relu"], layout="channels_last"))
     site, _ = conv_site((3, 13, 5, 7), (17, 13, 1, 1), TAILS["relu"])
-    assert GEMM.why_not(site) == "3 contiguous images do not form one matrix"
+    assert why_not(GEMM, site) == "3 contiguous images do not form one matrix"
 
 
 def test_as_gemm_refuses_wider_kernels():
     site, _ = conv_site((1, 5, 9, 7), (6, 5, 3, 3), TAILS["relu"])
-    assert "kernel [3, 3]" in str(GEMM.why_not(site))
+    assert "kernel [3, 3]" in str(why_not(GEMM, site))
 
 
 def test_refusals():
     ops = [node("Conv", "x w", "y")]
     shapes = {"x": (1, 5, 9, 7), "w": (6, 5, 3, 3)}
-    assert "changes between runs" in str(CONV.why_not(make_site(shapes, ops)[0]))
+    assert "changes between runs" in str(why_not(CONV, make_site(shapes, ops)[0]))
     on_gpu, _ = make_site(shapes, ops, weights="w", target=Target("cuda", "sm_90"))
-    assert "target is cuda:sm_90" in str(CONV.why_not(on_gpu))
+    assert "target is cuda:sm_90" in str(why_not(CONV, on_gpu))
     fed, _ = make_site(shapes, [node("Relu", "x", "z"), node("Conv", "z w", "y")], weights="w")
-    assert CONV.why_not(fed) == "Relu feeds the Conv inside the region"
+    assert why_not(CONV, fed) == "Relu feeds the Conv inside the region"
     none, _ = make_site({"x": (1, 5)}, [node("Relu", "x", "y")])
-    assert CONV.why_not(none) == "region has no Conv, want one"
+    assert why_not(CONV, none) == "region has no Conv, want one"
     wide = {name: make_site(shapes, ops)[1][name].double() for name in shapes}
-    assert "float64" in str(CONV.why_not(make_site(wide, ops, weights="w")[0]))
+    assert "float64" in str(why_not(CONV, make_site(wide, ops, weights="w")[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.predict import predict_us
@@ -21,8 +22,11 @@ def linear(rows: int, columns: int, depth: int, *, arch: str = "sm_90") -> Site:
 
 def best_us(site: Site, name: str) -> float:
     tactic: Tactic = TACTICS[name]
-    assert tactic.why_not(site) is None
-    return min(predict_us(tactic, site, c, rank=i) for i, c in enumerate(tactic.configs(site)))
+    assert why_not(tactic, site) is None
+    return min(
+        predict_us(offered(tactic, site), site, c, rank=i)
+        for i, c in enumerate(offered(tactic, site).configs)
+    )
 
 
 # graph replays on one H200, µs

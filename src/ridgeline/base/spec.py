@@ -222,6 +222,12 @@ class Site:
         return tuple(self.specs[n] for n in self.body.outputs)
 
     @cached_property
+    def is_inferred(self) -> bool:
+        """Every shape of the region is known before it runs."""
+        names = [n for op in self.body.ops for n in (*op.inputs, *op.outputs) if n]
+        return all(name in self.specs or name in self.body.constants for name in names)
+
+    @cached_property
     def key(self) -> str:
         parts = [self.body.digest, str(self.target), str(self.target.threads)]
         for name, spec in zip(self.body.inputs, self.inputs, strict=True):

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import EPSILON, Config, Site, TensorSpec
+from ridgeline.base.spec import EPSILON, Site, TensorSpec
 from ridgeline.errors import PluginError
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.kernels.triton.source import Kernel
 from ridgeline.plugins.catalog import Plugin, spec_of
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.offer import Offer, Refused, read_offer
 
 BAND = 4096  # guard bytes on either side
@@ -75,38 +74,14 @@ class GatedTactic(Tactic):
     """A tactic of a plugin: it is offered as it is, and examined before it is timed."""
 
     def __init__(self, tactic: Tactic, plugin: Plugin, store: KernelStore = COMPILED_HERE) -> None:
-        has_store = is_dataclass(tactic) and hasattr(tactic, "store")
+        has_store = is_dataclass(tactic) and "store" in {field.name for field in fields(tactic)}
         self.tactic: Tactic = replace(tactic, store=store) if has_store else tactic  # type: ignore[type-var]
-        self.plugin, self.name = plugin, tactic.name
+        self.plugin, self.name, self.store = plugin, tactic.name, store
         self.takes_open_shapes, self.takes_spans = tactic.takes_open_shapes, tactic.takes_spans
         self.spins_threads = tactic.spins_threads
 
     def offer(self, site: Site) -> Offer | Refused:
         return read_offer(self.tactic, site)
-
-    def why_not(self, site: Site) -> str | None:
-        made = read_offer(self.tactic, site)
-        return made.reason if isinstance(made, Refused) else None
-
-    def _offered(self, site: Site) -> Offer:
-        made = read_offer(self.tactic, site)
-        if isinstance(made, Refused):
-            raise PluginError(made.reason)
-        return made
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        return self._offered(site).configs
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        return self._offered(site).bind(config, weights)
-
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        return self._offered(site).kernels(config)
-
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        foretell = self._offered(site).footprint
-        assert foretell is not None
-        return foretell(config)
 
     def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
         """Raise `PluginError` where a launch is not what the reference is, or writes where it must not."""

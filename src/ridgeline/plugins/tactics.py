@@ -21,7 +21,6 @@ from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
-from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.offer import Offer, Refused
 
@@ -82,7 +81,7 @@ class OpTactic(Tactic):
     name: str
     op: str = field(kw_only=True)  # as Op.key has it
     when: Callable[[OpSite], str | None] = field(default=_always, kw_only=True)
-    configs: Callable[[OpSite], Sequence[Config]] = field(default=_one_config, kw_only=True)  # type: ignore
+    configs: Callable[[OpSite], Sequence[Config]] = field(default=_one_config, kw_only=True)
     workspace_bytes: Callable[[OpSite, Config], int] = field(default=_no_bytes, kw_only=True)
     state: Callable[[OpSite], Any] | None = field(default=None, kw_only=True)
     layouts: Sequence[str] = field(default=("contiguous",), kw_only=True)
@@ -115,7 +114,7 @@ class OpTactic(Tactic):
         return self.read_op(site, site.body.ops[0])
 
     def read_op(self, site: Site, op: Op) -> OpSite | Refused:
-        if not is_inferred(site):
+        if not site.is_inferred:
             return Refused("a shape inside depends on data")
         specs = [site.specs[name] for name in (*op.inputs, *op.outputs) if name]
         other = [spec for spec in specs if spec.layout not in self.layouts]

@@ -55,7 +55,7 @@ class Launches:
 
     def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
         """What these sites will compile, several at a time instead of one by one."""
-        jobs: dict[str, list[tuple[Site, Config]]] = {}
+        jobs: dict[str, list[tuple[Site, Offer, Config]]] = {}
         for index, site in sites:
             step = self._steps[index]
             tactic = self._tactics.get(step.tactic)
@@ -63,7 +63,7 @@ class Launches:
             if tactic is None or isinstance(offer, Refused) or not offer.compiles:
                 continue
             if self._is_offered(index, tactic, offer, step.config):
-                jobs.setdefault(step.tactic, []).append((site, step.config))
+                jobs.setdefault(step.tactic, []).append((site, offer, step.config))
         for name, todo in jobs.items():
             precompile(self._tactics[name], todo)
 

@@ -22,7 +22,6 @@ from ridgeline.options import Options
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, site_of
 from ridgeline.tactics.offer import Offer, Refused, read_offer
@@ -178,10 +177,7 @@ class SelectionContext:
         body = site.body
         place = (tactic, site.key, body.inputs, tuple(op.outputs for op in body.ops), tuple(body.constants))
         if place not in self.offers:
-            is_refused = not tactic.takes_open_shapes and not is_inferred(site)
-            self.offers[place] = (
-                Refused("a shape inside depends on data") if is_refused else read_offer(tactic, site)
-            )
+            self.offers[place] = read_offer(tactic, site)
         return self.offers[place]
 
     def bind(self, site: Site, tactic: str, config: Config, weights: Mapping[str, Tensor]) -> Launch:

@@ -87,7 +87,7 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
 def precompile_all(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
     """Compile what will be bound, several kernels at a time."""
     for i, tactic in enumerate(context.tactics):
-        jobs = [(site, c.config) for site, c in candidates if c.tactic == tactic.name]
+        jobs = [(s, context.offer(tactic, s), c.config) for s, c in candidates if c.tactic == tactic.name]
         if jobs:
             context.options.tell("compile", i, len(context.tactics), tactic.name)
             precompile(tactic, jobs)

@@ -47,11 +47,14 @@ def _predicted(context: SelectionContext, contest: Contest) -> Entry:
     told: list[Candidate] = []
     refused = list(contest.refused)
     for candidate in contest.willing:
-        tactic = context.by_name[candidate.tactic]
+        offer = context.offer(context.by_name[candidate.tactic], contest.site)
+        assert isinstance(offer, Offer), "a candidate is willing"
         rank = ranks[candidate.tactic] = ranks.get(candidate.tactic, -1) + 1
         try:
-            _check_room(context, contest, candidate)
-            us = predict_us(tactic, contest.site, candidate.config, rank=rank)
+            if context.options.workspace_bytes is not None and offer.footprint is not None:
+                needed = offer.footprint(candidate.config).packed_bytes
+                check_workspace(needed, context.options.workspace_bytes)
+            us = predict_us(offer, contest.site, candidate.config, rank=rank)
             told.append(replace(candidate, predicted_us=us))
         except Exception as error:  # a site its author did not think of: refused with the message
             refused.append(replace(candidate, refused=failure(error)))
@@ -62,12 +65,6 @@ def _predicted(context: SelectionContext, contest: Contest) -> Entry:
     if rival is not None:
         told.insert(1, told.pop(rival))
     return Entry(contest.site.name, (*told, *refused), 0)
-
-
-def _check_room(context: SelectionContext, contest: Contest, candidate: Candidate) -> None:
-    offer = context.offer(context.by_name[candidate.tactic], contest.site)
-    if context.options.workspace_bytes is not None and isinstance(offer, Offer) and offer.footprint:
-        check_workspace(offer.footprint(candidate.config).packed_bytes, context.options.workspace_bytes)
 
 
 def _compile(context: SelectionContext, contests: Sequence[Contest]) -> None:

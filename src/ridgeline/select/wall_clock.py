@@ -19,7 +19,6 @@ from ridgeline.select.context import Contest, Selection, SelectionContext, Timer
 from ridgeline.select.loop import precompile_all
 from ridgeline.select.plans import compose_timed, compose_untimed
 from ridgeline.select.race import EFFORTS, PAUSE_S, race, ranked
-from ridgeline.tactics.aten import is_inferred
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
 
@@ -43,7 +42,7 @@ class Measuring(Timer):
         for i, contest in enumerate(contests):
             context.options.tell(stage, i, len(contests), contest.region.name)
             # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes
-            if is_inferred(contest.site):
+            if contest.site.is_inferred:
                 with torch.inference_mode():
                     contest.entry = self.time_site(context, contest)
         context.options.tell(stage, len(contests), len(contests))

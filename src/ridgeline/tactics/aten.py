@@ -5,8 +5,7 @@ Nothing a floor op exists for is unsupported; every other tactic is measured aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a, row_of
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.base import Footprint, Launch, Offer, Tactic
 from ridgeline.tactics.control import CONTROL_OPS
 from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, why_slow
+from ridgeline.tactics.predict import floor_us
 
 # PyTorch has these types, and kernels for few ops of them
 FEW_KERNELS = frozenset({"uint16", "uint32", "uint64"})
@@ -40,21 +40,17 @@ class Aten(Tactic):
     def __init__(self, opset_imports: Mapping[str, int], limits: Limits = DEFAULT_LIMITS) -> None:
         self.opset_imports, self.limits = opset_imports, limits
 
-    def why_not(self, site: Site) -> str | None:
-        return None
+    def offer(self, site: Site) -> Offer:
+        op = _op_with_out(site)
+        footprint = Footprint(op is not None, in_place=op is not None and is_a(op, Kind.POINTWISE))
+        return Offer(
+            configs=({},),
+            bind=partial(self._bind, site) if op is None else partial(_bind_out, site, op),
+            footprint=lambda config: footprint,
+            predict_us=lambda config: floor_us(site),
+        )
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        return ({},)
-
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        # which memory is written is the same on every device, and the host is always there to ask
-        out = self._single_out(replace(site, target=Target()))
-        return Footprint(out is not None, in_place=out is not None and out.in_place)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        out = self._single_out(site)
-        if out is not None:
-            return out
+    def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         device = site.target.kind
         run, notes = compile_body(
             site.body, site.specs, self.opset_imports, device, site.values,
@@ -74,25 +70,28 @@ class Aten(Tactic):
 
         return Launch(call, note="; ".join(notes), wants_host_values=True)
 
-    def _single_out(self, site: Site) -> Launch | None:
-        """A single op with an `out=` form writes straight into planned memory."""
-        if len(site.body.ops) != 1 or len(site.body.outputs) != 1 or not is_inferred(site):
-            return None
-        op = site.body.ops[0]
-        entry = FLOOR.get(op.key)
-        if entry is None or entry.out is None or why_slow(op, site.specs) or len(op.outputs) != 1:
-            return None
-        kinds = {site.specs[n].dtype for n in (*op.inputs, *op.outputs) if n}
-        if kinds & (BIT_WIDTHS.keys() | FEW_KERNELS):
-            return None  # torch does not write these, or seldom: such an op may yet go elsewhere
-        pick = _picker(op, site)
-        fill, attrs = entry.out, dict(op.attrs)
 
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            fill(*pick(inputs), out=outputs, **attrs)
+def _op_with_out(site: Site) -> Op | None:
+    """The single op of the region, if it has an `out=` form that writes straight into planned memory."""
+    if len(site.body.ops) != 1 or len(site.body.outputs) != 1 or not site.is_inferred:
+        return None
+    op = site.body.ops[0]
+    entry = FLOOR.get(op.key)
+    if entry is None or entry.out is None or why_slow(op, site.specs) or len(op.outputs) != 1:
+        return None
+    kinds = {site.specs[n].dtype for n in (*op.inputs, *op.outputs) if n}
+    # torch does not write these types, or seldom: another library may run such an op
+    return None if kinds & (BIT_WIDTHS.keys() | FEW_KERNELS) else op
 
-        in_place = is_a(op, Kind.POINTWISE)
-        return Launch(call, writes_out=True, in_place=in_place, wants_host_values=True)
+
+def _bind_out(site: Site, op: Op, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    pick, fill, attrs = _picker(op, site), FLOOR[op.key].out, dict(op.attrs)
+    assert fill is not None, "only an op with an out= form is bound here"
+
+    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        fill(*pick(inputs), out=outputs, **attrs)
+
+    return Launch(call, writes_out=True, in_place=is_a(op, Kind.POINTWISE), wants_host_values=True)
 
 
 def own_memory(made: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -107,12 +106,6 @@ def own_memory(made: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         owned.append(cloned(tensor) if place in taken else tensor)
         taken.add(place)
     return owned
-
-
-def is_inferred(site: Site) -> bool:
-    """Every shape of the region is known before it runs."""
-    names = [n for op in site.body.ops for n in (*op.inputs, *op.outputs) if n]
-    return all(name in site.specs for name in names)
 
 
 def _format(spec: TensorSpec | None) -> torch.memory_format | None:

@@ -1,19 +1,23 @@
 """The contract of a tactic: one way to run a region on a target.
 
-A tactic answers `why_not`, offers `configs`, and binds a site to a `Launch`. It never times itself.
+A tactic reads a site once and makes an `Offer` of it, whose configs are bound to `Launch`es; or it refuses,
+with the reason. It never times itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
+from ridgeline.kernels.cpp.compiler import CACHE_DIR as CPP_CACHE
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 
 Call: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
@@ -88,74 +92,12 @@ class Launch:
                 )
 
 
-class Tactic:
-    """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
-
-    name: str
-    is_floor = False  # runs any region, op by op
-    takes_open_shapes = False  # also where shapes inside a region depend on data
-    takes_spans = False  # may run neighbouring regions as one step
-    spins_threads = False  # has a pool of its own whose threads spin after a call, and disturb what follows
-
-    def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
-        """Raise where a bound launch is not sound. Tests do it for ours; those of plugins are run first."""
-
-    def why_not(self, site: Site) -> str | None:
-        """None when willing; else the reason, kept in the plan."""
-        raise NotImplementedError
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        """The variants worth timing, best guess first."""
-        raise NotImplementedError
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        """Prepack and return the launch. `weights` maps the site's weight inputs to tensors."""
-        raise NotImplementedError
-
-
-@runtime_checkable
-class OffersMore(Protocol):
-    """A tactic whose configs also depend on the options of a build."""
-
-    name: str
-
-    def every_config(self, site: Site) -> Iterable[Config]:
-        """What it offers under any options."""
-
-
-def could_offer(tactic: Tactic, site: Site, config: Config) -> bool:
-    """Whether the tactic itself could have made this config for the site.
-
-    A config from a plan, a lock or a cache may be a stranger's, or made for a machine with other vectors.
-    Generated code believes its config, so that only what could be offered is ever bound.
-    """
-    offered = tactic.every_config(site) if isinstance(tactic, OffersMore) else tactic.configs(site)
-    return any(dict(config) == dict(known) for known in offered)
-
-
-@runtime_checkable
-class Compiles(Protocol):
-    """A tactic that can compile for many sites ahead of binding, several at a time."""
-
-    name: str
-
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> object:
-        """Failures show again when the site is bound."""
-
-
-@runtime_checkable
-class HasKernels(Protocol):
-    """A tactic whose launches are kernels of our own, alone or after a library's."""
-
-    name: str
-
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        """All that `bind` will launch, in order; none where a library does everything."""
+Bind: TypeAlias = Callable[[Config, Mapping[str, Tensor]], Launch]
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a launch will be to memory, told before anything is bound; as `Launch` says it afterwards."""
+    """What a launch means for memory, known before anything is bound; the fields are those of `Launch`."""
 
     writes_out: bool
     in_place: bool = False
@@ -163,10 +105,55 @@ class Footprint:
     scratch_bytes: int = 0
 
 
-@runtime_checkable
-class Foretells(Protocol):
-    """A tactic that can be planned for where it cannot be bound: on a machine without its GPU."""
+@dataclass(frozen=True)
+class Refused:
+    """Why a tactic does not take a site. The reason is kept in the plan."""
+
+    reason: str
+
+
+def no_kernels(config: Config) -> Sequence[Kernel]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What follows from one reading of a site: the variants worth timing, and how to run each of them."""
+
+    configs: Sequence[Config]  # worth timing under the options of the build, best guess first
+    bind: Bind  # packs the weights, given by name, and returns the launch
+    kernels: Callable[[Config], Sequence[Kernel]] = no_kernels  # of our own, in the order of their launches
+    cpp_source: Callable[[Config], str] | None = None  # generated C++ that binding compiles
+    footprint: Callable[[Config], Footprint] | None = None  # None: only a bound launch can tell
+    predict_us: Callable[[Config], float] | None = None  # None: nothing predicts it
+    other_configs: Sequence[Config] = ()  # offered under other options
+    compiles: bool = False  # binding takes a compiler, unless a cache has what it makes
+
+    def has(self, config: Config) -> bool:
+        """Whether the tactic itself could have made this config.
+
+        A config from a plan, a lock or a cache may be a stranger's, or made for a machine with other
+        vectors. Generated code believes its config, so only what could be offered is ever bound.
+        """
+        return any(dict(config) == dict(known) for known in (*self.configs, *self.other_configs))
+
+
+class Tactic:
+    """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
 
     name: str
+    runs_on = ""  # a kind of target; "": every kind
+    is_floor = False  # runs any region, op by op
+    takes_open_shapes = False  # also where shapes inside a region depend on data
+    takes_spans = False  # may run neighbouring regions as one step
+    # has a pool of its own whose threads spin after a call, and disturb what follows
+    spins_threads = False
+    store: KernelStore = COMPILED_HERE  # of compiled Triton kernels
+    cache_dir: Path = CPP_CACHE  # of compiled C++
 
-    def footprint(self, site: Site, config: Config) -> Footprint: ...
+    def offer(self, site: Site) -> Offer | Refused:
+        """Read the site. A reader on the way may raise `Refusal`; `read_offer` makes it `Refused`."""
+        raise NotImplementedError
+
+    def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
+        """Raise where a bound launch is not sound. Tests do it for ours; those of plugins are run first."""

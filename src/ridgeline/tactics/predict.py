@@ -8,20 +8,14 @@ machine itself settles it at the first run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
 from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import Body, Config, Op, Site
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
-from ridgeline.kernels.triton.ranking import CYCLES_PER_US, block_us, tile_us
-from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.cuda.cublas import read_product
-from ridgeline.tactics.cuda.triton_attention import Blocks, estimate_cycles
-from ridgeline.tactics.read.attention import require_attention
-from ridgeline.tactics.read.conv import require_conv
-
-Estimate: TypeAlias = Callable[[Any, Site, Config], float]
+from ridgeline.kernels.triton.products import Product, Tile, Window
+from ridgeline.kernels.triton.ranking import CYCLES_PER_US, tile_us
+from ridgeline.tactics.base import Offer
+from ridgeline.tactics.read.conv import ConvSite
 
 # chains of 128x768 in one graph: a generated pointwise kernel takes 1.0 µs, one that reduces rows 1.4
 POINTWISE_US, ROWS_US = 1.0, 1.4
@@ -47,10 +41,10 @@ NO_OVERLAP_US = 0.3
 PER_RANK = 0.01
 
 
-def predict_us(tactic: Tactic, site: Site, config: Config, *, rank: int = 0) -> float:
+def predict_us(offer: Offer, site: Site, config: Config, *, rank: int = 0) -> float:
     """The time one launch should take; `rank` is the config's place in its tactic's own order."""
-    estimate = ESTIMATES.get(tactic.name, _floor)
-    return round(float(estimate(tactic, site, config)) * (1 + PER_RANK * rank), 3)
+    us = floor_us(site) if offer.predict_us is None else offer.predict_us(config)
+    return round(us * (1 + PER_RANK * rank), 3)
 
 
 def _device(site: Site) -> Device:
@@ -61,64 +55,46 @@ def _moving_us(site: Site) -> float:
     return body_bytes(site.body, site.specs) / _device(site).bytes
 
 
-def _pointwise(_: Any, site: Site, config: Config) -> float:
+def pointwise_us(site: Site) -> float:
     return POINTWISE_US + max(_moving_us(site), body_flops(site.body, site.specs) / _device(site).plain_flops)
 
 
-def _rows(_: Any, site: Site, config: Config) -> float:
+def rows_us(site: Site, config: Config) -> float:
     # the longer way through a row; where programs share one, a second launch or the time they wait
     shared = POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0
     is_read_once = bool(config.get("whole", True)) or int(config.get("held", 0)) > 0
     return ROWS_US + shared + (1.1 if is_read_once else READ_TWICE) * _moving_us(site)
 
 
-def _product(tactic: Any, site: Site, config: Config) -> float:
-    problem = tactic.read(site).problem
-    own = tile_us(problem, tactic.cut_of(problem, config), _device(site))
-    return max(own, _moving_us(site))
+def product_us(site: Site, problem: Product | Window, tile: Tile) -> float:
+    return max(tile_us(problem, tile, _device(site)), _moving_us(site))
 
 
-def _few_rows(_: Any, site: Site, config: Config) -> float:
+def few_rows_us(site: Site) -> float:
     # every row is multiplied on plain cores while the weight streams by
     return ROWS_US + max(
         1.1 * _moving_us(site), 2 * body_flops(site.body, site.specs) / _device(site).plain_flops
     )
 
 
-def _depthwise(tactic: Any, site: Site, config: Config) -> float:
-    problem = tactic.read(site).problem
-    return block_us(problem, tactic.cut_of(problem, config), _device(site))
-
-
-def _own_attention(_: Any, site: Site, config: Config) -> float:
-    attention = require_attention(site)
-    cycles = estimate_cycles(attention, Blocks.of(config), int(site.target.arch.removeprefix("sm_")))
+def attention_us(cycles: float) -> float:
     return POINTWISE_US + cycles / CYCLES_PER_US
 
 
-def _cublas(tactic: Any, site: Site, config: Config) -> float:
-    product = read_product(site)
-    assert not isinstance(product, str), f"a refused site came back: {product}"
-    fixed = CUBLAS_US + CUBLAS_US_PER_DEPTH * product.depth
-    return fixed + _library(site, CUBLAS_SHARE) + _rest(tactic, site, config)
+def cublas_us(site: Site, depth: int, rest: Site | None) -> float:
+    return CUBLAS_US + CUBLAS_US_PER_DEPTH * depth + _library(site, CUBLAS_SHARE) + _rest(rest)
 
 
-def _cublas_lt(tactic: Any, site: Site, config: Config) -> float:
-    return _cublas(tactic, site, config) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
-
-
-def _cudnn(tactic: Any, site: Site, config: Config) -> float:
-    conv = require_conv(site, "Conv")
+def cudnn_us(site: Site, conv: ConvSite, rest: Site | None) -> float:
     if conv.groups > 1:
-        return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site) + _rest(tactic, site, config)
+        return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site) + _rest(rest)
     depth = math.prod(conv.kernel) * conv.x.shape[1]
-    busy = max(CUDNN_US + CUDNN_US_PER_DEPTH * depth, _library(site, CUDNN_SHARE))
-    return busy + _rest(tactic, site, config)
+    return max(CUDNN_US + CUDNN_US_PER_DEPTH * depth, _library(site, CUDNN_SHARE)) + _rest(rest)
 
 
-def _sdpa(_: Any, site: Site, config: Config) -> float:
-    fixed, share = SDPA[str(config["backend"])]
-    flops = body_flops(site.body, site.specs) / (2 if require_attention(site).is_causal else 1)
+def sdpa_us(site: Site, backend: str, *, is_causal: bool) -> float:
+    fixed, share = SDPA[backend]
+    flops = body_flops(site.body, site.specs) / (2 if is_causal else 1)
     return fixed + NO_OVERLAP_US + flops / (share * _device(site).flops)
 
 
@@ -130,12 +106,11 @@ def _library(site: Site, share: float) -> float:
     return max(body_flops(site.body, site.specs) / rate, _moving_us(site))
 
 
-def _rest(tactic: Any, site: Site, config: Config) -> float:
-    rest = tactic.rest(site, config)
-    return NO_OVERLAP_US + (0.0 if rest is None else _pointwise(None, rest, {}))
+def _rest(rest: Site | None) -> float:
+    return NO_OVERLAP_US + (0.0 if rest is None else pointwise_us(rest))
 
 
-def _floor(_: Any, site: Site, config: Config) -> float:
+def floor_us(site: Site) -> float:
     """Op by op: every value goes to memory and comes back."""
     return math.fsum(_op_us(op, site) for op in site.body.ops)
 
@@ -149,19 +124,3 @@ def _op_us(op: Op, site: Site) -> float:
     made = site.specs[op.outputs[0]].numel if op.outputs[0] in site.specs else 0
     depth = flops / (2 * made) if made else 0.0
     return NO_OVERLAP_US + fixed + per_depth * depth + max(moving_us, flops / (CUDNN_SHARE * device.flops))
-
-
-ESTIMATES: dict[str, Estimate] = {
-    "triton.pointwise": _pointwise,
-    "triton.rows": _rows,
-    "triton.gemm": _product,
-    "triton.gemv": _few_rows,
-    "triton.conv1x1": _product,
-    "triton.conv": _product,
-    "triton.depthwise": _depthwise,
-    "triton.attention": _own_attention,
-    "cublas": _cublas,
-    "cublas.lt": _cublas_lt,
-    "cudnn": _cudnn,
-    "cuda.sdpa": _sdpa,
-}

@@ -7,17 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from ridgeline.base.spec import Target
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.cpp.compiler import find_compiler
-from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
-from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv, CppPointwise, CppReduce
-from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvSmall, CppDepthwise
-from ridgeline.tactics.cpu.cpp_conv_rows import CppConvRows
-from ridgeline.tactics.cpu.cpp_moves import CppMoves
+from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv, CppMoves, CppPointwise, CppReduce
+from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvRows, CppConvSmall, CppDepthwise
 from ridgeline.tactics.cpu.cpp_recurrent import CppRecurrent
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
@@ -48,12 +45,12 @@ def cpu_tactics(
         CppGemv(),
         CppGemm(),
         *(CppConv1x1(), CppDepthwise(), CppConvSmall(), CppConvRows()),
-        AtenLinear(call_floor),
-        MklLinear(call_floor),
-        OneDnnLinear(call_floor),
-        ConvAsGemm(call_floor),
-        OneDnnConv(call_floor),
-        OneDnnConvTranspose(call_floor),
+        AtenLinear(),
+        MklLinear(),
+        OneDnnLinear(),
+        ConvAsGemm(),
+        OneDnnConv(),
+        OneDnnConvTranspose(),
         Sdpa(),
         AttentionBmm(),
         CppPointwise(),

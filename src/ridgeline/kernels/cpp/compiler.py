@@ -26,6 +26,7 @@ from typing import Any
 from ridgeline.base.files import private_folder, prune, why_not_private
 from ridgeline.errors import RidgelineError
 
+CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 TIMEOUT_S = 120.0
 # one for each kernel at each shape: dozens of nets, about 60 MB; those used longest ago go first
 KEPT_LIBRARIES = 4000

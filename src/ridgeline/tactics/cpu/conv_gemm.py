@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.mkl_linear import bind_mkl, bind_product, order_weight
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_onednn
-from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv, require_conv
-from ridgeline.tactics.read.epilogue import RunOp, bind_rest, bind_steps, constant_tensors, sum_biases
+from ridgeline.tactics.read.conv import ConvSite, read_float_conv
+from ridgeline.tactics.read.epilogue import bind_rest, bind_steps, constant_tensors, sum_biases
 
 # N batch, C channels in, O channels out, P positions
 
@@ -22,65 +23,58 @@ class ConvAsGemm(Tactic):
     """y[P, O] = x[P, C] @ w[C, O] + b, or y[O, P] = w[O, C] @ x[C, P] + b for one contiguous image."""
 
     name = "aten.conv.as_gemm"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
-        conv = read_cpu_conv(site, "Conv")
-        if isinstance(conv, str):
-            return conv
+    def offer(self, site: Site) -> Offer | Refused:
+        conv = read_float_conv(site)
         if not conv.is_pointwise:
-            return f"kernel {list(conv.kernel)} stride {list(conv.stride)} is no plain product, want 1x1"
+            kernel, stride = list(conv.kernel), list(conv.stride)
+            return Refused(f"kernel {kernel} stride {stride} is no plain product, want 1x1")
         if conv.x.layout == "contiguous" and conv.x.shape[0] != 1:
-            return f"{conv.x.shape[0]} contiguous images do not form one matrix"
-        return None
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        if require_conv(site, "Conv").x.layout == "contiguous":
-            return ({"gemm": "aten.kn"},)
+            return Refused(f"{conv.x.shape[0]} contiguous images do not form one matrix")
         packed = ("onednn", "mkl") if torch._C.has_mkl else ("onednn",)
-        return ({"gemm": gemm} for gemm in (*packed, "aten.kn", "aten.nk"))
+        gemms = ("aten.kn",) if conv.x.layout == "contiguous" else (*packed, "aten.kn", "aten.nk")
+        return Offer([{"gemm": gemm} for gemm in gemms], partial(_bind, site, conv))
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        conv = require_conv(site, "Conv")
-        constants = constant_tensors(site, weights)
-        biases, steps = conv.epilogue.split_bias()
-        bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
-        weight_kn = constants[conv.weight].reshape(conv.channels, -1).t()
-        applies = bind_steps(site, steps, constants)
-        finish = bind_rest(site, conv.epilogue, run_op=self._run_op, constants=constants)
-        library, _, order = str(config["gemm"]).partition(".")
-        slot, packed_bytes = conv.slot, constants[conv.weight].nbytes
-        if library != "aten":
-            run = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.x.shape[1])
 
-            def call_packed(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-                y = run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1)
-                for apply in applies:
-                    apply(y, inputs)
-                return finish(y, inputs)
+def _bind(site: Site, conv: ConvSite, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    constants = constant_tensors(site, weights)
+    biases, steps = conv.epilogue.split_bias()
+    bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
+    weight_kn = constants[conv.weight].reshape(conv.channels, -1).t()
+    applies = bind_steps(site, steps, constants)
+    finish = bind_rest(site, conv.epilogue, constants)
+    library, _, order = str(config["gemm"]).partition(".")
+    slot, packed_bytes = conv.slot, constants[conv.weight].nbytes
+    if library != "aten":
+        run = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.x.shape[1])
 
-            return Launch(call_packed, packed_bytes=packed_bytes, note=conv.epilogue.note)
-        fill = _bind_fill(conv, weight_kn, bias, order)
-        spec, out = conv.y, site.outputs[0]
-        is_last = conv.epilogue.is_whole and site.body.outputs == (conv.epilogue.value,)
-
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            fill(inputs[slot], outputs[0])
+        def call_packed(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            y = run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1)
             for apply in applies:
-                apply(outputs[0], inputs)
-
-        if is_last and out.layout == conv.x.layout:
-            return Launch(call, writes_out=True, packed_bytes=packed_bytes)
-        strides = type(spec)(spec.dtype, spec.shape, conv.x.layout).strides
-
-        def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            y = torch.empty_strided(spec.shape, strides)
-            call(inputs, (y,))
+                apply(y, inputs)
             return finish(y, inputs)
 
-        return Launch(call_allocating, packed_bytes=packed_bytes, note=conv.epilogue.note)
+        return Launch(call_packed, packed_bytes=packed_bytes, note=conv.epilogue.note)
+    fill = _bind_fill(conv, weight_kn, bias, order)
+    spec, out = conv.y, site.outputs[0]
+    is_last = conv.epilogue.is_whole and site.body.outputs == (conv.epilogue.value,)
+
+    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        fill(inputs[slot], outputs[0])
+        for apply in applies:
+            apply(outputs[0], inputs)
+
+    if is_last and out.layout == conv.x.layout:
+        return Launch(call, writes_out=True, packed_bytes=packed_bytes)
+    strides = type(spec)(spec.dtype, spec.shape, conv.x.layout).strides
+
+    def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        y = torch.empty_strided(spec.shape, strides)
+        call(inputs, (y,))
+        return finish(y, inputs)
+
+    return Launch(call_allocating, packed_bytes=packed_bytes, note=conv.epilogue.note)
 
 
 def _bind_packed(site: Site, library: str, weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import setitem
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site, TensorSpec
-from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many, cpu_lanes, find_compiler
+from ridgeline.kernels.cpp.compiler import CACHE_DIR, compile_cpp, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.dialect import lower
 from ridgeline.kernels.cpp.linear import (
     GEMV_ROWS,
@@ -31,75 +32,75 @@ from ridgeline.kernels.cpp.linear import (
     rank_tiles,
 )
 from ridgeline.kernels.cpp.loops import PARALLEL_ITEMS
+from ridgeline.kernels.cpp.moves import find_moves, moves_source
 from ridgeline.kernels.cpp.pointwise import pointwise_source
 from ridgeline.kernels.cpp.reduce import reduce_source
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.tactics.base import Launch, Move, Tactic
+from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
 
-CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 KEPT_SOURCES = 1024
 # tiles of one or two vectors wait for their broadcast loads (measured on AVX-512)
 _DRAG = {1: 1.8, 2: 1.1}
 
 
-class CppTactic(Tactic):
-    """What the tactics share: refusals as reasons, the cache, compiling ahead."""
+def _packs_nothing(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    return ()
 
-    name: str
+
+@dataclass(frozen=True)
+class CppReading:
+    """A region as one generated function: its variants, their text, and the weights that it reads packed."""
+
+    configs: Sequence[Config]
+    write: Callable[[Config], tuple[Program, str]]  # or `Refusal`
+    pack: Callable[[Config, Mapping[str, Tensor]], Sequence[Tensor]] = _packs_nothing
+
+
+class CppTactic(Tactic):
+    """What the tactics share: the text written once for equal sites, and the launch around it."""
+
+    runs_on = "cpu"
 
     def __init__(self, *, cache_dir: Path = CACHE_DIR) -> None:
         self.cache_dir = cache_dir
         self._sources: dict[tuple[Any, ...], tuple[Program, str]] = {}
 
-    def why_not(self, site: Site) -> str | None:
-        if site.target.kind != "cpu":
-            return f"target is {site.target}, want cpu"
+    def read(self, site: Site) -> CppReading:
+        """The region as this tactic generates it, or `Refusal`."""
+        raise NotImplementedError
+
+    def offer(self, site: Site) -> Offer | Refused:
         if find_compiler() is None:
-            return "no C++ compiler found"
-        try:
-            self._require(site)
-            self.source(site, next(iter(self.configs(site))))
-        except Refusal as refusal:
-            return str(refusal)
-        return None
+            return Refused("no C++ compiler found")
+        reading = self.read(site)
+        self._source(site, reading, reading.configs[0])  # refuses what cannot be generated
+        return Offer(
+            reading.configs,
+            bind=partial(self._bind, site, reading),
+            cpp_source=lambda config: self._source(site, reading, config)[1],
+            compiles=True,
+        )
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        items = max((spec.numel for spec in site.specs.values()), default=0)
-        return [{"threads": n} for n in thread_counts(site, items, PARALLEL_ITEMS)]
-
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        """Compile what these sites will bind, several at a time; failures return when bound."""
-        return compile_many([self.source(site, config)[1] for site, config in jobs], cache_dir=self.cache_dir)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self.source(site, config)
-        return self.launch(site, program, source, ())
-
-    def _require(self, site: Site) -> None:
-        """Raise `Refusal` for a site of another kind."""
-
-    def source(self, site: Site, config: Config) -> tuple[Program, str]:
+    def _source(self, site: Site, reading: CppReading, config: Config) -> tuple[Program, str]:
         """Written once for equal sites: a model's layers are mostly alike."""
         key = (site.key, *sorted(config.items()))
         if key not in self._sources:
             if len(self._sources) >= KEPT_SOURCES:
                 self._sources.clear()
-            self._sources[key] = self._source(site, config)
+            self._sources[key] = reading.write(config)
         return self._sources[key]
 
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        raise NotImplementedError
-
-    def launch(self, site: Site, program: Program, source: str, packed: Sequence[Tensor]) -> Launch:
+    def _bind(self, site: Site, reading: CppReading, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        program, source = self._source(site, reading, config)
+        packed = reading.pack(config, weights)
         touched = extents_of(program)
         for place, weight in enumerate(packed):
             if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
                 raise Refusal(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
-        run = compile_cpp(source, cache_dir=self.cache_dir)["run"]
-        bound = _Bound(run, site, program, packed)
+        bound = _BoundKernel(compile_cpp(source, cache_dir=self.cache_dir)["run"], site, program, packed)
         return Launch(
             bound.call,
             writes_out=True,
@@ -110,19 +111,27 @@ class CppTactic(Tactic):
         )
 
 
+def by_threads(site: Site) -> list[Config]:
+    """Variants of a function whose work grows with the items that it touches."""
+    items = max((spec.numel for spec in site.specs.values()), default=0)
+    return [{"threads": n} for n in thread_counts(site, items, PARALLEL_ITEMS)]
+
+
 class CppPointwise(CppTactic):
     """y = f(x…): one generated loop nest for any region of elementwise ops."""
 
     name = "cpp.pointwise"
 
-    def _require(self, site: Site) -> None:
+    def read(self, site: Site) -> CppReading:
         for op in site.body.ops:
             if op.key in REDUCTIONS:
                 raise Refusal(f"op {op.key} is not pointwise")
 
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        program = lower(site)
-        return program, pointwise_source(program, threads=int(config["threads"]))
+        def write(config: Config) -> tuple[Program, str]:
+            program = lower(site)
+            return program, pointwise_source(program, threads=int(config["threads"]))
+
+        return CppReading(by_threads(site), write)
 
 
 class CppReduce(CppTactic):
@@ -130,72 +139,73 @@ class CppReduce(CppTactic):
 
     name = "cpp.reduce"
 
-    def _require(self, site: Site) -> None:
+    def read(self, site: Site) -> CppReading:
         if not any(op.key in REDUCTIONS for op in site.body.ops):
             raise Refusal("nothing is reduced")
 
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        program = lower(site)
-        # a reduction over axes of size one leaves no fold behind
-        generate = reduce_source if any(step.fold for step in program.steps) else pointwise_source
-        return program, generate(program, threads=int(config["threads"]))
+        def write(config: Config) -> tuple[Program, str]:
+            program = lower(site)
+            # a reduction over axes of size one leaves no fold behind
+            generate = reduce_source if any(step.fold for step in program.steps) else pointwise_source
+            return program, generate(program, threads=int(config["threads"]))
+
+        return CppReading(by_threads(site), write)
 
 
-class CppProduct(CppTactic):
-    """epilogue(x · W) over a packed weight; `find` says which op is the product."""
+class CppMoves(CppTactic):
+    """y = x at other places: boxes copied from strided to strided memory."""
 
-    def find(self, site: Site) -> Linear:
-        """The product, or `Refusal`."""
-        return find_linear(site)
+    name = "cpp.moves"
 
-    def _require(self, site: Site) -> None:
-        self.find(site)
-
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        return linear_source(site, self.find(site), _tile(config), threads=int(config["threads"]))
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        linear = self.find(site)
-        program, source = self.source(site, config)
-        weight_kn = linear.weight_kn(constant(site, linear.weight, weights))
-        return self.launch(site, program, source, (pack(weight_kn, int(config["panel"])),))
+    def read(self, site: Site) -> CppReading:
+        moves = find_moves(site)
+        return CppReading(
+            by_threads(site), lambda config: moves_source(site, moves, threads=int(config["threads"]))
+        )
 
 
-class CppGemv(CppProduct):
+class CppGemv(CppTactic):
     """epilogue(x · W) for a few rows of x: the weight is read once, at the speed of the cache it lies in."""
 
     name = "cpp.gemv"
 
-    def _require(self, site: Site) -> None:
-        rows = self.find(site).m
-        if rows > GEMV_ROWS:
-            raise Refusal(f"{rows} rows, want at most {GEMV_ROWS}")
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            return gemv_configs(site, self.find(site))
-        except Refusal:
-            return ()
+    def read(self, site: Site) -> CppReading:
+        linear = find_linear(site)
+        if linear.m > GEMV_ROWS:
+            raise Refusal(f"{linear.m} rows, want at most {GEMV_ROWS}")
+        return read_product(site, linear)
 
 
-class CppGemm(CppProduct):
+class CppGemm(CppTactic):
     """epilogue(x · W) for many rows: packed panels, register-blocked tiles."""
 
     name = "cpp.gemm"
 
-    def _require(self, site: Site) -> None:
-        rows = self.find(site).m
-        if rows <= GEMV_ROWS:
-            raise Refusal(f"{rows} rows, want more than {GEMV_ROWS}")
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            return gemm_configs(site, self.find(site))
-        except Refusal:
-            return ()
+    def read(self, site: Site) -> CppReading:
+        linear = find_linear(site)
+        if linear.m <= GEMV_ROWS:
+            raise Refusal(f"{linear.m} rows, want more than {GEMV_ROWS}")
+        return read_product(site, linear)
 
 
-def gemv_configs(site: Site, linear: Linear) -> Iterable[Config]:
+def read_product(site: Site, linear: Linear) -> CppReading:
+    """epilogue(x · W) over a packed weight."""
+
+    def write(config: Config) -> tuple[Program, str]:
+        return linear_source(site, linear, tile_of(config), threads=int(config["threads"]))
+
+    def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        weight_kn = linear.weight_kn(constant(site, linear.weight, weights))
+        return (pack(weight_kn, int(config["panel"])),)
+
+    return CppReading(product_configs(site, linear), write, pack_panels)
+
+
+def product_configs(site: Site, linear: Linear) -> list[Config]:
+    return (gemv_configs if linear.m <= GEMV_ROWS else gemm_configs)(site, linear)
+
+
+def gemv_configs(site: Site, linear: Linear) -> list[Config]:
     lanes = cpu_lanes(find_compiler() or "c++")
     # registers: rows * vectors * sums accumulators must fit beside the operands
     vectors = (24 if lanes == 16 else 12) // linear.m
@@ -206,7 +216,7 @@ def gemv_configs(site: Site, linear: Linear) -> Iterable[Config]:
     return [{"threads": n, **tile} for n in counts]
 
 
-def gemm_configs(site: Site, linear: Linear) -> Iterable[Config]:
+def gemm_configs(site: Site, linear: Linear) -> list[Config]:
     lanes = cpu_lanes(find_compiler() or "c++")
     shapes = ((8, 3), (6, 4), (12, 2), (24, 1)) if lanes == 16 else ((6, 2), (4, 3), (12, 1))
     tiles = [Tile(vectors * lanes, rows, drag=_DRAG.get(vectors, 1.0)) for rows, vectors in shapes]
@@ -215,7 +225,7 @@ def gemm_configs(site: Site, linear: Linear) -> Iterable[Config]:
     return [{"threads": threads, "panel": t.panel, "rows": t.rows, "sums": t.sums} for t in best]
 
 
-def _tile(config: Config) -> Tile:
+def tile_of(config: Config) -> Tile:
     return Tile(int(config["panel"]), int(config["rows"]), int(config["sums"]))
 
 
@@ -236,7 +246,7 @@ class _Pointed(partial[None]):
         return None if slot is None else partial(setitem, self.args[0], slot)
 
 
-class _Bound:
+class _BoundKernel:
     """A loaded kernel and the layouts it was generated for."""
 
     def __init__(

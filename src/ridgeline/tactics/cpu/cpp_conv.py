@@ -1,16 +1,16 @@
-"""Generated C++ for the convolutions that libraries are slow at: 1x1, depthwise, few input channels.
+"""Generated C++ for the convolutions that libraries are slow at: 1x1, depthwise, few channels, small ones.
 
-How a region around a convolution is read is in `conv_site`; the text comes from `kernels/cpp`.
+How a region around a convolution is read is in `read/conv`; the text comes from `kernels/cpp`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site, TensorSpec
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.conv import (
     PARALLEL_MACS,
@@ -20,50 +20,47 @@ from ridgeline.kernels.cpp.conv import (
     small_source,
     window_weight,
 )
-from ridgeline.kernels.cpp.linear import GEMV_ROWS, Linear, Lines, pack
+from ridgeline.kernels.cpp.conv_rows import ConvRows, conv_rows_source
+from ridgeline.kernels.cpp.linear import Linear, Lines, pack
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cpu.cpp import (
-    CppProduct,
+    CppReading,
     CppTactic,
     constant,
-    gemm_configs,
-    gemv_configs,
+    product_configs,
+    read_product,
     thread_counts,
+    tile_of,
 )
-from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv
+from ridgeline.tactics.read.conv import ConvSite, read_float_conv
 
 SMALL_CHANNELS = 8
+# by spatial axes: beyond it the call no longer counts, and libraries are better at the sums of images
+MOST_MACS = {1: 32 << 20, 2: 8 << 20}
+TRIED = 2
 
 
-class CppConv1x1(CppProduct):
+class CppConv1x1(CppTactic):
     """epilogue(x · W) over the channels of every position, or of every stride-th one."""
 
     name = "cpp.conv1x1"
 
-    def find(self, site: Site) -> Linear:
-        conv = _read(site)
+    def read(self, site: Site) -> CppReading:
+        conv = read_float_conv(site)
         if conv.groups != 1 or any(k != 1 for k in conv.kernel) or any(conv.pads_begin + conv.pads_end):
             raise Refusal(f"kernel {list(conv.kernel)} in {conv.groups} groups is no plain product, want 1x1")
-        if not _is_last(conv.x):
-            raise Refusal("channels of x do not lie together")
+        _require_channels_together(conv)
         batch, depth, *size = conv.x.shape
         made = conv.y.shape[2:]
         lines = None
         if any(s != 1 for s in conv.stride):
             if conv.rank != 2:
                 raise Refusal(f"stride {list(conv.stride)} over {conv.rank} axes, want 2")
-            lines = Lines((size[0], size[1]), (made[0], made[1]), (conv.stride[0], conv.stride[1]))
+            lines = Lines(_pair(size), _pair(made), _pair(conv.stride))
         rows = batch * math.prod(made)
-        return Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels, lines)
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            linear = self.find(site)
-        except Refusal:
-            return ()
-        return (gemv_configs if linear.m <= GEMV_ROWS else gemm_configs)(site, linear)
+        linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels, lines)
+        return read_product(site, linear)
 
 
 class CppDepthwise(CppTactic):
@@ -71,34 +68,30 @@ class CppDepthwise(CppTactic):
 
     name = "cpp.depthwise"
 
-    def _require(self, site: Site) -> None:
-        _conv2d(site)
-        conv = _read(site)
+    def read(self, site: Site) -> CppReading:
+        conv = read_float_conv(site)
+        window = _conv2d(conv)
         groups, channels = conv.groups, conv.x.shape[1]
         if not groups == channels == conv.channels:
             raise Refusal(f"{groups} groups of {channels} channels into {conv.channels}, want all alike")
-        if not _is_last(conv.x):
-            raise Refusal("channels of x do not lie together")
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            conv = _conv2d(site)
-        except Refusal:
-            return ()
-        counts = thread_counts(site, conv.macs, PARALLEL_MACS)
-        # wide blocks were faster wherever the windows of neighbours overlap, and slower at stride 2
-        blocks = (8, 4) if conv.stride[1] == 1 else (4, 2)
-        return [{"threads": n, "outputs": outputs} for n in counts for outputs in blocks]
-
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
+        _require_channels_together(conv)
         lanes = cpu_lanes(find_compiler() or "c++")
-        outputs, threads = int(config["outputs"]), int(config["threads"])
-        return depthwise_source(site, _conv2d(site), outputs=outputs, threads=threads, lanes=lanes)
+        # wide blocks were faster wherever the windows of neighbours overlap, and slower at stride 2
+        blocks = (8, 4) if window.stride[1] == 1 else (4, 2)
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self.source(site, config)
-        weight = constant(site, _conv2d(site).weight, weights)
-        return self.launch(site, program, source, (pack_depthwise(weight),))
+        def write(config: Config) -> tuple[Program, str]:
+            outputs, threads = int(config["outputs"]), int(config["threads"])
+            return depthwise_source(site, window, outputs=outputs, threads=threads, lanes=lanes)
+
+        return CppReading(
+            [
+                {"threads": threads, "outputs": outputs}
+                for threads in thread_counts(site, window.macs, PARALLEL_MACS)
+                for outputs in blocks
+            ],
+            write,
+            lambda config, weights: (pack_depthwise(constant(site, window.weight, weights)),),
+        )
 
 
 class CppConvSmall(CppTactic):
@@ -106,9 +99,9 @@ class CppConvSmall(CppTactic):
 
     name = "cpp.conv_small"
 
-    def _require(self, site: Site) -> None:
-        _conv2d(site)
-        conv = _read(site)
+    def read(self, site: Site) -> CppReading:
+        conv = read_float_conv(site)
+        window = _conv2d(conv)
         channels = conv.x.shape[1]
         if conv.groups != 1 or channels > SMALL_CHANNELS:
             raise Refusal(
@@ -116,40 +109,64 @@ class CppConvSmall(CppTactic):
             )
         if conv.x.layout != "contiguous":
             raise Refusal("x is not contiguous")
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            conv = _conv2d(site)
-        except Refusal:
-            return ()
         lanes = cpu_lanes(find_compiler() or "c++")
-        vectors = -(-conv.channels // lanes)
+        vectors = -(-window.channels // lanes)
         # half the registers: the compiler keeps the taps of a line in the others
         shapes = {1: 8, 2: 7, 4: 4} if lanes == 16 else {1: 6, 2: 4}
         # the fewest panels without padding, then narrower ones
         fitting = [v for v in shapes if vectors % v == 0][::-1]
-        threads = thread_counts(site, conv.macs * conv.channels_in, PARALLEL_MACS)[0]
-        return [{"threads": threads, "panel": v * lanes, "rows": shapes[v]} for v in fitting]
+        threads = thread_counts(site, window.macs * window.channels_in, PARALLEL_MACS)[0]
 
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        panel, rows, threads = (int(config[key]) for key in ("panel", "rows", "threads"))
-        return small_source(site, _conv2d(site), panel=panel, rows=rows, threads=threads)
+        def write(config: Config) -> tuple[Program, str]:
+            panel, rows, threads = (int(config[key]) for key in ("panel", "rows", "threads"))
+            return small_source(site, window, panel=panel, rows=rows, threads=threads)
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        program, source = self.source(site, config)
-        weight = window_weight(constant(site, _conv2d(site).weight, weights))
-        return self.launch(site, program, source, (pack(weight, int(config["panel"])),))
+        def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+            weight = window_weight(constant(site, window.weight, weights))
+            return (pack(weight, int(config["panel"])),)
 
-
-def _read(site: Site) -> ConvSite:
-    conv = read_cpu_conv(site, "Conv")
-    if isinstance(conv, str):
-        raise Refusal(conv)
-    return conv
+        configs = [{"threads": threads, "panel": v * lanes, "rows": shapes[v]} for v in fitting]
+        return CppReading(configs, write, pack_panels)
 
 
-def _conv2d(site: Site) -> Conv2d:
-    conv = _read(site)
+class CppConvRows(CppTactic):
+    """epilogue(Σ x · w over the window) of a small line or image: windows as rows of a product.
+
+    Libraries spend more on such a call than on its sums.
+    """
+
+    name = "cpp.conv_rows"
+
+    def read(self, site: Site) -> CppReading:
+        rows = _conv_rows(read_float_conv(site))
+
+        def write(config: Config) -> tuple[Program, str]:
+            return conv_rows_source(site, rows, tile_of(config), threads=int(config["threads"]))
+
+        def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+            weight_kn = rows.weight_kn(constant(site, rows.linear.weight, weights))
+            return (pack(weight_kn, int(config["panel"])),)
+
+        # every config is a compile: nets have dozens of such convolutions
+        return CppReading(product_configs(site, rows.linear)[:TRIED], write, pack_panels)
+
+
+def _conv_rows(conv: ConvSite) -> ConvRows:
+    if conv.rank > 2 or conv.groups != 1:
+        raise Refusal(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
+    batch, channels, *size = conv.x.shape
+    made, taps = conv.y.shape[2:], math.prod(conv.kernel)
+    rows, depth = batch * math.prod(made), channels * taps
+    if rows * depth * conv.channels > MOST_MACS[conv.rank]:
+        raise Refusal(f"{rows * depth * conv.channels} multiplications, want at most {MOST_MACS[conv.rank]}")
+    linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels)
+    return ConvRows(
+        linear, channels, _pair(size), _pair(made), _pair(conv.kernel), _pair(conv.stride),
+        _pair(conv.dilation), _pair(conv.pads_begin, 0), conv.x.layout == "channels_last",
+    )  # fmt: skip
+
+
+def _conv2d(conv: ConvSite) -> Conv2d:
     if conv.rank != 2:
         raise Refusal(f"{conv.rank} spatial axes, want 2")
     batch, channels_in, *size = conv.x.shape
@@ -160,11 +177,12 @@ def _conv2d(site: Site) -> Conv2d:
     )  # fmt: skip
 
 
-def _pair(sizes: Iterable[int]) -> tuple[int, int]:
-    lines, positions = sizes
-    return lines, positions
+def _pair(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
+    """As (lines, positions): one axis is an image a single line high."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
 
 
-def _is_last(spec: TensorSpec) -> bool:
-    """Whether the channels of one position lie together."""
-    return spec.layout == "channels_last" or math.prod(spec.shape[2:]) == 1 or spec.shape[1] == 1
+def _require_channels_together(conv: ConvSite) -> None:
+    shape = conv.x.shape
+    if not (conv.x.layout == "channels_last" or math.prod(shape[2:]) == 1 or shape[1] == 1):
+        raise Refusal("channels of x do not lie together")

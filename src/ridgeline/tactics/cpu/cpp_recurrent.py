@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS
-from ridgeline.kernels.cpp.recurrent import Cut, find_recurrent, pack_recurrent, recurrent_source
-from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.kernels.scalar.program import Program
-from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpu.cpp import CppTactic
+from ridgeline.kernels.cpp.recurrent import Cut, Recurrent, find_recurrent, pack_recurrent, recurrent_source
+from ridgeline.tactics.cpu.cpp import CppReading, CppTactic
 from ridgeline.tactics.read.epilogue import constant_tensors
 
 # about 10 µs of work: a step in which threads share the units ends with waiting for the slowest of them
@@ -27,32 +22,29 @@ class CppRecurrent(CppTactic):
 
     name = "cpp.recurrent"
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            found = find_recurrent(site)
-        except Refusal:
-            return ({"threads": 1, "split": "rows"},)
-        threads = site.target.threads
-        alone: Config = {"threads": 1, "split": "rows"}
-        if threads == 1 or found.macs < PARALLEL_MACS:
-            return (alone,)
-        ways: list[Config] = []
-        rows = found.batch * found.directions
-        if rows > 1:
-            ways.append({"threads": threads, "split": "rows"})
-        is_large = 4 * found.gates * found.hidden**2 > LARGE_BYTES
-        if found.step_macs >= TEAM_MACS and (rows < threads or is_large):
-            ways.append({"threads": threads, "split": "units"})
-        return (*ways, alone)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    def read(self, site: Site) -> CppReading:
         found = find_recurrent(site)
-        program, source = self.source(site, config)
-        packed = pack_recurrent(found, constant_tensors(site, weights), _cut(config).lanes)
-        return self.launch(site, program, source, packed)
+        return CppReading(
+            _configs(found, site.target.threads),
+            lambda config: recurrent_source(site, found, _cut(config)),
+            lambda config, weights: pack_recurrent(
+                found, constant_tensors(site, weights), _cut(config).lanes
+            ),
+        )
 
-    def _source(self, site: Site, config: Config) -> tuple[Program, str]:
-        return recurrent_source(site, find_recurrent(site), _cut(config))
+
+def _configs(found: Recurrent, threads: int) -> Sequence[Config]:
+    alone: Config = {"threads": 1, "split": "rows"}
+    if threads == 1 or found.macs < PARALLEL_MACS:
+        return (alone,)
+    ways: list[Config] = []
+    rows = found.batch * found.directions
+    if rows > 1:
+        ways.append({"threads": threads, "split": "rows"})
+    is_large = 4 * found.gates * found.hidden**2 > LARGE_BYTES
+    if found.step_macs >= TEAM_MACS and (rows < threads or is_large):
+        ways.append({"threads": threads, "split": "units"})
+    return (*ways, alone)
 
 
 def _cut(config: Config) -> Cut:

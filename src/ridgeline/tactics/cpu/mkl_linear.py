@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, why_not_packed
-from ridgeline.tactics.read.epilogue import RunOp, bind_rest, bind_steps, constant_tensors
-from ridgeline.tactics.read.linear import LinearSite, read_cpu_linear, require_linear
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, read_packed_linear
+from ridgeline.tactics.read.epilogue import bind_rest, bind_steps, constant_tensors
+from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
-Product: TypeAlias = Callable[[Tensor, Tensor], object]
+FillProduct: TypeAlias = Callable[[Tensor, Tensor], object]
 # up to here the product is bound by reading the weight, and a bias outside it is worth timing too
 FEW_ROWS = 4
 
@@ -25,96 +25,83 @@ class MklLinear(Tactic):
     """y = x @ w + b with the weight packed by MKL's sgemm."""
 
     name = "mkl.linear"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
+    def offer(self, site: Site) -> Offer | Refused:
         if not torch._C.has_mkl:
-            return "this torch was built without MKL"
-        linear = read_cpu_linear(site)
-        return linear if isinstance(linear, str) else why_not_packed(linear)
+            return Refused("this torch was built without MKL")
+        return Offer(({},), partial(_bind_packed, site, read_packed_linear(site)))
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        return ({},)
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        linear = require_linear(site)
-        constants = constant_tensors(site, weights)
-        weight = linear.weight_kn(constants[linear.weight])
-        run = bind_mkl(weight, linear.bias(constants), rows=linear.rows)
-        return bind_allocating(site, linear, run, 0, constants=constants, run_op=self._run_op)
+def _bind_packed(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    constants = constant_tensors(site, weights)
+    weight = linear.weight_kn(constants[linear.weight])
+    run = bind_mkl(weight, linear.bias(constants), rows=linear.rows)
+    return bind_allocating(site, linear, run, 0, constants)
 
 
 class AtenLinear(Tactic):
     """y = x @ w + b by torch's own product, written straight into the output."""
 
     name = "aten.linear"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
-        linear = read_cpu_linear(site)
-        if isinstance(linear, str):
-            return linear
-        return None if linear.x.is_float else f"activations are {linear.x.dtype}, want a float type"
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        linear = require_linear(site)
+    def offer(self, site: Site) -> Offer | Refused:
+        linear = read_linear(site)
+        if not linear.x.is_float:
+            return Refused(f"activations are {linear.x.dtype}, want a float type")
         has_bias = bool(linear.biases or linear.epilogue.split_bias()[0])
-        for order in ("kn", "nk"):
-            yield {"weight": order, "bias": "inside"}
-            if has_bias and linear.rows <= FEW_ROWS:
-                yield {"weight": order, "bias": "after"}
+        places = ("inside", "after") if has_bias and linear.rows <= FEW_ROWS else ("inside",)
+        configs = [{"weight": order, "bias": place} for order in ("kn", "nk") for place in places]
+        return Offer(configs, partial(_bind, site, linear))
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        linear = require_linear(site)
-        constants = constant_tensors(site, weights)
-        weight = order_weight(linear.weight_kn(constants[linear.weight]), str(config["weight"]))
-        product = bind_product(weight, linear.bias(constants), is_bias_after=config["bias"] == "after")
-        applies = bind_steps(site, linear.steps, constants)
-        stored = constants[linear.weight]
-        packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
-        slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.columns
-        is_transposed, shape = linear.is_x_transposed, linear.y.shape
 
-        def fill(inputs: Sequence[Any], y: Tensor) -> None:
-            x = inputs[slot]
-            product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
+def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    constants = constant_tensors(site, weights)
+    weight = order_weight(linear.weight_kn(constants[linear.weight]), str(config["weight"]))
+    product = bind_product(weight, linear.bias(constants), is_bias_after=config["bias"] == "after")
+    applies = bind_steps(site, linear.steps, constants)
+    stored = constants[linear.weight]
+    packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
+    slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.columns
+    is_transposed, shape = linear.is_x_transposed, linear.y.shape
+
+    def fill(inputs: Sequence[Any], y: Tensor) -> None:
+        x = inputs[slot]
+        product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
+        for apply in applies:
+            apply(y, inputs)
+
+    if not writes_out(site, linear):
+        finish = bind_rest(site, linear.epilogue, constants)
+
+        def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            y = inputs[slot].new_empty(shape)
+            fill(inputs, y)
+            return finish(y, inputs)
+
+        return Launch(call_allocating, packed_bytes=packed_bytes, note=linear.epilogue.note)
+
+    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        fill(inputs, outputs[0])
+
+    def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+        x, y = inputs[slot], outputs[0]
+        # reshaping a strided activation copies it, and a frozen copy would go stale
+        if not (is_transposed or x.is_contiguous()):
+            return partial(call, inputs, outputs)
+        x, y2 = x.t() if is_transposed else x.view(rows, depth), y.view(rows, columns)
+        if not applies:
+            return partial(product, x, y2)
+
+        def run() -> None:
+            product(x, y2)
             for apply in applies:
                 apply(y, inputs)
 
-        if not writes_out(site, linear):
-            finish = bind_rest(site, linear.epilogue, run_op=self._run_op, constants=constants)
+        return run
 
-            def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-                y = inputs[slot].new_empty(shape)
-                fill(inputs, y)
-                return finish(y, inputs)
-
-            return Launch(call_allocating, packed_bytes=packed_bytes, note=linear.epilogue.note)
-
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            fill(inputs, outputs[0])
-
-        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            x, y = inputs[slot], outputs[0]
-            # reshaping a strided activation copies it, and a frozen copy would go stale
-            if not (is_transposed or x.is_contiguous()):
-                return partial(call, inputs, outputs)
-            x, y2 = x.t() if is_transposed else x.view(rows, depth), y.view(rows, columns)
-            if not applies:
-                return partial(product, x, y2)
-
-            def run() -> None:
-                product(x, y2)
-                for apply in applies:
-                    apply(y, inputs)
-
-            return run
-
-        return Launch(call, writes_out=True, packed_bytes=packed_bytes, freeze=freeze)
+    return Launch(call, writes_out=True, packed_bytes=packed_bytes, freeze=freeze)
 
 
 def writes_out(site: Site, linear: LinearSite) -> bool:
@@ -136,7 +123,7 @@ def order_weight(weight_kn: Tensor, order: str) -> Tensor:
     return weight_kn.contiguous() if order == "kn" else weight_kn.t().contiguous().t()
 
 
-def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> Product:
+def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> FillProduct:
     if bias is None:
         return lambda x, out: torch.mm(x, weight, out=out)
     if not is_bias_after:

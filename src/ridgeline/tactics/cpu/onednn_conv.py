@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -11,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.read.conv import ConvSite, read_cpu_conv, require_conv
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.read.conv import ConvSite, read_float_conv
 from ridgeline.tactics.read.epilogue import (
     Binary,
-    RunOp,
     Step,
     Unary,
     bind_rest,
@@ -32,88 +32,76 @@ class OneDnnConv(Tactic):
     """y = post(conv(x, w) + b) in one oneDNN call."""
 
     name = "onednn.conv"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
-        conv = read_cpu_conv(site, "Conv")
-        return conv if isinstance(conv, str) else None
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        conv = require_conv(site, "Conv")
+    def offer(self, site: Site) -> Offer:
+        conv = read_float_conv(site)
         # packed weights always run channels_last inside; plain ones can stay in NCHW from end to end
         layouts = ["channels_last"]
         if {conv.x.layout, *(spec.layout for spec in site.outputs)} == {"contiguous"}:
             layouts.append("contiguous")
-        choices = _post_op_choices(conv)
-        return ({"layout": layout, "post_ops": post_ops} for layout in layouts for post_ops in choices)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        conv = require_conv(site, "Conv")
-        constants = constant_tensors(site, weights)
-        biases, steps = conv.epilogue.split_bias()
-        bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
-        fused = _fusible(conv) if config["post_ops"] else ()
-        weight, shape = constants[conv.weight], conv
-        if conv.rank == 1:
-            weight, shape = weight.unsqueeze(2), _as_row(conv)
-        pads = shape.pads_begin if shape.is_symmetric else (0,) * shape.rank
-        geometry = ([*pads], [*shape.stride], [*shape.dilation], shape.groups)
-        if config["layout"] == "channels_last":
-            weight = torch.ops.mkldnn._reorder_convolution_weight(weight, *geometry, _padded_shape(shape))
-        run = _bind_conv(site, fused, weight=weight, bias=bias, geometry=geometry)
-        return _bind_launch(
-            site, conv, run, steps=steps[len(fused) :], constants=constants, run_op=self._run_op
-        )
+        configs: list[Config] = [
+            {"layout": layout, "post_ops": p} for layout in layouts for p in _post_op_choices(conv)
+        ]
+        return Offer(configs, partial(_bind, site, conv, _bind_conv))
 
 
 class OneDnnConvTranspose(Tactic):
     """y = post(conv_transpose(x, w) + b) in one oneDNN call."""
 
     name = "onednn.conv_transpose"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
-        conv = read_cpu_conv(site, "ConvTranspose")
-        if isinstance(conv, str):
-            return conv
+    def offer(self, site: Site) -> Offer | Refused:
+        conv = read_float_conv(site, "ConvTranspose")
         if not conv.is_symmetric:
-            return f"pads begin {conv.pads_begin} and end {conv.pads_end} differ, torch passes on one"
-        return f"pads {conv.pads_begin} are negative" if min(conv.pads_begin) < 0 else None
+            return Refused(
+                f"pads begin {conv.pads_begin} and end {conv.pads_end} differ, torch passes on one"
+            )
+        if min(conv.pads_begin) < 0:
+            return Refused(f"pads {conv.pads_begin} are negative")
+        configs = [{"post_ops": p} for p in _post_op_choices(conv)]
+        return Offer(configs, partial(_bind, site, conv, _bind_transposed))
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        conv = require_conv(site, "ConvTranspose")
-        return ({"post_ops": post_ops} for post_ops in _post_op_choices(conv))
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        conv = require_conv(site, "ConvTranspose")
-        constants = constant_tensors(site, weights)
-        biases, steps = conv.epilogue.split_bias()
-        bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
-        fused = _fusible(conv) if config["post_ops"] else ()
-        weight, shape = constants[conv.weight], conv
-        if conv.rank == 1:
-            weight, shape = weight.unsqueeze(2), _as_row(conv)
-        geometry = (
-            [*shape.pads_begin],
-            [*shape.output_padding],
-            [*shape.stride],
-            [*shape.dilation],
-            shape.groups,
-        )
-        packed = torch.ops.mkldnn._reorder_convolution_transpose_weight(weight, *geometry, [*shape.x.shape])
-        op = torch.ops.mkldnn._convolution_transpose_pointwise.default
-        post = _unary_args(fused)
+@dataclass(frozen=True)
+class _Parts:
+    """What one oneDNN call is made of; a 1-D convolution is a 2-D one over an image of one row."""
 
-        def run(x: Tensor, _: Sequence[Any]) -> Any:
-            return op(x, packed, bias, *geometry, *post)
+    shape: ConvSite
+    weight: Tensor
+    bias: Tensor | None
+    fused: tuple[Step, ...]
+    is_packed: bool
 
-        return _bind_launch(
-            site, conv, run, steps=steps[len(fused) :], constants=constants, run_op=self._run_op
-        )
+
+def _bind(
+    site: Site,
+    conv: ConvSite,
+    bind_run: Callable[[Site, _Parts], Run],
+    config: Config,
+    weights: Mapping[str, Tensor],
+) -> Launch:
+    constants = constant_tensors(site, weights)
+    biases, steps = conv.epilogue.split_bias()
+    bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
+    fused = _fusible(conv) if config["post_ops"] else ()
+    weight, shape = constants[conv.weight], conv
+    if conv.rank == 1:
+        weight, shape = weight.unsqueeze(2), _as_row(conv)
+    is_packed = config.get("layout", "channels_last") == "channels_last"
+    run = _with_views(conv, bind_run(site, _Parts(shape, weight, bias, fused, is_packed)))
+    applies = bind_steps(site, steps[len(fused) :], constants)
+    finish = bind_rest(site, conv.epilogue, constants)
+    slot = conv.slot
+
+    def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        y = run(inputs[slot], inputs)
+        for apply in applies:
+            apply(y, inputs)
+        return finish(y, inputs)
+
+    return Launch(call, packed_bytes=constants[conv.weight].nbytes, note=conv.epilogue.note)
 
 
 def _post_op_choices(conv: ConvSite) -> tuple[bool, ...]:
@@ -160,51 +148,30 @@ def _unary_args(fused: Sequence[Step]) -> tuple[str, list[float], str]:
     return post.name, [*post.scalars], post.algorithm
 
 
-def _bind_conv(
-    site: Site, fused: Sequence[Step], *, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]
-) -> Run:
+def _bind_conv(site: Site, parts: _Parts) -> Run:
+    shape, weight, bias, fused = parts.shape, parts.weight, parts.bias, parts.fused
+    pads = shape.pads_begin if shape.is_symmetric else (0,) * shape.rank
+    geometry = ([*pads], [*shape.stride], [*shape.dilation], shape.groups)
+    if parts.is_packed:
+        weight = torch.ops.mkldnn._reorder_convolution_weight(weight, *geometry, _padded_shape(shape))
     if fused and isinstance(fused[0], Binary):
         slot, kind = site.body.inputs.index(fused[0].other), fused[0].name
         after = "relu" if len(fused) == 2 else None
         with_other = torch.ops.mkldnn._convolution_pointwise.binary
-
-        def run_with_other(x: Tensor, inputs: Sequence[Any]) -> Any:
-            return with_other(x, inputs[slot], weight, bias, *geometry, kind, None, after, [], "")
-
-        return run_with_other
+        return lambda x, inputs: with_other(
+            x, inputs[slot], weight, bias, *geometry, kind, None, after, [], ""
+        )
     op, post = torch.ops.mkldnn._convolution_pointwise.default, _unary_args(fused)
-
-    def run(x: Tensor, _: Sequence[Any]) -> Any:
-        return op(x, weight, bias, *geometry, *post)
-
-    return run
+    return lambda x, _: op(x, weight, bias, *geometry, *post)
 
 
-def _bind_launch(
-    site: Site,
-    conv: ConvSite,
-    run: Run,
-    *,
-    steps: Sequence[Step],
-    constants: Mapping[str, Tensor],
-    run_op: RunOp,
-) -> Launch:
-    applies = bind_steps(site, steps, constants)
-    finish = bind_rest(site, conv.epilogue, run_op=run_op, constants=constants)
-    run, slot = _with_views(conv, run), conv.slot
-
-    def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        y = run(inputs[slot], inputs)
-        for apply in applies:
-            apply(y, inputs)
-        return finish(y, inputs)
-
-    note = ", ".join(op.op_type for op in conv.epilogue.rest)
-    return Launch(
-        call,
-        packed_bytes=constants[conv.weight].nbytes,
-        note=f"op by op after the call: {note}" if note else "",
-    )
+def _bind_transposed(site: Site, parts: _Parts) -> Run:
+    shape, bias = parts.shape, parts.bias
+    sizes = (shape.pads_begin, shape.output_padding, shape.stride, shape.dilation)
+    geometry = (*([*each] for each in sizes), shape.groups)
+    packed = torch.ops.mkldnn._reorder_convolution_transpose_weight(parts.weight, *geometry, [*shape.x.shape])
+    op, post = torch.ops.mkldnn._convolution_transpose_pointwise.default, _unary_args(parts.fused)
+    return lambda x, _: op(x, packed, bias, *geometry, *post)
 
 
 def _with_views(conv: ConvSite, run: Run) -> Run:

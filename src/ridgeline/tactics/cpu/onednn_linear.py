@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.tactics.base import Launch, Offer, Tactic
 from ridgeline.tactics.read.epilogue import (
     Binary,
-    RunOp,
     Step,
     Unary,
     bind_rest,
     bind_steps,
     constant_tensors,
 )
-from ridgeline.tactics.read.linear import LinearSite, read_cpu_linear, require_linear
+from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # from the activation and the region's inputs to a fresh result
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
@@ -29,36 +30,33 @@ class OneDnnLinear(Tactic):
     """y = post(x @ w + b) in one oneDNN call."""
 
     name = "onednn.linear"
+    runs_on = "cpu"
 
-    def __init__(self, run_op: RunOp) -> None:
-        self._run_op = run_op
-
-    def why_not(self, site: Site) -> str | None:
-        linear = read_cpu_linear(site)
-        return linear if isinstance(linear, str) else why_not_packed(linear)
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        linear = require_linear(site)
+    def offer(self, site: Site) -> Offer:
+        linear = read_packed_linear(site)
         # measured on AVX2 and AVX-512: neither the post-op nor torch's own pass wins everywhere
         choices = (True, False) if fusible(linear.steps) else (False,)
-        return ({"post_ops": post_ops} for post_ops in choices)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        linear = require_linear(site)
-        constants = constant_tensors(site, weights)
-        fused = fusible(linear.steps) if config["post_ops"] else ()
-        weight = linear.weight_kn(constants[linear.weight])
-        run = bind_onednn(site, weight, linear.bias(constants), rows=linear.rows, fused=fused)
-        return bind_allocating(site, linear, run, len(fused), constants=constants, run_op=self._run_op)
+        return Offer([{"post_ops": chosen} for chosen in choices], partial(_bind, site, linear))
 
 
-def why_not_packed(linear: LinearSite) -> str | None:
-    """What a packed single-precision product cannot take."""
+def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    constants = constant_tensors(site, weights)
+    fused = fusible(linear.steps) if config["post_ops"] else ()
+    weight = linear.weight_kn(constants[linear.weight])
+    run = bind_onednn(site, weight, linear.bias(constants), rows=linear.rows, fused=fused)
+    return bind_allocating(site, linear, run, len(fused), constants)
+
+
+def read_packed_linear(site: Site) -> LinearSite:
+    """As `read_linear`, of what a packed single-precision product takes."""
+    linear = read_linear(site)
     if linear.x.dtype != "float32":
-        return f"activations are {linear.x.dtype}, want float32"
+        raise Refusal(f"activations are {linear.x.dtype}, want float32")
     if linear.x.layout != "contiguous":
-        return f"activations lie {linear.x.layout}, want contiguous"
-    return "the activation is transposed" if linear.is_x_transposed else None
+        raise Refusal(f"activations lie {linear.x.layout}, want contiguous")
+    if linear.is_x_transposed:
+        raise Refusal("the activation is transposed")
+    return linear
 
 
 def fusible(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -86,11 +84,11 @@ def bind_onednn(
 
 
 def bind_allocating(
-    site: Site, linear: LinearSite, run: Run, n_fused: int, *, constants: Mapping[str, Tensor], run_op: RunOp
+    site: Site, linear: LinearSite, run: Run, n_fused: int, constants: Mapping[str, Tensor]
 ) -> Launch:
     """A launch around a product that allocates its result: the steps left over in place, then the rest."""
     applies = bind_steps(site, linear.steps[n_fused:], constants)
-    finish = bind_rest(site, linear.epilogue, run_op=run_op, constants=constants)
+    finish = bind_rest(site, linear.epilogue, constants)
     slot = linear.slot
 
     def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:

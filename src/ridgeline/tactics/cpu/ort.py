@@ -6,7 +6,7 @@ It is the fastest CPU library for many nets, so it competes; it runs our canonic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -25,8 +25,7 @@ from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.aten import is_inferred
-from ridgeline.tactics.base import Launch, Move, Tactic
+from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
@@ -58,7 +57,18 @@ class Ort(Tactic):
         self.fixed_shapes = fixed_shapes
         self.deterministic = deterministic
 
-    def why_not(self, site: Site) -> str | None:
+    def offer(self, site: Site) -> Offer | Refused:
+        reason = self._why_not(site)
+        if reason is not None:
+            return Refused(reason)
+        every: list[Config] = [
+            {"shapes": shapes, "spin": spin, **more}
+            for shapes, spin in product(("free", "fixed"), (False, True))
+            for more in ({}, {"deterministic": True})
+        ]
+        return Offer((self._config(site),), partial(self._bind, site), other_configs=every)
+
+    def _why_not(self, site: Site) -> str | None:
         version = self.opset_imports.get("", 1)
         if version > 26:
             return f"opset {version} is newer than ONNX Runtime takes"
@@ -82,21 +92,14 @@ class Ort(Tactic):
         reasons = (why_unbounded(op, site.specs, self.opset_imports, self.limits) for op in site.body.ops)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def configs(self, site: Site) -> Iterable[Config]:
+    def _config(self, site: Site) -> Config:
         # with fixed shapes ONNX Runtime refuses a branch that they do not fit, though it is never taken
         branches = any(isinstance(attr, Body) for op in site.body.ops for attr in op.attrs.values())
-        shapes = "fixed" if self.fixed_shapes and is_inferred(site) and not branches else "free"
-        config: dict[str, str | bool] = {"shapes": shapes, "spin": False}
-        if self.deterministic:
-            config["deterministic"] = True
-        return (config,)
+        shapes = "fixed" if self.fixed_shapes and site.is_inferred and not branches else "free"
+        more = {"deterministic": True} if self.deterministic else {}
+        return {"shapes": shapes, "spin": False, **more}
 
-    def every_config(self, site: Site) -> Iterable[Config]:
-        for shapes, spin in product(("free", "fixed"), (False, True)):
-            yield {"shapes": shapes, "spin": spin}
-            yield {"shapes": shapes, "spin": spin, "deterministic": True}
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+    def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         fixed = config["shapes"] == "fixed"
         live = [
             (i, name)
@@ -212,7 +215,7 @@ def _launch(
         return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
 
     def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
-        bound = _Bound(session, loop_trips)
+        bound = _BoundSession(session, loop_trips)
         for argument, name in live:
             bound.read(argument, name, inputs[argument])
         for argument, (name, out) in enumerate(zip(names, outs, strict=True), len(inputs)):
@@ -233,7 +236,7 @@ def _launch(
     )
 
 
-class _Bound:
+class _BoundSession:
     """The session bound to tensors that stay where they are; those in another layout go through a copy."""
 
     def __init__(self, session: ort.InferenceSession, loop_trips: int) -> None:

@@ -6,54 +6,36 @@ Transposes and reshapes around the Attention op become views. Caches of keys and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.read.attention import AttentionSite, read_attention, require_attention
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.read.attention import Attend, AttentionSite, read_attention
 
 # B batch, H heads, S queries, T keys, D head width
-
-OTHER_TARGET = "target is {}, these operators are for cpu"
-# attend(q, k, v, mask) -> [B, H, S, D]
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Any]
 
 
 class Sdpa(Tactic):
     """y = softmax(scale * q @ kᵀ + mask) @ v by torch's fused operator."""
 
     name = "aten.sdpa"
+    runs_on = "cpu"
 
-    def why_not(self, site: Site) -> str | None:
-        if site.target.kind != "cpu":
-            return OTHER_TARGET.format(site.target)
+    def offer(self, site: Site) -> Offer:
         attention = read_attention(site)
-        return attention if isinstance(attention, str) else None
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        attention = require_attention(site)
-        yield {"kernel": "auto"}
+        kernels = ["auto"]
         # called directly, torch's operators take no grouped heads and add a bool mask as zeros and ones
-        if attention.groups > 1 or attention.mask_dtype == "bool":
-            return
-        if attention.width == attention.value_width:
-            yield {"kernel": "flash"}
-        yield {"kernel": "math"}
+        if attention.groups == 1 and attention.mask_dtype != "bool":
+            kernels += ["flash", "math"] if attention.width == attention.value_width else ["math"]
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        attention = require_attention(site)
-        attend = _bind_attend(attention, str(config["kernel"]))
-        view_in, view_out = attention.bind_views(), attention.bind_result(site)
+        def bind(config: Config, weights: Mapping[str, Tensor]) -> Launch:
+            return Launch(attention.bind_call(_bind_attend(attention, str(config["kernel"]))))
 
-        def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return (view_out(attend(*view_in(inputs)), inputs),)
-
-        return Launch(call)
+        return Offer([{"kernel": name} for name in kernels], bind)
 
 
 def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
@@ -99,43 +81,37 @@ class AttentionBmm(Tactic):
     """y = softmax(scale * q @ kᵀ + mask) @ v as two batched products around a softmax."""
 
     name = "aten.attention"
+    runs_on = "cpu"
 
-    def why_not(self, site: Site) -> str | None:
-        if site.target.kind != "cpu":
-            return OTHER_TARGET.format(site.target)
+    def offer(self, site: Site) -> Offer | Refused:
         attention = read_attention(site)
-        if isinstance(attention, str):
-            return attention
         if attention.groups > 1:
-            return f"{attention.groups} query heads share one key head"
-        return "the mask is bool, not added" if attention.mask_dtype == "bool" else None
+            return Refused(f"{attention.groups} query heads share one key head")
+        if attention.mask_dtype == "bool":
+            return Refused("the mask is bool, not added")
+        return Offer(({},), lambda config, weights: Launch(attention.bind_call(_bind_bmm(attention))))
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        return ({},)
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        attention = require_attention(site)
-        scale, view_in, view_out = attention.scale, attention.bind_views(), attention.bind_result(site)
-        batch, heads, queries, keys = attention.scores
-        width = attention.value_width
-        bias = attention.causal_bias() if attention.is_causal else None
+def _bind_bmm(attention: AttentionSite) -> Attend:
+    scale, width = attention.scale, attention.value_width
+    batch, heads, queries, keys = attention.scores
+    bias = attention.causal_bias() if attention.is_causal else None
 
-        def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            q, k, v, mask = view_in(inputs)
-            # on AVX-512, 12 heads of 128x64: MKL's batched product takes 1.6x as long on a transposed view
-            kt = k.transpose(2, 3).contiguous().flatten(0, 1)
-            scores = q.new_empty((batch * heads, queries, keys))
-            torch.baddbmm(scores, q.flatten(0, 1), kt, beta=0, alpha=scale, out=scores)
-            # as the product's addend a mask is spread over all heads first, so that saves no pass
-            if mask is not None:
-                scores.view(batch, heads, queries, keys).add_(mask)
-            if bias is not None:
-                scores.add_(bias)
-            torch.softmax(scores, -1, out=scores)
-            y = torch.bmm(scores, v.flatten(0, 1))
-            y = y.view(batch, heads, queries, width)
-            if mask is not None:
-                y.masked_fill_(is_blind(mask if bias is None else mask + bias), 0.0)
-            return (view_out(y, inputs),)
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        # on AVX-512, 12 heads of 128x64: MKL's batched product takes 1.6x as long on a transposed view
+        kt = k.transpose(2, 3).contiguous().flatten(0, 1)
+        scores = q.new_empty((batch * heads, queries, keys))
+        torch.baddbmm(scores, q.flatten(0, 1), kt, beta=0, alpha=scale, out=scores)
+        # as the product's addend a mask is broadcast over all heads first, so that saves no pass
+        if mask is not None:
+            scores.view(batch, heads, queries, keys).add_(mask)
+        if bias is not None:
+            scores.add_(bias)
+        torch.softmax(scores, -1, out=scores)
+        y = torch.bmm(scores, v.flatten(0, 1))
+        y = y.view(batch, heads, queries, width)
+        if mask is not None:
+            y.masked_fill_(is_blind(mask if bias is None else mask + bias), 0.0)
+        return y
 
-        return Launch(call)
+    return attend

@@ -5,23 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Op, Site, TensorSpec
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.cuda.own_kernels import compile_ahead
+from ridgeline.tactics.base import Footprint, Launch, Offer, Refused, no_kernels
+from ridgeline.tactics.cuda.own_kernels import TritonTactic
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
+from ridgeline.tactics.offer import read_offer
+from ridgeline.tactics.predict import cublas_us
 from ridgeline.tactics.read.conv import read_conv
-from ridgeline.tactics.read.epilogue import constant_tensors, find_anchor, sum_biases
+from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
 from ridgeline.tactics.read.linear import read_linear
-from ridgeline.tactics.read.remainder import Absorbed, rest_of, spec_of, take_moves
+from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
 
 DTYPES = ("float16", "bfloat16", "float32")
 Fill: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], None]
@@ -29,7 +33,7 @@ Fill: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True)
-class Product:
+class LibraryProduct:
     """y[M, N] = x[M, K] @ w[K, N] inside a region, and how its operands lie."""
 
     anchor: Op
@@ -48,109 +52,83 @@ class Product:
         return last.view(-1, last.shape[-1])
 
 
-def read_product(site: Site) -> Product | str:
-    """The product of the region, or why it is none that cuBLAS takes."""
-    if site.target.kind != "cuda":
-        return f"target is {site.target}, cuBLAS runs on cuda"
-    conv = find_anchor(site.body, ("Conv",))
-    if isinstance(conv, Op):
+def read_product(site: Site) -> LibraryProduct:
+    """The product of the region; `Refusal` where it is none that cuBLAS takes."""
+    if [op.key for op in site.body.ops].count("Conv") == 1:
         return _read_conv(site)
     linear = read_linear(site)
-    if isinstance(linear, str):
-        return linear
     if linear.x.dtype not in DTYPES:
-        return f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}"
+        raise Refusal(f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}")
     if linear.is_x_transposed:
-        return "the activation is transposed"
-    return Product(
+        raise Refusal("the activation is transposed")
+    return LibraryProduct(
         anchor=linear.anchor, slot=linear.slot, weight=linear.weight, depth=linear.depth,
         columns=linear.columns, channel_axis=-1, bias_scale=linear.beta, weight_kn=linear.weight_kn,
         y=linear.y,
     )  # fmt: skip
 
 
-def _read_conv(site: Site) -> Product | str:
-    conv = read_conv(site, "Conv")
-    if isinstance(conv, str):
-        return conv
+def _read_conv(site: Site) -> LibraryProduct:
+    conv = read_conv(site)
     if not conv.is_pointwise:
-        return f"kernel {list(conv.kernel)} stride {list(conv.stride)} is no plain product, want 1x1"
+        kernel, stride = list(conv.kernel), list(conv.stride)
+        raise Refusal(f"kernel {kernel} stride {stride} is no plain product, want 1x1")
     if conv.x.layout != "channels_last" and conv.x.shape[2:] != (1,) * conv.rank:
-        return "the image is not channels last"
+        raise Refusal("the image is not channels last")
     if conv.rank != 2 or conv.x.dtype not in DTYPES:
-        return f"{conv.rank} spatial axes of {conv.x.dtype}"
-    return Product(
+        raise Refusal(f"{conv.rank} spatial axes of {conv.x.dtype}")
+    return LibraryProduct(
         anchor=conv.anchor, slot=conv.slot, weight=conv.weight, depth=conv.x.shape[1],
         columns=conv.channels, channel_axis=1, bias_scale=1.0,
         weight_kn=lambda w: w.reshape(w.shape[0], -1).t(), y=conv.y,
     )  # fmt: skip
 
 
-class Cublas(Tactic):
+class Cublas(TritonTactic):
     """epilogue(x · W) by cuBLASLt."""
 
     name = "cublas"
 
-    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
-        self.store = store
-        self._pointwise = TritonPointwise(store=store)
-
-    def why_not(self, site: Site) -> str | None:
+    def offer(self, site: Site) -> Offer | Refused:
         product = read_product(site)
-        if isinstance(product, str):
-            return product
-        taken = self._absorb(site, product)
-        rest = rest_of(site, taken.value)
-        if isinstance(rest, str):
-            return rest
-        if rest is not None:
-            return self._pointwise.why_not(rest)
-        if product.channel_axis == 1 and site.outputs[0].layout != "channels_last":
-            return "the result is not channels last"
-        return None
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        return ({"weight": "nk"}, {"weight": "kn"})
-
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, store=self.store)
-
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        rest = self.rest(site, config)
-        return (
-            () if rest is None else self._pointwise.kernels(rest, next(iter(self._pointwise.configs(rest))))
+        taken = self._take(site, product)
+        rest = read_rest(rest_of(site, taken.value), self.store)
+        if rest is None and product.channel_axis == 1 and site.outputs[0].layout != "channels_last":
+            return Refused("the result is not channels last")
+        between = 0 if rest is None else rest.spec.nbytes
+        footprint = Footprint(True, packed_bytes=spec_of(site, product.weight).nbytes, scratch_bytes=between)
+        return Offer(
+            self._configs(),
+            bind=partial(self._bind, site, product, taken, rest),
+            kernels=no_kernels if rest is None else rest.kernels,
+            footprint=lambda config: footprint,
+            predict_us=partial(self._predict_us, site, product.depth, None if rest is None else rest.site),
+            compiles=rest is not None,
         )
 
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        product = read_product(site)
-        assert isinstance(product, Product), f"a refused site came back: {product}"
-        between = 0 if (rest := self.rest(site, config)) is None else rest.specs[rest.body.inputs[0]].nbytes
-        return Footprint(True, packed_bytes=spec_of(site, product.weight).nbytes, scratch_bytes=between)
+    def _configs(self) -> Sequence[Config]:
+        return ({"weight": "nk"}, {"weight": "kn"})
 
-    def rest(self, site: Site, config: Config) -> Site | None:
-        """What one generated kernel does after the library."""
-        return self._rest(site)
+    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
+        return cublas_us(site, depth, rest)
 
-    def _absorb(self, site: Site, product: Product) -> Absorbed:
+    def _take(self, site: Site, product: LibraryProduct) -> Taken:
         axis = product.channel_axis
-        found = take_moves(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
+        found = take_epilogue(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
         if not found.biases:
             # with no bias the addend of the product is free for a residual; activations need a bias
-            return take_moves(site, product.anchor, channel_axis=axis, takes_residual=True)
+            return take_epilogue(site, product.anchor, channel_axis=axis, takes_residual=True)
         return found
 
-    def _rest(self, site: Site) -> Site | None:
-        product = read_product(site)
-        assert isinstance(product, Product), f"a refused site came back: {product}"
-        rest = rest_of(site, self._absorb(site, product).value)
-        assert not isinstance(rest, str), f"a refused site came back: {rest}"
-        return rest
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        product = read_product(site)
-        assert isinstance(product, Product), f"a refused site came back: {product}"
-        taken = self._absorb(site, product)
-        rest = self._rest(site)
+    def _bind(
+        self,
+        site: Site,
+        product: LibraryProduct,
+        taken: Taken,
+        rest: Rest | None,
+        config: Config,
+        weights: Mapping[str, Tensor],
+    ) -> Launch:
         wanted = (product.weight, *taken.biases)
         constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
         weight = self._lay(product.weight_kn(constants[product.weight]), config)
@@ -162,8 +140,7 @@ class Cublas(Tactic):
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)
         if rest is None:
             return Launch(fill, writes_out=True, packed_bytes=packed)
-        after = self._pointwise.bind(rest, next(iter(self._pointwise.configs(rest))), weights)
-        return after_library(site, rest, fill, after, packed_bytes=packed)
+        return after_library(site, rest, fill, rest.bind(weights), packed_bytes=packed)
 
     def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
         """The weight in the order the config asks for; always as [K, N]."""
@@ -172,8 +149,8 @@ class Cublas(Tactic):
     def _bind_fill(
         self,
         site: Site,
-        product: Product,
-        taken: Absorbed,
+        product: LibraryProduct,
+        taken: Taken,
         weight: Tensor,
         bias: Tensor | None,
         config: Config,
@@ -195,17 +172,46 @@ class Cublas(Tactic):
         return fill
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What one generated kernel does after a library, as a site of its own."""
+
+    site: Site
+    offer: Offer
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Of the library's result."""
+        return self.site.specs[self.site.body.inputs[0]]
+
+    def kernels(self, config: Config) -> Sequence[Kernel]:
+        return self.offer.kernels(self.offer.configs[0])
+
+    def bind(self, weights: Mapping[str, Tensor]) -> Launch:
+        return self.offer.bind(self.offer.configs[0], weights)
+
+
+def read_rest(site: Site | None, store: KernelStore) -> Rest | None:
+    """None where the library does everything; `Refusal` where no kernel can be generated for the rest."""
+    if site is None:
+        return None
+    offer = read_offer(TritonPointwise(store=store), site)
+    if isinstance(offer, Refused):
+        raise Refusal(offer.reason)
+    return Rest(site, offer)
+
+
 def after_library(
     site: Site,
-    rest: Site,
+    rest: Rest,
     fill: Callable[[Sequence[Any], Sequence[Tensor]], object],
     after: Launch,
     *,
     packed_bytes: int,
 ) -> Launch:
     """A library call into scratch, then a generated kernel from there to the outputs."""
-    spec = rest.specs[rest.body.inputs[0]]
-    slots = [site.body.inputs.index(name) for name in rest.body.inputs[1:]]
+    spec = rest.spec
+    slots = [site.body.inputs.index(name) for name in rest.site.body.inputs[1:]]
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         between = torch.empty_strided(

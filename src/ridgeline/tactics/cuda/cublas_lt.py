@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +11,9 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.tactics.cuda.cublas import Cublas, Fill, Product
-from ridgeline.tactics.read.remainder import Absorbed, take_moves
+from ridgeline.tactics.cuda.cublas import Cublas, Fill, LibraryProduct
+from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
+from ridgeline.tactics.read.remainder import Taken, take_epilogue
 
 TRIED = 4  # of the algorithms in the library's own order
 
@@ -22,11 +23,14 @@ class CublasLt(Cublas):
 
     name = "cublas.lt"
 
-    def configs(self, site: Site) -> Iterable[Config]:
+    def _configs(self) -> Sequence[Config]:
         return [{"algorithm": place} for place in range(TRIED)]
 
-    def _absorb(self, site: Site, product: Product) -> Absorbed:
-        return take_moves(
+    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
+        return cublas_us(site, depth, rest) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
+
+    def _take(self, site: Site, product: LibraryProduct) -> Taken:
+        return take_epilogue(
             site, product.anchor, channel_axis=product.channel_axis, activations=("relu", "gelu_tanh"),
             takes_residual=True,
         )  # fmt: skip
@@ -37,8 +41,8 @@ class CublasLt(Cublas):
     def _bind_fill(
         self,
         site: Site,
-        product: Product,
-        taken: Absorbed,
+        product: LibraryProduct,
+        taken: Taken,
         weight: Tensor,
         bias: Tensor | None,
         config: Config,

@@ -5,118 +5,120 @@ What the library leaves of the epilogue is one generated kernel; all forms are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.cuda.cublas import DTYPES
-from ridgeline.tactics.cuda.own_kernels import compile_ahead
-from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
-from ridgeline.tactics.read.conv import ConvSite, read_conv, require_conv
-from ridgeline.tactics.read.epilogue import constant_tensors, sum_biases
-from ridgeline.tactics.read.remainder import BIAS, RAW, Absorbed, rest_of, spec_of, take_moves
+from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
+from ridgeline.tactics.cuda.cublas import DTYPES, Rest, read_rest
+from ridgeline.tactics.cuda.own_kernels import TritonTactic
+from ridgeline.tactics.predict import cudnn_us
+from ridgeline.tactics.read.conv import ConvSite, read_conv
+from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
+from ridgeline.tactics.read.remainder import BIAS, RAW, Taken, rest_of, take_epilogue
 
 
-class CudnnConv(Tactic):
+@dataclass(frozen=True)
+class _Form:
+    """One of the library's fused calls: what it takes of the epilogue, and what is left."""
+
+    taken: Taken
+    rest: Rest | None
+
+
+class CudnnConv(TritonTactic):
     """y = epilogue(conv(x, w) + b) by cuDNN."""
 
     name = "cudnn"
 
-    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
-        self.store = store
-        self._pointwise = TritonPointwise(store=store)
-
-    def why_not(self, site: Site) -> str | None:
-        if site.target.kind != "cuda":
-            return f"target is {site.target}, cuDNN runs on cuda"
-        conv = read_conv(site, "Conv")
-        if isinstance(conv, str):
-            return conv
+    def offer(self, site: Site) -> Offer | Refused:
+        conv = read_conv(site)
         if conv.rank != 2:
-            return f"{conv.rank} spatial axes, want 2"
+            return Refused(f"{conv.rank} spatial axes, want 2")
         if conv.x.dtype not in DTYPES:
-            return f"activations are {conv.x.dtype}, want {', '.join(DTYPES)}"
+            return Refused(f"activations are {conv.x.dtype}, want {', '.join(DTYPES)}")
         if not conv.is_symmetric:
-            return f"pads {list(conv.pads_begin)} and {list(conv.pads_end)} differ"
+            return Refused(f"pads {list(conv.pads_begin)} and {list(conv.pads_end)} differ")
         if conv.y.layout != "channels_last":
-            return "the result is not channels last"
-        return None if any(True for _ in self.configs(site)) else "the rest of the region cannot be generated"
+            return Refused("the result is not channels last")
+        forms = self._forms(site, conv)
+        if not forms:
+            return Refused("the rest of the region cannot be generated")
+        packed_bytes = spec_of(site, conv.weight).nbytes
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        conv = require_conv(site, "Conv")
-        for form in ("add_relu", "relu", "plain"):
-            taken = _absorb(site, conv, form)
-            if taken is None:
-                continue
-            rest = self._rest(site, conv, form)
-            if rest is None or (not isinstance(rest, str) and self._pointwise.why_not(rest) is None):
-                yield {"form": form}
+        def rest_of_form(config: Config) -> Rest | None:
+            return forms[str(config["form"])].rest
 
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, store=self.store)
+        def kernels(config: Config) -> Sequence[Kernel]:
+            rest = rest_of_form(config)
+            return () if rest is None else rest.kernels(config)
 
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        rest = self.rest(site, config)
-        return (
-            () if rest is None else self._pointwise.kernels(rest, next(iter(self._pointwise.configs(rest))))
+        def predict_us(config: Config) -> float:
+            rest = rest_of_form(config)
+            return cudnn_us(site, conv, None if rest is None else rest.site)
+
+        return Offer(
+            [{"form": form} for form in forms],
+            bind=lambda config, weights: _bind(
+                site, conv, str(config["form"]), forms[str(config["form"])], weights
+            ),
+            kernels=kernels,
+            footprint=lambda config: Footprint(rest_of_form(config) is not None, packed_bytes=packed_bytes),
+            predict_us=predict_us,
+            compiles=True,
         )
 
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        weight = spec_of(site, require_conv(site, "Conv").weight)
-        return Footprint(self.rest(site, config) is not None, packed_bytes=weight.nbytes)
-
-    def rest(self, site: Site, config: Config) -> Site | None:
-        """What one generated kernel does after the library."""
-        rest = self._rest(site, require_conv(site, "Conv"), str(config["form"]))
-        assert not isinstance(rest, str), f"a refused site came back: {rest}"
-        return rest
-
-    def _rest(self, site: Site, conv: ConvSite, form: str) -> Site | str | None:
-        taken = _absorb(site, conv, form)
-        assert taken is not None, f"{form} was not offered"
-        # the library's plain form adds its bias in a kernel of its own: ours does that with the rest
-        is_bias_left = form == "plain" and bool(taken.biases)
-        return rest_of(site, taken.value, bias_shape=(conv.channels, 1, 1) if is_bias_left else None)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        conv, form = require_conv(site, "Conv"), str(config["form"])
-        taken = _absorb(site, conv, form)
-        assert taken is not None, f"{form} was not offered"
-        constants = constant_tensors(site, weights)
-        weight = constants[conv.weight].to("cuda").contiguous(memory_format=torch.channels_last)
-        bias = sum_biases(taken.biases, constants, conv.channels)
-        if bias is None and form != "plain":
-            bias = torch.zeros(conv.channels, dtype=weight.dtype)
-        bias = None if bias is None else bias.to("cuda")
-        run = _bind_run(site, conv, taken, form, weight, bias)
-        rest = self._rest(site, conv, form)
-        assert not isinstance(rest, str), f"a refused site came back: {rest}"
-        if rest is None:
-            return Launch(lambda inputs, _: (run(inputs),), packed_bytes=weight.nbytes)
-        packed = dict(weights)
-        if BIAS in rest.body.inputs and bias is not None:
-            packed[BIAS] = bias = bias.view(-1, 1, 1)
-        after = self._pointwise.bind(rest, next(iter(self._pointwise.configs(rest))), packed)
-        given = [None if n in (RAW, BIAS) else site.body.inputs.index(n) for n in rest.body.inputs[1:]]
-
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            others = [bias if place is None else inputs[place] for place in given]
-            after.run([run(inputs), *others], outputs)
-
-        return Launch(call, writes_out=True, packed_bytes=weight.nbytes + after.packed_bytes)
+    def _forms(self, site: Site, conv: ConvSite) -> dict[str, _Form]:
+        """Those that the region has, and whose rest one generated kernel does."""
+        found: dict[str, _Form] = {}
+        for form in ("add_relu", "relu", "plain"):
+            taken = _take(site, conv, form)
+            if taken is None:
+                continue
+            # the library's plain form adds its bias in a kernel of its own: ours does that with the rest
+            is_bias_left = form == "plain" and bool(taken.biases)
+            with suppress(Refusal):
+                rest = rest_of(site, taken.value, bias_shape=(conv.channels, 1, 1) if is_bias_left else None)
+                found[form] = _Form(taken, read_rest(rest, self.store))
+        return found
 
 
-def _absorb(site: Site, conv: ConvSite, form: str) -> Absorbed | None:
+def _bind(site: Site, conv: ConvSite, form: str, parts: _Form, weights: Mapping[str, Tensor]) -> Launch:
+    constants = constant_tensors(site, weights)
+    weight = constants[conv.weight].to("cuda").contiguous(memory_format=torch.channels_last)
+    bias = sum_biases(parts.taken.biases, constants, conv.channels)
+    if bias is None and form != "plain":
+        bias = torch.zeros(conv.channels, dtype=weight.dtype)
+    bias = None if bias is None else bias.to("cuda")
+    run = _bind_run(site, conv, parts.taken, form, weight, bias)
+    rest = parts.rest
+    if rest is None:
+        return Launch(lambda inputs, _: (run(inputs),), packed_bytes=weight.nbytes)
+    names, packed = rest.site.body.inputs, dict(weights)
+    if BIAS in names and bias is not None:
+        packed[BIAS] = bias = bias.view(-1, 1, 1)
+    after = rest.bind(packed)
+    given = [None if n in (RAW, BIAS) else site.body.inputs.index(n) for n in names[1:]]
+
+    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        others = [bias if place is None else inputs[place] for place in given]
+        after.run([run(inputs), *others], outputs)
+
+    return Launch(call, writes_out=True, packed_bytes=weight.nbytes + after.packed_bytes)
+
+
+def _take(site: Site, conv: ConvSite, form: str) -> Taken | None:
     if form == "plain":
         own = (*conv.anchor.inputs, "")[2]
-        return Absorbed(conv.anchor.outputs[0], (own,) if own else ())
-    taken = take_moves(
+        return Taken(conv.anchor.outputs[0], (own,) if own else ())
+    taken = take_epilogue(
         site, conv.anchor, channel_axis=1, activations=("relu",), takes_residual=form == "add_relu"
     )
     is_offered = taken.activation == "relu" and bool(taken.residual) == (form == "add_relu")
@@ -124,7 +126,7 @@ def _absorb(site: Site, conv: ConvSite, form: str) -> Absorbed | None:
 
 
 def _bind_run(
-    site: Site, conv: ConvSite, taken: Absorbed, form: str, weight: Tensor, bias: Tensor | None
+    site: Site, conv: ConvSite, taken: Taken, form: str, weight: Tensor, bias: Tensor | None
 ) -> Callable[[Sequence[Any]], Tensor]:
     slot, stride, dilation = conv.slot, list(conv.stride), list(conv.dilation)
     padding, groups = list(conv.pads_begin), conv.groups

@@ -1,47 +1,49 @@
-"""What tactics with kernels of our own share: whether there can be any, compiling ahead, which may run."""
+"""What tactics with kernels of our own share: whether there can be any, which may run, how tensors lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import Config, Site, TensorSpec
+from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.errors import PlanError
-from ridgeline.kernels.triton.compiler import (
-    COMPILED_HERE,
-    Compiled,
-    CompileError,
-    KernelStore,
-    compile_kernels,
-)
-from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import HasKernels
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
+from ridgeline.tactics.base import Tactic
 
 ALIGNED_BYTES = 16  # where kernels take tensors to begin
 FIRST_ARCH = 80  # the first with asynchronous copies
+PDL_ARCH = 90  # the first with dependent launch
 
 
-def why_not_own(site: Site, store: KernelStore, *, first_arch: int = 0) -> str | None:
-    """Why no kernel of ours can run there, whatever the region is."""
-    if site.target.kind != "cuda":
-        return f"target is {site.target}, want cuda"
-    if int(site.target.arch.removeprefix("sm_")) < first_arch:
-        return f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
-    return store.why_none(site.target.arch)
+class TritonTactic(Tactic):
+    """What tactics with kernels of our own share: where they run, and where compiled kernels come from."""
+
+    runs_on = "cuda"
+
+    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
+        self.store = store
+
+    def require_kernels(self, site: Site, *, first_arch: int = 0) -> None:
+        """Refuse where no kernel of ours can run, whatever the region is."""
+        if arch_of(site) < first_arch:
+            raise Refusal(f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer")
+        reason = self.store.why_none(site.target.arch)
+        if reason is not None:
+            raise Refusal(reason)
 
 
-def compile_ahead(
-    tactic: HasKernels, jobs: Sequence[tuple[Site, Config]], *, store: KernelStore = COMPILED_HERE
-) -> list[CompileError]:
-    """Compile what these sites will bind, several at a time; failures return when bound."""
-    by_arch: dict[str, list[Kernel]] = {}
-    for site, config in jobs:
-        by_arch.setdefault(site.target.arch, []).extend(tactic.kernels(site, config))
-    made = [m for arch, kernels in by_arch.items() for m in compile_kernels(kernels, arch, store=store)]
-    return [answer for answer in made if isinstance(answer, CompileError)]
+def arch_of(site: Site) -> int:
+    """As a number: 90 of sm_90."""
+    return int(site.target.arch.removeprefix("sm_"))
+
+
+def has_pdl(site: Site) -> bool:
+    """Whether a kernel may start before the one it depends on has ended."""
+    return arch_of(site) >= PDL_ARCH
 
 
 def require_fit(made: Compiled | CompileError) -> Compiled:
@@ -85,3 +87,10 @@ def lies_as(tensor: Tensor, spec: TensorSpec) -> bool:
 def empty_like_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Memory for the same values that lies as the spec says."""
     return torch.empty_strided(tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def placed(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
+    """The tensor itself where it lies as the kernel expects, else a copy that does."""
+    if spec is None or lies_as(tensor, spec):
+        return tensor
+    return empty_like_spec(tensor, spec).copy_(tensor)

@@ -6,8 +6,8 @@ Operands are strided views of the region's inputs; the backends copy only what t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,9 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import UnsupportedError, first_line
-from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.base import Footprint, Launch, Offer, Tactic
 from ridgeline.tactics.cpu.sdpa import is_blind
-from ridgeline.tactics.read.attention import AttentionSite, read_attention, require_attention
+from ridgeline.tactics.predict import sdpa_us
+from ridgeline.tactics.read.attention import Attend, AttentionSite, read_attention
 
 # B batch, H heads, S queries, T keys, D head width
 
@@ -29,36 +30,25 @@ BACKENDS = {
 }
 HALF = ("float16", "bfloat16")
 
-# attend(q, k, v, mask) -> [B, H, S, D]
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-
 
 class CudaSdpa(Tactic):
     """y = softmax(scale · q kᵀ + mask) v by one of torch's backends."""
 
     name = "cuda.sdpa"
+    runs_on = "cuda"
 
-    def why_not(self, site: Site) -> str | None:
-        if site.target.kind != "cuda":
-            return f"target is {site.target}, want cuda"
+    def offer(self, site: Site) -> Offer:
         attention = read_attention(site)
-        return attention if isinstance(attention, str) else None
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        return [{"backend": name} for name in _backends(require_attention(site))]
+        def bind(config: Config, weights: Mapping[str, Tensor]) -> Launch:
+            return Launch(attention.bind_call(_bind_attend(attention, str(config["backend"]))))
 
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        return Footprint(writes_out=False)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        attention = require_attention(site)
-        attend = _bind_attend(attention, str(config["backend"]))
-        view_in, view_out = attention.bind_views(), attention.bind_result(site)
-
-        def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return (view_out(attend(*view_in(inputs)), inputs),)
-
-        return Launch(call)
+        return Offer(
+            [{"backend": name} for name in _backends(attention)],
+            bind,
+            footprint=lambda config: Footprint(writes_out=False),
+            predict_us=lambda config: sdpa_us(site, str(config["backend"]), is_causal=attention.is_causal),
+        )
 
 
 def _backends(attention: AttentionSite) -> list[str]:
@@ -84,7 +74,8 @@ def _bind_attend(attention: AttentionSite, name: str) -> Attend:
         assert mask is not None, "a site with a mask passes it"
         whole = mask if join is None else join(mask)
         # a query that may see no key gets zeros, where some backends give NaN
-        return inner(q, k, v, whole).masked_fill_(is_blind(whole), 0.0)
+        y: Tensor = inner(q, k, v, whole)
+        return y.masked_fill_(is_blind(whole), 0.0)
 
     return attend
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -13,25 +13,27 @@ from torch import Tensor
 
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
-    compile_ahead,
-    empty_like_spec,
+    PDL_ARCH,
+    TritonTactic,
+    arch_of,
     lies_as,
+    placed,
     require_fit,
-    why_not_own,
 )
+from ridgeline.tactics.predict import attention_us
 from ridgeline.tactics.read.attention import (
     IN_REGION,
     AttentionSite,
     Operand,
     Place,
     read_attention,
-    require_attention,
 )
 
 # B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys
@@ -43,7 +45,6 @@ MAX_CONFIGS = 6
 FIXED_KEYS = 256
 GRID_LIMIT = 65535
 INT32 = 2**31
-PROCESSORS = 132
 
 # cycles, fitted to nothing but the order of candidates: a program's start, a block's latency, and per score
 START, STEP, SOFTMAX = 1500.0, 500.0, 0.12
@@ -67,46 +68,34 @@ class Blocks:
         return Blocks(*(int(config[key]) for key in ("queries", "keys", "warps", "stages")))
 
 
-class TritonAttention(Tactic):
+class TritonAttention(TritonTactic):
     """y = softmax(scale · q kᵀ + mask) v in one kernel."""
 
     name = "triton.attention"
 
-    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
-        self.store = store
+    def offer(self, site: Site) -> Offer:
+        self.require_kernels(site, first_arch=FIRST_ARCH)
+        attention, arch = read_attention(site), arch_of(site)
+        _require_addressable(attention)
+        return Offer(
+            [blocks.config() for blocks in rank_blocks(attention, arch)],
+            bind=lambda config, weights: self._bind(site, attention, Blocks.of(config)),
+            kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch)],
+            footprint=lambda config: Footprint(writes_out=True),
+            predict_us=lambda config: attention_us(estimate_cycles(attention, Blocks.of(config), arch)),
+            compiles=True,
+        )
 
-    def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site, self.store, first_arch=FIRST_ARCH)
-        if reason is not None:
-            return reason
-        attention = read_attention(site)
-        return attention if isinstance(attention, str) else _why_not(attention)
-
-    def configs(self, site: Site) -> Iterable[Config]:
-        return [blocks.config() for blocks in rank_blocks(require_attention(site), _arch(site))]
-
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, store=self.store)
-
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        return [kernel_of(site, config)]
-
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        return Footprint(writes_out=True)
-
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        attention = require_attention(site)
-        compiled = compile_kernel(kernel_of(site, config), site.target.arch, store=self.store)
-        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, Blocks.of(config))
+    def _bind(self, site: Site, attention: AttentionSite, blocks: Blocks) -> Launch:
+        kernel = kernel_of(attention, blocks, arch_of(site))
+        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
+        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
         read = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
         specs = [spec if i in read else None for i, spec in enumerate(site.inputs)]
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            placed = [
-                t if spec is None or lies_as(t, spec) else empty_like_spec(t, spec).copy_(t)
-                for t, spec in zip(inputs, specs, strict=True)
-            ]
-            launcher.launch(grid, arguments(attention, placed, outputs))
+            given = [placed(t, spec) for t, spec in zip(inputs, specs, strict=True)]
+            launcher.launch(grid, arguments(attention, given, outputs))
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Any:
             given = zip(inputs, specs, strict=True)
@@ -117,32 +106,28 @@ class TritonAttention(Tactic):
         return Launch(call, writes_out=True, freeze=freeze, extents=extents(attention, len(site.body.inputs)))
 
 
-def _arch(site: Site) -> int:
-    return int(site.target.arch.removeprefix("sm_"))
-
-
-def _why_not(attention: AttentionSite) -> str | None:
+def _require_addressable(attention: AttentionSite) -> None:
+    """Refuse what the kernel cannot read or write where it lies."""
     if attention.dtype not in TYPES:
-        return f"dtype is {attention.dtype}, want {', '.join(TYPES)}"
+        raise Refusal(f"dtype is {attention.dtype}, want {', '.join(TYPES)}")
     for width in (attention.width, attention.value_width):
         if width % 8 or width > MAX_WIDTH:
-            return f"heads are {width} wide, want a multiple of 8 up to {MAX_WIDTH}"
+            raise Refusal(f"heads are {width} wide, want a multiple of 8 up to {MAX_WIDTH}")
     batch, heads, queries, keys = attention.scores
     if max(batch, heads) > GRID_LIMIT:
-        return f"{max(batch, heads)} batches or heads, a grid has {GRID_LIMIT}"
+        raise Refusal(f"{max(batch, heads)} batches or heads, a grid has {GRID_LIMIT}")
     for operand, name in zip(attention.operands, "qkv", strict=True):
         if operand.place is None:
-            return f"the views that make {name} move its elements"
+            raise Refusal(f"the views that make {name} move its elements")
     if isinstance(attention.guard, Operand):
-        return "what stands for NaN is made outside the region"
+        raise Refusal("what stands for NaN is made outside the region")
     if attention.result_place is None:
-        return "the views after the Attention move its elements"
+        raise Refusal("the views after the Attention move its elements")
     places = [_place(operand) for operand in attention.operands] + [attention.result_place]
     if any(abs(place.strides[2]) * max(queries, keys) >= INT32 for place in places):
-        return "rows of a head lie more than 2**31 elements apart"
+        raise Refusal("rows of a head lie more than 2**31 elements apart")
     if attention.mask is not None and keys > 1 and _place(attention.mask).strides[3] != 1:
-        return "the mask's keys do not lie side by side"
-    return None
+        raise Refusal("the mask's keys do not lie side by side")
 
 
 def _place(operand: Operand) -> Place:
@@ -156,7 +141,7 @@ def grid_of(attention: AttentionSite, blocks: Blocks) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Strides:
     """Strides as the kernel takes them: outer ones in units, so that it knows how rows are aligned."""
 
     unit: int
@@ -164,7 +149,7 @@ class _Layout:
     places: dict[str, Place]  # q, k, v, y
 
     @staticmethod
-    def of(attention: AttentionSite) -> _Layout:
+    def of(attention: AttentionSite) -> _Strides:
         assert attention.result_place is not None, "a site whose views move elements was refused"
         places = {name: _place(o) for name, o in zip("qkv", attention.operands, strict=True)}
         places["y"] = attention.result_place
@@ -172,7 +157,7 @@ class _Layout:
         mask_outer = _place(attention.mask).strides[:3] if attention.mask else ()
         unit = math.gcd(_per_16_bytes(attention.dtype), *outer)
         mask_unit = math.gcd(_per_16_bytes(attention.mask_dtype or "bool"), *mask_outer)
-        return _Layout(unit, mask_unit, places)
+        return _Strides(unit, mask_unit, places)
 
     def outer(self, name: str) -> tuple[int, int]:
         batch, head = self.places[name].strides[:2]
@@ -187,17 +172,17 @@ def arguments(
     attention: AttentionSite, inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> list[Tensor | int]:
     """What a launch passes: tensors where the operands begin, sizes unless fixed, outer strides."""
-    layout = _Layout.of(attention)
+    strides = _Strides.of(attention)
     args: list[Tensor | int] = [_place(o).of(inputs[o.slot], o.shape) for o in attention.operands]
     if attention.mask is not None:
         args.append(inputs[attention.mask.slot])
-    args.append(layout.places["y"].of(outputs[0], attention.result_shape))
+    args.append(strides.places["y"].of(outputs[0], attention.result_shape))
     if not has_fixed_sizes(attention):
         args += attention.scores[2:]
-    args += [stride for name in "qkv" for stride in layout.outer(name)]
+    args += [stride for name in "qkv" for stride in strides.outer(name)]
     if attention.mask is not None:
-        args += [stride // layout.mask_unit for stride in _place(attention.mask).strides[:3]]
-    return [*args, *layout.outer("y")]
+        args += [stride // strides.mask_unit for stride in _place(attention.mask).strides[:3]]
+    return [*args, *strides.outer("y")]
 
 
 def extents(attention: AttentionSite, inputs: int) -> dict[int, int]:
@@ -207,7 +192,7 @@ def extents(attention: AttentionSite, inputs: int) -> dict[int, int]:
     for operand, dtype in [*((o, attention.dtype) for o in attention.operands), *masks]:
         size = _place(operand).past(operand.shape) * ITEM_BITS[dtype] // 8
         found[operand.slot] = max(found.get(operand.slot, 0), size)
-    result = _Layout.of(attention).places["y"].past(attention.result_shape)
+    result = _Strides.of(attention).places["y"].past(attention.result_shape)
     return found | {inputs: result * ITEM_BITS[attention.dtype] // 8}
 
 
@@ -215,13 +200,12 @@ def has_fixed_sizes(attention: AttentionSite) -> bool:
     return max(attention.scores[2:]) <= FIXED_KEYS
 
 
-def kernel_of(site: Site, config: Config) -> Kernel:
-    """The kernel of this site and config, as a description."""
-    attention, blocks, arch = require_attention(site), Blocks.of(config), _arch(site)
-    kind, layout = TYPES[attention.dtype], _Layout.of(attention)
+def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int) -> Kernel:
+    """The kernel for one shape of programs, as a description."""
+    kind, strides = TYPES[attention.dtype], _Strides.of(attention)
     mask_kind = {"": "constexpr", "bool": "*i1"}.get(attention.mask_dtype, f"*{kind}")
     size_kind = "constexpr" if has_fixed_sizes(attention) else "i32"
-    constants = _constants(attention, blocks, layout) | {"PDL": arch >= 90}
+    constants = _constants(attention, blocks, strides) | {"PDL": arch >= PDL_ARCH}
     signature: list[tuple[str, Any]] = [
         *((f"{name}_ptr", f"*{kind}") for name in "qkv"),
         ("mask_ptr", mask_kind), ("y_ptr", f"*{kind}"), ("S", size_kind), ("T", size_kind),
@@ -241,12 +225,12 @@ def kernel_of(site: Site, config: Config) -> Kernel:
         constants=tuple(constants.items()),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
-        pdl=arch >= 90,
-        unaligned=tuple(f"{n}_ptr" for n, place in layout.places.items() if place.offset * bytes_each % 16),
+        pdl=arch >= PDL_ARCH,
+        unaligned=tuple(f"{n}_ptr" for n, place in strides.places.items() if place.offset * bytes_each % 16),
     )
 
 
-def _constants(attention: AttentionSite, blocks: Blocks, layout: _Layout) -> dict[str, Any]:
+def _constants(attention: AttentionSite, blocks: Blocks, strides: _Strides) -> dict[str, Any]:
     keys = attention.scores[3]
     return {
         "SCALE": attention.scale,
@@ -256,9 +240,9 @@ def _constants(attention: AttentionSite, blocks: Blocks, layout: _Layout) -> dic
         "VALUE_WIDTH": attention.value_width,
         "BLOCK_D": _padded(attention.width),
         "BLOCK_V": _padded(attention.value_width),
-        **{f"{name.upper()}_INNER": place.strides[2:] for name, place in layout.places.items()},
-        "UNIT": layout.unit,
-        "MASK_UNIT": layout.mask_unit,
+        **{f"{name.upper()}_INNER": place.strides[2:] for name, place in strides.places.items()},
+        "UNIT": strides.unit,
+        "MASK_UNIT": strides.mask_unit,
         "MASK": {"": "", "bool": "bool"}.get(attention.mask_dtype, "float"),
         "GUARD": attention.guard is IN_REGION,
         "PER_QUERY": bool(attention.mask and _place(attention.mask).strides[2]),
@@ -334,8 +318,9 @@ def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int) -> floa
     unit = "wgmma" if blocks.queries >= 64 and arch >= 90 else "mma"
     unit = "fma" if attention.dtype == "float32" else unit
     per_score = 2 * width / FLOPS_PER_CYCLE[unit] + SOFTMAX
-    waves = math.ceil(programs / (PROCESSORS * at_once))
-    work = math.ceil(programs / PROCESSORS) * steps * blocks.queries * blocks.keys * per_score
+    sms = device_of(f"sm_{arch}").sms
+    waves = math.ceil(programs / (sms * at_once))
+    work = math.ceil(programs / sms) * steps * blocks.queries * blocks.keys * per_score
     return waves * (START + steps * STEP) + work
 
 

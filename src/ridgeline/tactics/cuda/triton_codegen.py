@@ -6,184 +6,179 @@ The text comes from `kernels/triton`; here it is offered in a few cuts, compiled
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site, TensorSpec
+from ridgeline.base.devices import device_of
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernels
+from ridgeline.kernels.triton.compiler import CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import MAX_SPLITS, kept_bytes, kept_loads
 from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, why_not_pointwise
 from ridgeline.kernels.triton.row_text import RowCut, Rows
 from ridgeline.kernels.triton.rows import row_stages
-from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
-from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.cuda.own_kernels import (
-    compile_ahead,
-    empty_like_spec,
-    lies_as,
-    require_fit,
-    why_not_own,
-)
+from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
+from ridgeline.tactics.cuda.own_kernels import TritonTactic, has_pdl, placed, require_fit
+from ridgeline.tactics.predict import pointwise_us, rows_us
 
-PDL_ARCH = 90  # the first architecture with dependent launch
-PROCESSORS = 132
 WHOLE_COLUMNS = 65536  # of a row in the registers of one program
 LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs keep while they wait
 THREAD_BYTES, SMALL_BYTES = 128, 32  # a thread keeps of a row; where rows are few there are threads enough
 
 
-class TritonTactic(Tactic):
-    """What the tactics share: refusals as reasons, compiling ahead, binding to tensors."""
+class GeneratedTactic(TritonTactic):
+    """What the tactics share: the region lowered once, its launches for a config, binding to tensors."""
 
-    name: str
-
-    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
-        self.store = store
-
-    def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site, self.store)
-        if reason is not None:
-            return reason
-        try:
-            stages = self.stages(site, next(iter(self.configs(site))))
-        except Refusal as refusal:
-            return str(refusal)
-        most = max((stage.programs for stage in stages.launches), default=0)
-        return f"{most} programs, a grid has {MAX_PROGRAMS}" if most > MAX_PROGRAMS else None
-
-    def configs(self, site: Site) -> Iterable[Config]:
+    def configs(self, site: Site, program: Program) -> Sequence[Config]:
         raise NotImplementedError
 
-    def stages(self, site: Site, config: Config) -> Stages:
+    def stages(self, site: Site, program: Program, config: Config) -> Stages:
         """The launches of one config, or `Refusal`."""
         raise NotImplementedError
 
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, store=self.store)
+    def predict_us(self, site: Site, config: Config) -> float:
+        raise NotImplementedError
 
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        return [stage.kernel for stage in self.stages(site, config).launches]
-
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        stages = self.stages(site, config)
-        return Footprint(
-            writes_out=True,
-            in_place=may_lie_on_inputs(site, lower(site)) and stages.are_programs_apart,
-            packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
-            scratch_bytes=stages.scratch_bytes,
+    def offer(self, site: Site) -> Offer | Refused:
+        self.require_kernels(site)
+        program = lower(site)
+        configs = self.configs(site, program)
+        stages = partial(self.stages, site, program)
+        most = max((stage.programs for stage in stages(configs[0]).launches), default=0)
+        if most > MAX_PROGRAMS:
+            return Refused(f"{most} programs, a grid has {MAX_PROGRAMS}")
+        may_overlap = may_lie_on_inputs(site, program)
+        return Offer(
+            configs,
+            bind=lambda config, weights: self._bind(site, program, stages(config), may_overlap),
+            kernels=lambda config: [stage.kernel for stage in stages(config).launches],
+            footprint=lambda config: _footprint(stages(config), may_overlap),
+            predict_us=partial(self.predict_us, site),
+            compiles=True,
         )
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        stages = self.stages(site, config)
+    def _bind(self, site: Site, program: Program, stages: Stages, may_overlap: bool) -> Launch:
         kernels = [stage.kernel for stage in stages.launches]
         launchers = [
             Launcher(require_fit(made))
             for made in compile_kernels(kernels, site.target.arch, store=self.store)
         ]
         _require_room(stages.together)
-        bound, program = _Bound(site, stages, launchers), lower(site)
+        bound = _BoundStages(site, stages, launchers)
         return Launch(
             bound.call,
-            writes_out=True,
             freeze=bound.freeze,
             extents=by_argument(extents_of(program), program.inputs, len(site.body.inputs)),
-            in_place=may_lie_on_inputs(site, program) and stages.are_programs_apart,
-            packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
             reads=frozenset(stages.pointers.inputs),
-            scratch_bytes=stages.scratch_bytes,
+            **asdict(_footprint(stages, may_overlap)),
         )
 
 
-class TritonPointwise(TritonTactic):
+def _footprint(stages: Stages, may_overlap: bool) -> Footprint:
+    return Footprint(
+        writes_out=True,
+        in_place=may_overlap and stages.are_programs_apart,
+        packed_bytes=sum(array.nbytes for array in stages.pointers.extras),
+        scratch_bytes=stages.scratch_bytes,
+    )
+
+
+class TritonPointwise(GeneratedTactic):
     """y = f(x…): one generated kernel for any region of elementwise ops and moves."""
 
     name = "triton.pointwise"
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        return [{"width": c.width, "warps": c.warps, "height": c.height} for c in pointwise_cuts(lower(site))]
+    def configs(self, site: Site, program: Program) -> Sequence[Config]:
+        cuts = pointwise_cuts(program, sms=_sms(site))
+        return [{"width": c.width, "warps": c.warps, "height": c.height} for c in cuts]
 
-    def stages(self, site: Site, config: Config) -> Stages:
-        reduced = next((op.key for op in site.body.ops if op.key in REDUCTIONS), None)
-        program = lower(site)
+    def stages(self, site: Site, program: Program, config: Config) -> Stages:
         reason = why_not_pointwise(program)
         if reason is not None:
+            reduced = next((op.key for op in site.body.ops if op.key in REDUCTIONS), None)
             raise Refusal(f"op {reduced} is not pointwise" if reduced else reason)
         cut = Cut(int(config["width"]), int(config["warps"]), int(config["height"]))
-        return pointwise_stages(program, _constants(site), cut, pdl=_has_pdl(site))
+        return pointwise_stages(program, _constants(site), cut, pdl=has_pdl(site))
+
+    def predict_us(self, site: Site, config: Config) -> float:
+        return pointwise_us(site)
 
 
-class TritonRows(TritonTactic):
+class TritonRows(GeneratedTactic):
     """Pointwise, reduce over the row, pointwise: softmax, norms and means with what surrounds them."""
 
     name = "triton.rows"
 
-    def configs(self, site: Site) -> Iterable[Config]:
+    def configs(self, site: Site, program: Program) -> Sequence[Config]:
         return [
             {"rows": c.rows, "cols": c.cols, "warps": c.warps, "whole": c.is_whole, "splits": c.splits,
              "stages": c.stages, "held": c.held}
-            for c in row_cuts(lower(site), _constants(site))
+            for c in row_cuts(program, _constants(site), sms=_sms(site))
         ]  # fmt: skip
 
-    def stages(self, site: Site, config: Config) -> Stages:
+    def stages(self, site: Site, program: Program, config: Config) -> Stages:
         cut = RowCut(
             int(config["rows"]), int(config["cols"]), int(config["warps"]),
             is_whole=bool(config["whole"]), splits=int(config["splits"]),
             stages=int(config["stages"]), held=int(config.get("held", 0)),
         )  # fmt: skip
-        return row_stages(lower(site), _constants(site), cut, pdl=_has_pdl(site))
+        return row_stages(program, _constants(site), cut, pdl=has_pdl(site))
+
+    def predict_us(self, site: Site, config: Config) -> float:
+        return rows_us(site, config)
 
 
 def _constants(site: Site) -> frozenset[int]:
     return frozenset(i for i, name in enumerate(site.body.inputs) if name in site.weights)
 
 
-def _has_pdl(site: Site) -> bool:
-    return int(site.target.arch.removeprefix("sm_")) >= PDL_ARCH
+def _sms(site: Site) -> int:
+    return device_of(site.target.arch).sms
 
 
 # which cuts are worth timing, best guess first
 
 
-def pointwise_cuts(program: Program) -> list[Cut]:
+def pointwise_cuts(program: Program, *, sms: int) -> list[Cut]:
     total = math.prod(program.sizes.values())
     if why_not_pointwise(program) is None and not program.is_empty and crossing(program) is not None:
         return [Cut(64, 4, 64), Cut(32, 4, 32), Cut(1024, 4)]
-    if total < 64 * PROCESSORS:
+    if total < 64 * sms:
         return [Cut(128, 4), Cut(256, 1)]
-    if total < 1024 * PROCESSORS:
+    if total < 1024 * sms:
         return [Cut(512, 4), Cut(512, 2), Cut(256, 4)]
-    if total < 8192 * PROCESSORS:
+    if total < 8192 * sms:
         return [Cut(1024, 4), Cut(512, 2), Cut(2048, 8)]
     return [Cut(1024, 4), Cut(2048, 4), Cut(4096, 8)]
 
 
-def row_cuts(program: Program, constants: Collection[int] = ()) -> list[RowCut]:
+def row_cuts(program: Program, constants: Collection[int] = (), *, sms: int) -> list[RowCut]:
     if program.is_empty:
         return [RowCut(1, 1, 1)]
     rows = Rows(program)
-    cuts = _tail_cuts(rows) if rows.is_tail else _line_cuts(rows)
-    split = _split_cut(rows)
+    cuts = _tail_cuts(rows) if rows.is_tail else _line_cuts(rows, sms)
+    split = _split_cut(rows, sms)
     if split is not None:
         # few programs would leave most of the machine idle
-        cuts = [split, *cuts] if -(-rows.count // split.rows) < PROCESSORS // 4 else [*cuts[:3], split]
-    return [*cuts[:4], *_held_cuts(rows, constants)]
+        cuts = [split, *cuts] if -(-rows.count // split.rows) < sms // 4 else [*cuts[:3], split]
+    return [*cuts[:4], *_held_cuts(rows, constants, sms)]
 
 
-def _line_cuts(rows: Rows) -> list[RowCut]:
+def _line_cuts(rows: Rows, sms: int) -> list[RowCut]:
     """Columns lie side by side: 16 to 32 of them a thread, fewer where rows are few."""
     cols = 1 << (max(1, rows.columns) - 1).bit_length()
-    are_few = rows.count < 4 * PROCESSORS
+    are_few = rows.count < 4 * sms
     if cols > 16384:
         return _long_line_cuts(rows.columns, cols)
     if cols == 16384:
@@ -192,7 +187,7 @@ def _line_cuts(rows: Rows) -> list[RowCut]:
         wide, narrow = RowCut(1, cols, cols // 512), RowCut(1, cols, cols // 1024)
         return [RowCut(1, cols, min(32, cols // 256)), wide] if are_few else [narrow, wide]
     # several rows a program, but enough programs
-    most = max(1, rows.count // (2 * PROCESSORS))
+    most = max(1, rows.count // (2 * sms))
     room = 1 << (most.bit_length() - 1)
     tiles = [(1024, 4), (1024, 1)] if are_few else [(2048, 4), (4096, 8), (4096, 4)]
     heights = [(min(room, max(1, items // cols)), warps) for items, warps in tiles]
@@ -223,27 +218,27 @@ def _is_one_pass(rows: Rows) -> bool:
     return len(groups) == 1 and all(fold.dtype == "float32" for group in groups[0] for fold in group.folds)
 
 
-def _split_cut(rows: Rows) -> RowCut | None:
+def _split_cut(rows: Rows, sms: int) -> RowCut | None:
     """Several programs to a row, so that there are enough of them; None where rows are many or short."""
     if not _is_one_pass(rows):
         return None
     height, cols, warps, least = (32, 64, 4, 192) if rows.is_tail else (1, 4096, 8, 4096)
     blocks = -(-rows.count // height)
-    if blocks >= 2 * PROCESSORS or rows.columns < 4 * least:
+    if blocks >= 2 * sms or rows.columns < 4 * least:
         return None
-    splits = min(rows.columns // least, max(2, 4 * PROCESSORS // blocks), 128)
+    splits = min(rows.columns // least, max(2, 4 * sms // blocks), 128)
     return RowCut(height, cols, warps, False, splits)
 
 
-def _held_cuts(rows: Rows, constants: Collection[int]) -> list[RowCut]:
+def _held_cuts(rows: Rows, constants: Collection[int], sms: int) -> list[RowCut]:
     """Long rows read once: as few programs to a row as keep memory busy, more of them where rows are few."""
     column_bytes = kept_bytes(kept_loads(rows, constants))
     if rows.is_tail or rows.columns < LONG_COLUMNS or not column_bytes:
         return []
     if rows.columns % 8:  # rows start anywhere, accesses are narrow: one value to a register
         pieces = [(4096, SMALL_BYTES), (8192, SMALL_BYTES)]
-    elif rows.count < PROCESSORS:
-        pieces = [(max(2048, _power(rows.columns * rows.count // (2 * PROCESSORS))), SMALL_BYTES)]
+    elif rows.count < sms:
+        pieces = [(max(2048, _power(rows.columns * rows.count // (2 * sms))), SMALL_BYTES)]
     elif rows.columns <= 2 * LONG_COLUMNS:
         whole = _power(rows.columns)
         pieces = [(whole, THREAD_BYTES), (whole, 2 * THREAD_BYTES), (whole // 2, THREAD_BYTES)]
@@ -298,7 +293,7 @@ def _require_room(together: int) -> None:
             )
 
 
-class _Bound:
+class _BoundStages:
     """Loaded kernels and the layouts they were generated for."""
 
     def __init__(self, site: Site, stages: Stages, launchers: Sequence[Launcher]) -> None:
@@ -309,18 +304,18 @@ class _Bound:
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
         given = [*(inputs[i] for i in self.inputs), *outputs]
-        placed = [_placed(t, spec) for t, spec in zip(given, self.specs, strict=True)]
+        used = [placed(t, spec) for t, spec in zip(given, self.specs, strict=True)]
         count = len(self.inputs)
-        for run in self._launches(placed[:count], placed[count:]):
+        for run in self._launches(used[:count], used[count:]):
             run()
-        for made, wanted in zip(placed[count:], outputs, strict=True):
+        for made, wanted in zip(used[count:], outputs, strict=True):
             if made is not wanted:
                 wanted.copy_(made)
 
     def freeze(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         reads = [inputs[i] for i in self.inputs]
         given = zip([*reads, *outputs], self.specs, strict=True)
-        if not all(_placed(t, spec) is t for t, spec in given):
+        if not all(placed(t, spec) is t for t, spec in given):
             return partial(self.call, inputs, outputs)
         runs = self._launches(reads, outputs)
         return runs[0] if len(runs) == 1 else partial(_run_all, runs)
@@ -340,10 +335,3 @@ class _Bound:
 def _run_all(runs: Sequence[Callable[[], None]]) -> None:
     for run in runs:
         run()
-
-
-def _placed(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
-    """The tensor itself where it lies as the kernel expects, else a copy that does."""
-    if spec is None or lies_as(tensor, spec):
-        return tensor
-    return empty_like_spec(tensor, spec).copy_(tensor)

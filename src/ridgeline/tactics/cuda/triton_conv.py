@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import (
@@ -19,7 +20,7 @@ from ridgeline.kernels.triton.products import (
     pack_weight,
     row_stride,
 )
-from ridgeline.kernels.triton.ranking import rank_depthwise
+from ridgeline.kernels.triton.ranking import block_us, rank_depthwise
 from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
 from ridgeline.tactics.read.conv import ConvSite, read_conv
 
@@ -80,14 +81,15 @@ class TritonDepthwise(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
         return rank_depthwise(problem, site.target.arch)
 
+    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
+        return block_us(problem, self.cut_of(problem, config), device_of(site.target.arch))
+
     def cut_of(self, problem: Any, config: Config) -> Block:
         return Block(**{key: int(value) for key, value in config.items()})
 
 
 def _read(site: Site) -> ConvSite:
-    conv = read_conv(site, "Conv")
-    if isinstance(conv, str):
-        raise Refusal(conv)
+    conv = read_conv(site)
     require_dtype(conv.x.dtype, site.specs[conv.weight].dtype)
     if conv.rank > 2:
         raise Refusal(f"{conv.rank} spatial axes, want at most 2")

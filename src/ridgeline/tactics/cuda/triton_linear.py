@@ -15,6 +15,7 @@ from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
 from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.predict import few_rows_us
 from ridgeline.tactics.read.epilogue import find_anchor, is_constant
 
 # B batches, M rows, K summed over, N columns
@@ -49,6 +50,9 @@ class TritonGemv(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile]:
         return rank_gemv(problem, site.target.arch)
 
+    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
+        return few_rows_us(site)
+
     def cut_of(self, problem: Any, config: Config) -> Tile:
         tile: Tile = super().cut_of(problem, config)
         # one program has all rows: of a larger batch there are more than were planned for
@@ -58,8 +62,6 @@ class TritonGemv(TritonProduct):
 def _read_operands(site: Site) -> tuple[Op, TensorSpec, TensorSpec]:
     """The product of the region and its two operands."""
     anchor = find_anchor(site.body, ("MatMul", "Gemm"))
-    if isinstance(anchor, str):
-        raise Refusal(anchor)
     data, weight = anchor.inputs[:2]
     if data not in site.body.inputs:
         raise Refusal(f"{data!r} is not an input of the region")

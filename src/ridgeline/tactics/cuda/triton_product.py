@@ -5,8 +5,9 @@ How a region is read is each tactic's own; descriptions and the ranking of cuts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,23 +15,24 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError, KernelStore, compile_kernel
+from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch, Tactic
+from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
+    TritonTactic,
     bytes_packed,
-    compile_ahead,
     empty_like_spec,
+    has_pdl,
     lies_as,
     require_fit,
     shapes_only,
-    why_not_own,
 )
+from ridgeline.tactics.predict import product_us
 from ridgeline.tactics.read.epilogue import constant_tensors
 
 GRID_LIMIT = 65_535
@@ -48,13 +50,8 @@ class Reading:
     columns_axis: int  # of the anchor's output
 
 
-class TritonProduct(Tactic):
+class TritonProduct(TritonTactic):
     """epilogue(Σ x · w) in one kernel."""
-
-    name: str
-
-    def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
-        self.store = store
 
     def read(self, site: Site) -> Reading:
         """The sum of the region, or `Refusal`."""
@@ -69,51 +66,59 @@ class TritonProduct(Tactic):
         sizes: dict[str, Any] = dict(config)
         return Tile(**sizes)
 
-    def why_not(self, site: Site) -> str | None:
-        reason = why_not_own(site, self.store, first_arch=FIRST_ARCH)
-        if reason is not None:
-            return reason
-        try:
-            reading = self.read(site)
-            make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
-        except Refusal as refusal:
-            return str(refusal)
-        return None if self.cuts(site, reading.problem) else "no tile suits these sizes"
+    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
+        return product_us(site, problem, self.cut_of(problem, config))
 
-    def configs(self, site: Site) -> Iterable[Config]:
-        try:
-            problem = self.read(site).problem
-        except Refusal:
-            return []
-        return [_config(cut) for cut in self.cuts(site, problem)]
-
-    def precompile(self, jobs: Sequence[tuple[Site, Config]]) -> list[CompileError]:
-        return compile_ahead(self, jobs, store=self.store)
-
-    def kernels(self, site: Site, config: Config) -> Sequence[Kernel]:
-        return [self.kernel(site, config)]
-
-    def footprint(self, site: Site, config: Config) -> Footprint:
-        reading = self.read(site)
-        stored = constant_tensors(site, shapes_only(site)).get(reading.weight)
-        packed = 0 if reading.pack is None or stored is None else bytes_packed(stored, reading.pack)
-        return Footprint(
-            writes_out=True,
-            packed_bytes=packed,
-            scratch_bytes=reading.problem.scratch_bytes(self.cut_of(reading.problem, config)),
-        )
-
-    def kernel(self, site: Site, config: Config) -> Kernel:
-        """The kernel of this site and config, as a description."""
+    def product(self, site: Site) -> ProductSite:
+        """The sum of the region with what follows it, or `Refusal`."""
         reading = self.read(site)
         tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
-        pdl = int(site.target.arch.removeprefix("sm_")) >= 90
-        return reading.problem.describe(self.cut_of(reading.problem, config), tail, pdl=pdl)
+        return ProductSite(site, reading, tail)
 
-    def bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        compiled = compile_kernel(self.kernel(site, config), site.target.arch, store=self.store)
+    def offer(self, site: Site) -> Offer | Refused:
+        self.require_kernels(site, first_arch=FIRST_ARCH)
+        found = self.product(site)
+        problem = found.reading.problem
+        cuts = self.cuts(site, problem)
+        if not cuts:
+            return Refused("no tile suits these sizes")
+        cut_of = partial(self.cut_of, problem)
+        return Offer(
+            [_config(cut) for cut in cuts],
+            bind=lambda config, weights: found.bind(cut_of(config), weights, self.store),
+            kernels=lambda config: [found.kernel(cut_of(config))],
+            footprint=lambda config: found.footprint(cut_of(config)),
+            predict_us=partial(self.predict_us, site, problem),
+            compiles=True,
+        )
+
+
+@dataclass(frozen=True)
+class ProductSite:
+    """A site read as one product, with what follows it as a generated epilogue."""
+
+    site: Site
+    reading: Reading
+    tail: Epilogue
+
+    def kernel(self, cut: Any) -> Kernel:
+        """The kernel of one cut, as a description."""
+        return self.reading.problem.describe(cut, self.tail, pdl=has_pdl(self.site))
+
+    def footprint(self, cut: Any) -> Footprint:
+        stored = constant_tensors(self.site, shapes_only(self.site)).get(self.reading.weight)
+        pack = self.reading.pack
+        return Footprint(
+            writes_out=True,
+            packed_bytes=0 if pack is None or stored is None else bytes_packed(stored, pack),
+            scratch_bytes=self.reading.problem.scratch_bytes(cut),
+        )
+
+    def bind(self, cut: Any, weights: Mapping[str, Tensor], store: KernelStore) -> Launch:
+        site = self.site
+        compiled = compile_kernel(self.kernel(cut), site.target.arch, store=store)
         launcher = Launcher(require_fit(compiled))
-        operands = self.operands(site, config, weights, device="cuda")
+        operands = self.operands(cut, weights, device="cuda")
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             before, inputs = _stage(inputs, site.inputs)
@@ -144,23 +149,21 @@ class TritonProduct(Tactic):
             extents=operands.extents,
         )
 
-    def operands(self, site: Site, config: Config, weights: Mapping[str, Tensor], *, device: str) -> Operands:
+    def operands(self, cut: Any, weights: Mapping[str, Tensor], *, device: str) -> Operands:
         """Everything a launch passes, packed weights and constants already on the device."""
-        reading = self.read(site)
-        tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
+        reading = self.reading
         weight: Tensor | int
         packed_bytes = 0
         if reading.pack is None:
-            weight = site.body.inputs.index(reading.weight)
+            weight = self.site.body.inputs.index(reading.weight)
         else:
-            stored = constant_tensors(site, weights)[reading.weight].detach()
+            stored = constant_tensors(self.site, weights)[reading.weight].detach()
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
             if problem_bytes(reading.problem)[1] > weight.nbytes:
                 raise Refusal(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
-        extras = [torch.from_numpy(array).to(device) for array in tail.extras]
-        cut = self.cut_of(reading.problem, config)
-        return Operands(reading.problem, cut, tail, reading.x, weight, tuple(extras), packed_bytes, device)
+        extras = tuple(torch.from_numpy(array).to(device) for array in self.tail.extras)
+        return Operands(reading.problem, cut, self.tail, reading.x, weight, extras, packed_bytes, device)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.tactics.base import Call
 from ridgeline.tactics.read.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width
@@ -59,7 +61,7 @@ class Permute:
 
 
 @dataclass(frozen=True)
-class Narrow:
+class Part:
     """Some of the elements along one axis: a Split's output, a Slice."""
 
     axis: int
@@ -73,7 +75,9 @@ class Narrow:
 
 
 Around: TypeAlias = Reshape | Permute  # what may follow the op
-View: TypeAlias = Around | Narrow
+View: TypeAlias = Around | Part
+# attend(q, k, v, mask) -> [B, H, S, D]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Any]
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class AttentionSite:
     mask_dtype: str  # "" without a mask
     result: tuple[Around, ...]  # from [B, H, S, D] to the output of the region
     result_place: Place | None  # of [B, H, S, D] in the output; None: a view needs a copy
+    out: TensorSpec  # of the region
     dtype: str
     scores: tuple[int, int, int, int]  # B, H, S, T
     width: int
@@ -131,29 +136,24 @@ class AttentionSite:
     def result_shape(self) -> tuple[int, ...]:
         return (*self.scores[:3], self.value_width)
 
-    def bind_views(self) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """From the region's inputs to q, k, v and the mask as they enter the product."""
+    def bind_call(self, attend: Attend) -> Call:
+        """The call of a launch, from `attend(q, k, v, mask)` that gives [B, H, S, D]."""
         (q, k, v), mask = self.operands, self.mask
+        views, lay, guard, groups = self.result, to_layout(self.out), self.guard, self.groups
 
-        def view(inputs: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-            return q.see(inputs), k.see(inputs), v.see(inputs), None if mask is None else mask.see(inputs)
-
-        return view
-
-    def bind_result(self, site: Site) -> Callable[[Tensor, Sequence[Any]], Tensor]:
-        """From [B, H, S, D] and the region's inputs to its output."""
-        views, lay, guard = self.result, to_layout(site.outputs[0]), self.guard
-        values, groups = self.operands[2], self.groups
-
-        def result(y: Tensor, inputs: Sequence[Any]) -> Tensor:
+        def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            values = v.see(inputs)
+            y = attend(q.see(inputs), k.see(inputs), values, None if mask is None else mask.see(inputs))
             if isinstance(guard, Operand):
                 y = torch.where(y.isnan(), guard.see(inputs), y)
             elif guard is not None:
-                nothing = (values.see(inputs) * 0).sum(2, keepdim=True)
+                nothing = (values * 0).sum(2, keepdim=True)
                 y = torch.where(y.isnan(), nothing.repeat_interleave(groups, 1), y)
-            return lay(reduce(_apply, views, y))
+            for view in views:
+                y = view(y)
+            return (lay(y),)
 
-        return result
+        return call
 
     def causal_bias(self) -> Tensor:
         """[S, T], minus infinity above the diagonal that starts in the upper left corner."""
@@ -176,34 +176,10 @@ class AttentionSite:
         return lambda mask: mask + on(mask.device)
 
 
-def _apply(x: Tensor, view: Around) -> Tensor:
-    return view(x)
-
-
-class _RefusedError(Exception):
-    """Raised while reading, with the reason; it leaves this file as text."""
-
-
-def require_attention(site: Site) -> AttentionSite:
-    """As `read_attention`, for a site that was not refused."""
-    found = read_attention(site)
-    assert not isinstance(found, str), f"a refused site came back: {found}"
-    return found
-
-
-def read_attention(site: Site) -> AttentionSite | str:
-    """The attention of the region, or why it is not one that fused kernels take."""
+def read_attention(site: Site) -> AttentionSite:
+    """The attention of the region; `Refusal` where it is not one that fused kernels take."""
     op = find_anchor(site.body, ("Attention",))
-    if isinstance(op, str):
-        return op
-    try:
-        _require_plain(site, op)
-        return _read(site, op)
-    except _RefusedError as refused:
-        return str(refused)
-
-
-def _read(site: Site, op: Op) -> AttentionSite:
+    _require_plain(site, op)
     q, k, v = (site.specs[name] for name in op.inputs[:3])
     heads, kv_heads = _heads(op, q, "q_num_heads"), _heads(op, k, "kv_num_heads")
     scores = (q.shape[0], heads, q.shape[-2], k.shape[-2])
@@ -219,6 +195,7 @@ def _read(site: Site, op: Op) -> AttentionSite:
         mask_dtype=site.specs[mask].dtype if mask else "",
         result=result,
         result_place=_place(site.outputs[0], [view.inverse() for view in reversed(result)]),
+        out=site.outputs[0],
         dtype=q.dtype,
         scores=scores,
         width=_width(q, heads),
@@ -232,20 +209,20 @@ def _read(site: Site, op: Op) -> AttentionSite:
 def _require_plain(site: Site, op: Op) -> None:
     """Refuse what only the floor computes."""
     if any(op.inputs[4:]):
-        raise _RefusedError("past keys and values, or padded lengths, come in")
+        raise Refusal("past keys and values, or padded lengths, come in")
     if any(op.outputs[1:]):
-        raise _RefusedError("present keys and values, or the scores, go out")
+        raise Refusal("present keys and values, or the scores, go out")
     if op.attrs.get("softcap", 0.0):
-        raise _RefusedError(f"softcap is {op.attrs['softcap']}")
+        raise Refusal(f"softcap is {op.attrs['softcap']}")
     if any(op.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
-        raise _RefusedError("a query sees a window of keys only")
+        raise Refusal("a query sees a window of keys only")
     specs = [site.specs[name] for name in op.inputs[:3]]
     if not specs[0].is_float or len({spec.dtype for spec in specs}) != 1:
-        raise _RefusedError("dtypes are " + ", ".join(s.dtype for s in specs) + ", want one float type")
+        raise Refusal("dtypes are " + ", ".join(s.dtype for s in specs) + ", want one float type")
     if op.attrs.get("softmax_precision", 1) == 11 and specs[0].dtype != "float64":
-        raise _RefusedError("softmax is asked for in float64")
+        raise Refusal("softmax is asked for in float64")
     if any(not spec.numel for spec in specs):
-        raise _RefusedError("a tensor is empty")
+        raise Refusal("a tensor is empty")
 
 
 def _heads(op: Op, spec: TensorSpec, attr: str) -> int:
@@ -259,18 +236,18 @@ def _width(spec: TensorSpec, heads: int) -> int:
 def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) -> Operand:
     """The mask spread over the scores, in strides alone."""
     if name not in site.body.inputs:
-        raise _RefusedError(f"mask {name!r} is made inside the region")
+        raise Refusal(f"mask {name!r} is made inside the region")
     spec = site.specs[name]
     if spec.dtype not in ("bool", dtype):
-        raise _RefusedError(f"mask is {spec.dtype}, want bool or {dtype}")
+        raise Refusal(f"mask is {spec.dtype}, want bool or {dtype}")
     if not 2 <= len(spec.shape) <= 4:
-        raise _RefusedError(f"mask has {len(spec.shape)} axes, want 2 to 4")
+        raise Refusal(f"mask has {len(spec.shape)} axes, want 2 to 4")
     # newer opsets pad a shorter mask, older ones broadcast it: the floor knows which
     if spec.shape[-1] != scores[3]:
-        raise _RefusedError(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
+        raise Refusal(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
     whole = (1,) * (4 - len(spec.shape)) + spec.shape
     if any(size not in (1, full) for size, full in zip(whole, scores, strict=True)):
-        raise _RefusedError(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
+        raise Refusal(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
     # the fused operators want two or four axes
     views = (Reshape(spec.shape, whole),) if len(spec.shape) == 3 else ()
     lying = torch.empty_strided(spec.shape, spec.strides, device="meta").view(whole).expand(scores)
@@ -313,7 +290,7 @@ def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]]:
         op = site.body.producer(name)
         view = _view(site, op, name) if op is not None else None
         if op is None or view is None:
-            raise _RefusedError(f"{op.op_type if op else 'a constant'} feeds the Attention inside the region")
+            raise Refusal(f"{op.op_type if op else 'a constant'} feeds the Attention inside the region")
         views.append(view)
         name = op.inputs[0]
     return site.body.inputs.index(name), tuple(reversed(views))
@@ -328,17 +305,17 @@ def _guard(site: Site, op: Op, heads: int) -> tuple[Operand | str | None, str]:
     where, other = users["Where"], users["Where"].inputs[1]
     keys = 2 if len(site.specs[name].shape) == 4 else 1
     if where.inputs != (users["IsNaN"].outputs[0], other, name) or site.specs[other].shape[keys] != 1:
-        raise _RefusedError("what stands for NaN is not one row for all queries")
+        raise Refusal("what stands for NaN is not one row for all queries")
     if other in body.inputs:
         return _operand(site, other, heads), where.outputs[0]
     total = body.producer(other)
     product = body.producer(total.inputs[0]) if total is not None else None
     if total is None or product is None or (product.op_type, total.op_type) != ("Mul", "ReduceSum"):
-        raise _RefusedError(f"{total.op_type if total else 'a constant'} makes what stands for NaN")
+        raise Refusal(f"{total.op_type if total else 'a constant'} makes what stands for NaN")
     zero = body.constants.get(product.inputs[1])
     is_nothing = product.inputs[0] == op.inputs[2] and zero is not None and not np.any(zero)
     if not is_nothing or _known(site, total.inputs[1]) != [keys]:
-        raise _RefusedError("what stands for NaN is not zero times the values")
+        raise Refusal("what stands for NaN is not zero times the values")
     return IN_REGION, where.outputs[0]
 
 
@@ -347,9 +324,9 @@ def _views_after(site: Site, name: str) -> tuple[Around, ...]:
     while site.body.outputs != (name,):
         users = site.body.consumers(name)
         view = _view(site, users[0], users[0].outputs[0]) if len(users) == 1 else None
-        if view is None or isinstance(view, Narrow):
+        if view is None or isinstance(view, Part):
             followed_by = users[0].op_type if users else "another output"
-            raise _RefusedError(f"{followed_by} follows the Attention inside the region")
+            raise Refusal(f"{followed_by} follows the Attention inside the region")
         views.append(view)
         name = users[0].outputs[0]
     return tuple(views)
@@ -374,7 +351,7 @@ def _known(site: Site, name: str) -> list[int] | None:
     return None if array is None else [int(n) for n in np.asarray(array).reshape(-1)]
 
 
-def _part(site: Site, op: Op, made: str) -> Narrow | None:
+def _part(site: Site, op: Op, made: str) -> Part | None:
     before = site.specs[op.inputs[0]].shape
     axis = int(op.attrs.get("axis", 0)) % len(before)
     sizes = _known(site, op.inputs[1]) if len(op.inputs) > 1 else None
@@ -383,10 +360,10 @@ def _part(site: Site, op: Op, made: str) -> Narrow | None:
             return None
         sizes = [site.specs[name].shape[axis] for name in op.outputs]
     position = op.outputs.index(made)
-    return Narrow(axis, sum(sizes[:position]), sizes[position])
+    return Part(axis, sum(sizes[:position]), sizes[position])
 
 
-def _slice(site: Site, op: Op) -> Narrow | None:
+def _slice(site: Site, op: Op) -> Part | None:
     """A slice of one axis without steps, by bounds that never change."""
     bounds = [_known(site, name) for name in [*op.inputs[1:], "", ""][:4]]
     starts, ends, axes, steps = bounds
@@ -397,4 +374,4 @@ def _slice(site: Site, op: Op) -> Narrow | None:
     before = site.specs[op.inputs[0]].shape
     axis = (axes or [0])[0] % len(before)
     start, end, _ = slice(starts[0], ends[0]).indices(before[axis])
-    return Narrow(axis, start, max(end - start, 0))
+    return Part(axis, start, max(end - start, 0))

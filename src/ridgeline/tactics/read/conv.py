@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.read.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
 
 
@@ -52,24 +53,23 @@ class ConvSite:
         )
 
 
-def read_conv(site: Site, op_type: str) -> ConvSite | str:
-    """The convolution of the region, or why it is none with constant weights."""
+def read_conv(site: Site, op_type: str = "Conv") -> ConvSite:
+    """The convolution of the region; `Refusal` where it is none with constant weights."""
     anchor = find_anchor(site.body, (op_type,))
-    if isinstance(anchor, str):
-        return anchor
     data, weight, bias = (*anchor.inputs, "")[:3]
     if data not in site.body.inputs:
         producer = site.body.producer(data)
-        return f"{producer.op_type if producer else 'a constant'} feeds the {op_type} inside the region"
+        fed_by = producer.op_type if producer else "a constant"
+        raise Refusal(f"{fed_by} feeds the {op_type} inside the region")
     if not is_constant(site, weight):
-        return f"weight {weight!r} changes between runs"
+        raise Refusal(f"weight {weight!r} changes between runs")
     if bias and not is_constant(site, bias):
-        return f"bias {bias!r} changes between runs"
+        raise Refusal(f"bias {bias!r} changes between runs")
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
     if len(x.shape) not in (3, 4, 5):
-        return f"activations have {len(x.shape)} axes, want 3 to 5"
+        raise Refusal(f"activations have {len(x.shape)} axes, want 3 to 5")
     if x.numel == 0 or y.numel == 0:
-        return "a tensor is empty"
+        raise Refusal("a tensor is empty")
     ones = (1,) * (len(x.shape) - 2)
     attrs = anchor.attrs
     stride = tuple(attrs.get("strides") or ones)
@@ -88,21 +88,12 @@ def read_conv(site: Site, op_type: str) -> ConvSite | str:
     )  # fmt: skip
 
 
-def read_cpu_conv(site: Site, op_type: str) -> ConvSite | str:
-    """As `read_conv`, for what runs float32 on the CPU alone."""
-    if site.target.kind != "cpu":
-        return f"target is {site.target}, want cpu"
-    found = read_conv(site, op_type)
-    if not isinstance(found, str) and found.x.dtype != "float32":
-        return f"activations are {found.x.dtype}, want float32"
-    return found
-
-
-def require_conv(site: Site, op_type: str) -> ConvSite:
-    """As `read_conv`, for a site that was not refused."""
-    found = read_conv(site, op_type)
-    assert not isinstance(found, str), f"a refused site came back: {found}"
-    return found
+def read_float_conv(site: Site, op_type: str = "Conv") -> ConvSite:
+    """As `read_conv`, of float32 alone."""
+    conv = read_conv(site, op_type)
+    if conv.x.dtype != "float32":
+        raise Refusal(f"activations are {conv.x.dtype}, want float32")
+    return conv
 
 
 def _spans(w: TensorSpec, dilation: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
+from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.scalar.axes import Refusal
 
-# one op outside the library call; its outputs in order, None for one it does not make
-RunOp: TypeAlias = Callable[[Op, Sequence[Tensor | None]], Sequence[Tensor | None]]
 Apply: TypeAlias = Callable[[Tensor, Sequence[Any]], object]
 
 
@@ -162,17 +162,17 @@ def _binary(site: Site, op: Op, value: str, channel_axis: int) -> Step | None:
         return None
     if other not in site.body.inputs and other not in site.body.constants:
         return None
-    here, there, result = site.specs[value], _spec_of(site, other), site.specs[op.outputs[0]]
+    here, there, result = site.specs[value], spec_of(site, other), site.specs[op.outputs[0]]
     # a step works in place, so it may not widen the running value
     if result.shape != here.shape or there.dtype != here.dtype:
         return None
-    if op.op_type == "Add" and is_constant(site, other) and _is_per_channel(there, here, channel_axis):
+    if op.op_type == "Add" and is_constant(site, other) and is_per_channel(there, here, channel_axis):
         return Bias(other)
     is_full = there.shape == here.shape and other in site.body.inputs
     return Binary(BINARY[op.op_type], other, is_full)
 
 
-def _is_per_channel(there: TensorSpec, here: TensorSpec, channel_axis: int) -> bool:
+def is_per_channel(there: TensorSpec, here: TensorSpec, channel_axis: int) -> bool:
     axis = channel_axis % len(here.shape) - len(here.shape)
     return all(
         size == 1 or position == axis
@@ -180,7 +180,7 @@ def _is_per_channel(there: TensorSpec, here: TensorSpec, channel_axis: int) -> b
     )
 
 
-def _spec_of(site: Site, name: str) -> TensorSpec:
+def spec_of(site: Site, name: str) -> TensorSpec:
     if name in site.specs:
         return site.specs[name]
     array = site.body.constants[name]
@@ -191,11 +191,11 @@ def is_constant(site: Site, name: str) -> bool:
     return name in site.weights or name in site.body.constants
 
 
-def find_anchor(body: Body, op_types: Sequence[str]) -> Op | str:
-    """The one op of the region that has one of these types, or why there is none."""
+def find_anchor(body: Body, op_types: Sequence[str]) -> Op:
+    """The one op of the region that has one of these types."""
     found = [op for op in body.ops if op.op_type in op_types and not op.domain]
     if len(found) != 1:
-        return f"region has {len(found) or 'no'} {'/'.join(op_types)}, want one"
+        raise Refusal(f"region has {len(found) or 'no'} {'/'.join(op_types)}, want one")
     return found[0]
 
 
@@ -269,7 +269,7 @@ def _bind_unary(step: Unary) -> Apply:
 Finish: TypeAlias = Callable[[Tensor, Sequence[Any]], tuple[Tensor, ...]]
 
 
-def bind_rest(site: Site, epilogue: Epilogue, *, run_op: RunOp, constants: Mapping[str, Tensor]) -> Finish:
+def bind_rest(site: Site, epilogue: Epilogue, constants: Mapping[str, Tensor]) -> Finish:
     """From the value after the steps to the outputs of the region, in the layouts of their specs."""
     outputs = site.body.outputs
     lay = [to_layout(spec) for spec in site.outputs]
@@ -282,7 +282,7 @@ def bind_rest(site: Site, epilogue: Epilogue, *, run_op: RunOp, constants: Mappi
     def finish(y: Tensor, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         values = {**fixed, **dict(zip(names, inputs, strict=True)), value: y}
         for op in rest:
-            made = run_op(op, [values[name] for name in op.inputs])
+            made = call_floor(op, [values[name] for name in op.inputs])
             values.update(zip(op.outputs, made, strict=True))
         return tuple(put(values[name]) for put, name in zip(lay, outputs, strict=True))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.read.epilogue import (
     Binary,
     Epilogue,
@@ -60,32 +61,29 @@ class LinearSite:
         return self.epilogue.split_bias()[1]
 
 
-def read_linear(site: Site) -> LinearSite | str:
-    """The matrix product of the region, or why it is none with a constant weight."""
+def read_linear(site: Site) -> LinearSite:
+    """The matrix product of the region; `Refusal` where it is none with a constant weight."""
     anchor = find_anchor(site.body, ("MatMul", "Gemm"))
-    if isinstance(anchor, str):
-        return anchor
     data, weight, bias = (*anchor.inputs, "")[:3]
     if data not in site.body.inputs:
         producer = site.body.producer(data)
-        return (
-            f"{producer.op_type if producer else 'a constant'} feeds the {anchor.op_type} inside the region"
-        )
+        fed_by = producer.op_type if producer else "a constant"
+        raise Refusal(f"{fed_by} feeds the {anchor.op_type} inside the region")
     if not is_constant(site, weight):
-        return f"weight {weight!r} changes between runs"
+        raise Refusal(f"weight {weight!r} changes between runs")
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
     if math.prod(w.shape[:-2]) != 1 or len(w.shape) < 2:
-        return f"weight has shape {list(w.shape)}, want one matrix"
+        raise Refusal(f"weight has shape {list(w.shape)}, want one matrix")
     if len(w.shape) > max(len(x.shape), 2):
-        return f"weight has {len(w.shape)} axes and the activation {len(x.shape)}"
+        raise Refusal(f"weight has {len(w.shape)} axes and the activation {len(x.shape)}")
     if not x.numel or not y.numel:
-        return "a tensor is empty"
+        raise Refusal("a tensor is empty")
     gemm = anchor.attrs if anchor.op_type == "Gemm" else {}
     beta = float(gemm.get("beta", 1.0))
     epilogue = split_epilogue(site, anchor, channel_axis=-1)
     if bias and not _is_constant_row(site, bias):
         if bias not in site.body.inputs or beta != 1.0:
-            return f"C {bias!r} is neither a constant row nor a plain addend"
+            raise Refusal(f"C {bias!r} is neither a constant row nor a plain addend")
         addend = Binary("add", bias, site.specs[bias].shape == y.shape)
         epilogue, bias = replace(epilogue, steps=(addend, *epilogue.steps)), ""
     is_x_transposed = bool(gemm.get("transA", 0))
@@ -97,18 +95,6 @@ def read_linear(site: Site) -> LinearSite | str:
         is_x_transposed=is_x_transposed, is_weight_transposed=bool(gemm.get("transB", 0)),
         alpha=float(gemm.get("alpha", 1.0)), beta=beta, epilogue=epilogue,
     )  # fmt: skip
-
-
-def read_cpu_linear(site: Site) -> LinearSite | str:
-    """As `read_linear`, for what runs on the CPU alone."""
-    return read_linear(site) if site.target.kind == "cpu" else f"target is {site.target}, want cpu"
-
-
-def require_linear(site: Site) -> LinearSite:
-    """As `read_linear`, for a site that was not refused."""
-    found = read_linear(site)
-    assert not isinstance(found, str), f"a refused site came back: {found}"
-    return found
 
 
 def _is_constant_row(site: Site, name: str) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.tactics.read.epilogue import is_constant
+from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.tactics.read.epilogue import is_constant, is_per_channel, spec_of
 
 RAW = "library.result"  # the name of the library's result inside the rest
 BIAS = "library.bias"
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class Taken:
     """epilogue(x · w) as far as a library goes: + biases, + residual, then an activation."""
 
     value: str  # what has been computed then
@@ -24,16 +25,16 @@ class Absorbed:
     activation: str = ""
 
 
-def take_moves(
+def take_epilogue(
     site: Site,
     anchor: Op,
     *,
     channel_axis: int,
     activations: tuple[str, ...] = (),
     takes_residual: bool = False,
-) -> Absorbed:
+) -> Taken:
     """Follow the anchor's result through what the library can do, while each value has one reader."""
-    found = Absorbed(anchor.outputs[0])
+    found = Taken(anchor.outputs[0])
     own = (*anchor.inputs, "")[2]
     if own:
         found = replace(found, biases=(own,))
@@ -67,24 +68,14 @@ def _is_row(site: Site, name: str, op: Op, channel_axis: int) -> bool:
     """A constant that varies along the channels only."""
     if not name or not is_constant(site, name):
         return False
-    rank = len(site.specs[op.outputs[0]].shape)
-    shape = spec_of(site, name).shape
-    back = channel_axis % rank - rank
-    return all(size == 1 or place == back for place, size in zip(range(-len(shape), 0), shape, strict=True))
+    return is_per_channel(spec_of(site, name), site.specs[op.outputs[0]], channel_axis)
 
 
 def _is_full(site: Site, name: str, op: Op) -> bool:
     return name in site.body.inputs and site.specs.get(name) == site.specs[op.outputs[0]]
 
 
-def spec_of(site: Site, name: str) -> TensorSpec:
-    if name in site.specs:
-        return site.specs[name]
-    array = site.body.constants[name]
-    return TensorSpec(str(array.dtype), array.shape)
-
-
-def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None) -> Site | str | None:
+def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None) -> Site | None:
     """The ops after `value`, reading it as their first input; None when nothing is left to do.
 
     With `bias_shape` a second input is added first: for a library whose result lacks the bias.
@@ -110,7 +101,7 @@ def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None
     inside = [n for n in free if n not in body.inputs and n not in body.constants]
     missing = [n for n in body.outputs if n not in made]
     if inside or missing:
-        return f"{(inside or missing)[0]!r} is made before {value!r} and needed after it"
+        raise Refusal(f"{(inside or missing)[0]!r} is made before {value!r} and needed after it")
     return Site(
         body=Body(
             (*leading, *inputs),
