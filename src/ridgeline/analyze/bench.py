@@ -1,7 +1,7 @@
 """Speed of an engine, alone or against peers in the same interleaved run, as rows with units.
 
 A row against a peer carries the difference of their outputs: a fast wrong answer is no result.
-Nothing here prints; who the peers are is `peers.py`.
+Nothing here prints; `peers.py` makes the peers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Feeds: TypeAlias = Mapping[str, np.ndarray]
 
 UNSTABLE = 0.025
 OVERHEAD_BOUND = 0.1
-# onnxruntime's and OpenMP's idle threads spin for tens of ms and take a core from whoever runs next
+# idle threads of onnxruntime and OpenMP spin for tens of ms and take a core from the next runner
 SETTLE_S = 0.05
 
 
@@ -78,7 +78,7 @@ class Versus:
     ratio_p90: float
     output: str
     max_difference: float
-    tolerance: float | None  # None: the engine was built without verification, so there is none
+    tolerance: float | None  # None: the engine was built without verification
 
     @property
     def agrees(self) -> bool:
@@ -86,7 +86,7 @@ class Versus:
 
     @property
     def is_noise(self) -> bool:
-        """The samples have both sides of parity."""
+        """The samples lie on both sides of parity."""
         return self.ratio_p10 <= 1 <= self.ratio_p90
 
 

@@ -46,13 +46,13 @@ class Proposal:
     work: str  # what was counted
     option: str  # for `ridge build`
     is_exact: bool
-    paddable: str = ""  # what the engine says to padding; empty: nobody asked
+    paddable: str = ""  # whether the engine can be padded along each dim; empty: not asked
 
 
 def propose(
     seen: Histogram, *, buckets: int, work: Callable[[dict[str, Shape]], float] | None = None, unit: str = ""
 ) -> Proposal:
-    """The best buckets for a histogram, at most so many of them."""
+    """The best buckets for a histogram, `buckets` at most."""
     if buckets < 1:
         raise OptionError("there must be a bucket", got=str(buckets), want="1 or more")
     dims = _dims(seen)
@@ -119,7 +119,7 @@ def _moving(seen: Histogram, dims: Mapping[str, Sequence[int | str]]) -> tuple[s
 def _shapes(
     seen: Histogram, dims: Mapping[str, Sequence[int | str]], names: Sequence[str], at: Sizes
 ) -> dict[str, Shape]:
-    """All inputs with the moving dims at these sizes; the others as they always were."""
+    """All inputs with the moving dims at these sizes; other dims keep their size."""
     fixed = _symbols(seen.seen[0][0], dims) | dict(zip(names, at, strict=True))
     return {
         name: tuple(dim if isinstance(dim, int) else fixed[dim] for dim in dims[name])

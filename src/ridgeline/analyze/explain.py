@@ -1,4 +1,4 @@
-"""Why a plan is as it is, as rows: who won each step and by how much, what was not fused, what cost nothing.
+"""Rows that explain a plan: the tactic of each step and its lead, what was not fused, and why.
 
 Everything is read from the plan; nothing is timed or rebuilt, and nothing here prints.
 """
@@ -42,7 +42,7 @@ class Unwilling:
 
 @dataclass(frozen=True)
 class Contest:
-    """Who won, who was slower, who refused; by times, or by predictions where nobody could be timed."""
+    """The chosen tactic, the slower ones and those that refused, by measured or predicted time."""
 
     tactic: str
     config: Config
@@ -63,7 +63,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class StepStory:
-    """One step: what went into it, who runs it, and who else was asked."""
+    """One step: its nodes, its tactic, and the other candidates."""
 
     index: int
     name: str
@@ -78,7 +78,7 @@ class StepStory:
 
 @dataclass(frozen=True)
 class RegionStory:
-    """Equal regions (same body, same shapes): what was fused, and who would run each by itself."""
+    """Equal regions (same body, same shapes): what was fused, and the best tactic for one alone."""
 
     names: tuple[str, ...]
     function: str
@@ -97,12 +97,12 @@ class KindRow:
     ops_text: str
     regions: int
     winners: dict[str, int]  # tactic -> regions it would run best by itself
-    total_us: float | None  # their time one by one; None where some were not timed
+    total_us: float | None  # sum of their times; None if some were not timed
 
 
 @dataclass(frozen=True)
 class UnfusedRow:
-    """All fusions refused by one rule for one reason; names and shapes in it are those of the first."""
+    """All fusions refused by one rule for one reason; the names and shapes are those of the first."""
 
     rule: str
     reason: str
@@ -133,7 +133,7 @@ class AlternativeRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The story of a plan, or of one node when `node` is set."""
+    """Why a plan is as it is; of one node if `node` is set."""
 
     model: str
     target: str
@@ -152,11 +152,11 @@ class Explanation:
     unwilling: tuple[UnwillingRow, ...]
     host_values: tuple[str, ...]
     islands: tuple[Island, ...] = ()
-    profile: str = ""  # of the plan that is told, where there are several
+    profile: str = ""  # which profile this explains, if there are several
 
 
 def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int = 1) -> Explanation:
-    """As `explain_plan`, for one of the plan's profiles, with the cost of what could not be planned."""
+    """As `explain_plan`, for one of the profiles, with the cost of steps that could not be planned."""
     plans = [plan, *plan.others]
     if not 1 <= profile <= len(plans):
         raise OptionError(f"there is no profile {profile}", want=f"1 to {len(plans)}")
@@ -173,7 +173,7 @@ def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int =
 
 
 def _without_guess(step: StepStory) -> StepStory:
-    """What data decides about cannot be predicted: only its order among candidates was."""
+    """Drop the predicted time of a step whose work depends on data. Only the order of candidates is known."""
     contest = step.contest
     return replace(step, contest=replace(contest, median_us=None)) if contest.is_predicted else step
 
@@ -255,7 +255,7 @@ def _region_stories(notes: Iterable[RegionNote], steps: Sequence[Step]) -> tuple
 
 
 def _kinds(notes: Iterable[RegionNote]) -> tuple[KindRow, ...]:
-    """The most frequent first; equally frequent ones as they appear."""
+    """Rows with the most frequent first; equally frequent ones keep their order."""
     kinds: dict[tuple[str, ...], list[RegionNote]] = {}
     for note in notes:
         kinds.setdefault(note.op_types, []).append(note)
@@ -270,7 +270,7 @@ def _kinds(notes: Iterable[RegionNote]) -> tuple[KindRow, ...]:
 
 
 def _contest(candidates: Sequence[Candidate]) -> Contest:
-    """Of candidates with the chosen one first."""
+    """The contest of these candidates, of which the first was chosen."""
     chosen, *rest = candidates
     is_predicted = chosen.predicted_us is not None
     if is_predicted:
@@ -296,7 +296,7 @@ def _behind(median_us: float | None, winner_us: float | None) -> float | None:
 
 
 def _alternatives(ranked: Sequence[Candidate]) -> tuple[AlternativeRow, ...]:
-    """Of whole plans with the chosen one first."""
+    """One row per whole plan; the first was chosen."""
     return tuple(
         AlternativeRow(
             name=f"{candidate.tactic} {config_text(candidate.config)}".rstrip(),
@@ -324,12 +324,12 @@ def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
 
 
 def _in_general(reason: str) -> str:
-    """The reason without the names and sizes that make each of its kind look different."""
+    """The reason without names and sizes, so that reasons of one kind are equal."""
     return _SHAPE.sub("[…]", _QUOTED.sub("'…'", reason))
 
 
 def _unwilling(notes: Sequence[RegionNote], steps: Sequence[Step]) -> tuple[UnwillingRow, ...]:
-    """Over the regions; over the steps where a plan keeps no notes of its regions."""
+    """Refusals by tactic, counted over regions, or over steps if the plan has no notes on regions."""
     given: dict[str, Counter[str]] = {}
     for candidates in [note.candidates for note in notes] or [step.losers for step in steps]:
         for tactic, refused in {(c.tactic, c.refused) for c in candidates}:

@@ -1,4 +1,4 @@
-"""One line per model: what a build came to, against a peer of the same run. Nothing here prints."""
+"""One row per model: its build, and its speed against a peer of the same run. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.analyze.show import Summary
 
 @dataclass(frozen=True)
 class Headline:
-    """A model's row in a table of many."""
+    """The row of one model."""
 
     model: str
     shapes: dict[str, tuple[int, ...]]  # of the inputs
@@ -25,17 +25,17 @@ class Headline:
     max_error: float | None
     tolerance: float | None
     verified: bool
-    agrees: bool  # the engine with the peer, in the bench run itself
+    agrees: bool  # the outputs of engine and peer, compared in the bench run
     memory_bytes: int
     build_s: float
     engine_file: str = ""
-    is_noise: bool = False  # the samples have both sides of parity
+    is_noise: bool = False  # the samples lie on both sides of parity
 
 
 def headline(
     name: str, *, summary: Summary, measured: BenchReport, build_s: float, engine_file: str = ""
 ) -> Headline:
-    """From a summary and a bench run with one peer."""
+    """Make the row from a summary and a bench run with one peer."""
     ours, theirs = measured.rows[:2]
     versus = measured.versus[0]
     worst = summary.verdict.worst

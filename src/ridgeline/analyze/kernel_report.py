@@ -1,4 +1,4 @@
-"""Every GPU kernel of our own in an engine, as rows: what it takes of a processor, and what its code shows.
+"""Rows about the GPU kernels of an engine: what each takes of a processor, and what its code shows.
 
 Needs no GPU. Facts come from the compiler; evidence from the disassembly, where Triton is installed.
 """
@@ -14,10 +14,10 @@ from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
 from ridgeline.plan.plan import Plan, Step
 
-REGISTER_UNIT = 8  # registers are given out in such lots
-RESERVED_SHARED = 1024  # bytes of each block that the system takes
+REGISTER_UNIT = 8  # registers are allocated in multiples of this
+RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
 MAX_BLOCKS = 32
-# warps that one processor holds, where it is not 64
+# warps that one processor holds; others hold 64
 MAX_WARPS = {"sm_86": 48, "sm_89": 48, "sm_120": 48}
 
 
@@ -116,11 +116,11 @@ def _row(digest: str, numbers: list[int], step: Step, made: Compiled, *, with_ev
 
 
 def blocks_per_sm(made: Compiled) -> tuple[int, str]:
-    """How many blocks one processor holds at a time, and what there is no more of."""
-    # a file may say anything of its kernels
+    """How many blocks one processor holds at a time, and the resource that limits them."""
+    # the file may state anything about its kernels
     registers = -(-max(made.registers, 1) // REGISTER_UNIT) * REGISTER_UNIT
     warps, own_shared = max(made.num_warps, 1), max(made.shared, 0)
-    # a block may have all shared memory of a processor but what is reserved for it
+    # a block may use all shared memory of a processor except the reserved bytes
     shared = device_of(made.arch).shared_bytes + RESERVED_SHARED
     limits = {
         "registers": REGISTERS // (registers * 32 * warps),

@@ -1,4 +1,4 @@
-"""What an engine says to padding along a dim, and how much work it has at other shapes."""
+"""Whether an engine can be padded along a dim, and how much work it does at other shapes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ridgeline.select.padding import padded_cuts
 
 
 def padding_verdict(engine: Engine, dims: Sequence[str]) -> str:
-    """Whether rows stay apart along each dim, or the op that mixes them."""
+    """For each dim: that it can be padded, or the op that forbids it."""
     return "; ".join(f"along {dim!r}: {why_not_pad(engine, dim) or 'cannot change results'}" for dim in dims)
 
 
 def why_not_pad(engine: Engine, dim: str) -> str | None:
-    """The op that forbids padding along a dim of the inputs; None where results stay as they are."""
+    """The op that forbids padding along a dim of the inputs; None if padding changes no result."""
     padded: dict[str, TensorSpec] = {}
     for port in engine.inputs:
         spec = engine.plan.planned_shapes[port.name]

@@ -1,4 +1,4 @@
-"""Who an engine is benched against: ONNX Runtime as it comes, and PyTorch op by op.
+"""The peers that an engine is benched against: ONNX Runtime with its defaults, and PyTorch op by op.
 
 Both get the engine's thread count. Nothing is timed here.
 """
@@ -27,7 +27,7 @@ def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
     options.log_severity_level = ORT_ERRORS_ONLY
     try:
         session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # every failure of ONNX Runtime has its own class, and they share no base
+    except Exception as error:  # the exceptions of ONNX Runtime have no common base class
         raise ModelError(
             f"ONNX Runtime cannot load {model}",
             got=str(error).splitlines()[0],

@@ -1,4 +1,4 @@
-"""What an engine is, as rows: signature, steps, memory, verification. Figures only; nothing here prints."""
+"""Rows that describe an engine: signature, steps, memory, verification. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ridgeline.plan.report import Check, Report
 
 @dataclass(frozen=True)
 class PortRow:
-    """One input or output, dim by dim; None for a rank or a dim of which the model says nothing."""
+    """One input or output, dim by dim; None for a rank or a dim that the model does not state."""
 
     name: str
     dtype: str
     dims: tuple[int | str | None, ...] | None
     planned: tuple[int, ...] | None = None  # of inputs
-    ranges: tuple[tuple[int, int, int], ...] | None = None  # min, opt, max; None where any size may come
+    ranges: tuple[tuple[int, int, int], ...] | None = None  # min, opt, max; None if any size is allowed
 
     @property
     def moves(self) -> bool:
@@ -66,7 +66,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification found; `worst` is the check that came nearest to its tolerance, or passed it."""
+    """What verification found; `worst` is the check with the largest share of its tolerance."""
 
     verified: bool
     reference: str
@@ -104,7 +104,7 @@ class Summary:
     versions: dict[str, str]
     slow_ops: tuple[str, ...]
     warnings: tuple[str, ...]
-    profiles: tuple[str, ...] = ()  # what each takes; steps and times here are the first one's
+    profiles: tuple[str, ...] = ()  # the sizes that each takes; steps and times are those of the first
     pads: bool = False
 
 
@@ -146,7 +146,7 @@ def profile_text(plan: Plan) -> str:
 
 
 def short_ops(op_types: Sequence[str]) -> str:
-    """``Conv Add Relu``; for a long region what it has most of, ``Conv×24 Relu×22 Add×8 +3 kinds``."""
+    """``Conv Add Relu``; for a long region the most frequent ones, ``Conv×24 Relu×22 Add×8 +3 kinds``."""
     if len(op_types) <= 5:
         return " ".join(op_types)
     counts = Counter(op_types).most_common()
@@ -156,13 +156,13 @@ def short_ops(op_types: Sequence[str]) -> str:
 
 
 def total_us(steps: Sequence[Step]) -> float | None:
-    """None when a step was chosen without timing: a sum with holes in it would mislead."""
+    """The sum of all times; None if a step was chosen without timing."""
     times = [step.median_us for step in steps]
     return None if None in times or not times else math.fsum(time for time in times if time is not None)
 
 
 def fraction_of_tolerance(check: Check) -> float:
-    """1 is the limit. An exact match is 0 even where nothing but an exact match would do."""
+    """The error as a share of the tolerance: 1 is the limit, an exact match is 0."""
     if math.isnan(check.max_error):
         return math.inf
     if check.max_error == 0:
@@ -183,7 +183,7 @@ def _input_row(plan: Plan, port: Port) -> PortRow:
 
 
 def _dims(port: Port) -> tuple[int | str | None, ...] | None:
-    """As the model says it; a dim that only has a name because we gave it one has none."""
+    """The dims as the model states them, without names that we made up."""
     if port.dims is None:
         return None
     return tuple(None if dim == f"{port.name}.{axis}" else dim for axis, dim in enumerate(port.dims))
@@ -201,7 +201,7 @@ def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) ->
         flops=step.work.flops,
         bytes=step.work.bytes,
         notes=step.notes,
-        # what data decides about cannot be predicted
+        # the time of a step whose work depends on data cannot be predicted
         predicted_us=None if islands & {*step.regions} else step.predicted_us,
     )
 

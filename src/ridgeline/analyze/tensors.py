@@ -1,4 +1,4 @@
-"""Tensors at a glance, and how far two sets of them are apart. Rows only; nothing here prints."""
+"""Rows that describe tensors, and how far two sets of them are apart. Rows only; nothing here prints."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two answers to the same question, one output."""
+    """How far one output is from the peer's."""
 
     output: str
     max_difference: float
-    scale: float  # the largest magnitude in the peer's answer
+    scale: float  # the largest magnitude in the peer's output
 
 
 def describe(

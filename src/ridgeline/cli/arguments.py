@@ -13,11 +13,14 @@ import typer
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.options import VERIFY_MODES, Limits
 
-# between inputs; values of shape tensors, [1, 2], keep theirs
+# separates inputs; the spaces inside the values of a shape tensor, [1, 2], separate nothing
 _SPACES = re.compile(r"\s+(?![^\[]*\])")
-# beside an engine file these are errors: it is built already
+# options under this heading are errors beside an engine file, which is built already
 BUILDING = "Building"
-_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}  # of the keywords that have another name
+_FLAGS = {
+    "profiles": "--shapes",
+    "timing_cache": "--cache",
+}  # options with another name than their keyword
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
 EngineFile = Annotated[
@@ -203,7 +206,7 @@ def build_options(
 
 
 def refuse_build_options(path: Path, options: Mapping[str, Any], *, planned_threads: int) -> None:
-    """Build options beside an engine file are errors, not ignored. Limits are those of a call."""
+    """Raise if build options were given beside an engine file. Limits hold for one call and are allowed."""
     given = [name for name in options if name not in ("limits", "threads")]
     if given:
         flags = [_FLAGS.get(name, f"--{name}") for name in given]
@@ -221,7 +224,7 @@ def refuse_build_options(path: Path, options: Mapping[str, Any], *, planned_thre
 
 
 def parse_names(text: str, *, option: str, known: Sequence[str]) -> tuple[str, ...]:
-    """``ort,torch`` as names, each of them known, each of them once."""
+    """Read ``ort,torch`` as names. Each must be known and counts once."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in known:

@@ -47,7 +47,7 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
 
 def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
-        # opened here: np.load leaves a file it opened and could not read to the garbage collector
+        # the file is opened here because np.load leaves a file that it cannot read open
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
@@ -67,5 +67,5 @@ def _unreadable(path: Path, error: Exception) -> OptionError:
 
 def save_array(file: BinaryIO, *, array: object) -> None:
     made = np.asarray(array)
-    # strings as numpy writes them without pickling: all as wide as the widest
+    # numpy writes strings without pickling if they have one width
     np.save(file, made.astype(str) if made.dtype == object else made, allow_pickle=False)

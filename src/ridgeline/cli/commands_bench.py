@@ -30,7 +30,7 @@ from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.render import emit, say_error, talk
 
 PEERS = ("ort", "torch")
-# what is left is the floor: one PyTorch call per ONNX op
+# without these tactics each ONNX op is one PyTorch call
 NOT_OP_BY_OP = ("ort", "cpp", "onednn", "mkl")
 
 

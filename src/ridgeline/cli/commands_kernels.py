@@ -1,4 +1,4 @@
-"""`ridge kernels` and `ridge settle`: what an engine for a GPU brings along, and what it becomes there."""
+"""`ridge kernels` lists the GPU kernels of an engine; `ridge settle` times its predicted choices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def settle(
         if untimed:
             hint = "build it at a level above 0 to time them"
             talk.print(f"{plural(untimed, 'step')} never timed: {hint}", style="dim")
-    loaded.context()  # an engine is settled before its first run
+    loaded.context()  # making a context times the predicted choices
     loaded.save(path)
     emit(
         summarise(loaded.plan, loaded.report), draw_built, as_json=json, schema="engine", file=str(path),

@@ -1,4 +1,4 @@
-"""`ridge shapes`: buckets for the shapes that an engine has met."""
+"""`ridge shapes`: it proposes buckets for the shapes that an engine has run with."""
 
 from __future__ import annotations
 

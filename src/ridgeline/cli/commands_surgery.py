@@ -1,4 +1,4 @@
-"""`ridge extract`, `ridge lint`, `ridge reduce`: a part of a model, what ails it, what makes it fail."""
+"""`ridge extract`, `ridge lint`, `ridge reduce`: they cut, check and reduce an ONNX file."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def gate_text(row: Versus) -> Text:
 
 
 def _spread_text(row: Versus | Headline) -> str:
-    """Where both sides of 1.00 were seen, neither is faster."""
+    """The range of ratios; if it contains 1.00, neither is faster."""
     spread = f"{row.ratio_p10:.2f} – {row.ratio_p90:.2f}"
     return f"{spread}, within noise" if row.is_noise else spread
 
@@ -94,7 +94,7 @@ def _surroundings(report: BenchReport, console: Console) -> None:
 
 
 def draw_headlines(rows: Sequence[Headline], console: Console) -> None:
-    """A table one wants to show a colleague."""
+    """One row per model."""
     numbers = ("nodes → steps", "peer, ms", "ridgeline, ms", "speed", "memory", "build, s")
     columns = ("model", *numbers[:4], "error of allowed", *numbers[4:])
     grid = table(*columns, numeric=numbers, keep=("error of allowed",))

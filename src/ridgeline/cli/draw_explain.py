@@ -1,4 +1,4 @@
-"""How the story of a plan looks on a terminal: `ridge explain`, whole or one node."""
+"""Draws what `ridge explain` says about a plan or one of its nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _alternatives(story: Explanation, console: Console) -> None:
 
 
 def _steps(story: Explanation, console: Console) -> None:
-    # a plan for a machine that is not here has no times yet
+    # a plan that was made without its machine has no times yet
     time = "predicted" if any(step.contest.is_predicted for step in story.steps) else "median"
     numbers = ("#", "nodes", time, "behind")
     columns = ("#", "ops", "nodes", "tactic", time, "runner-up", "behind")
@@ -77,7 +77,7 @@ def _steps(story: Explanation, console: Console) -> None:
 
 
 def _islands(story: Explanation, console: Console) -> None:
-    """What runs between planned segments, since data decides about it, and what that costs."""
+    """Steps that cannot be planned because their shapes depend on data, with their cost."""
     if not story.islands:
         return
     numbers = ("time", "of all steps")
@@ -90,7 +90,7 @@ def _islands(story: Explanation, console: Console) -> None:
 
 
 def _regions(story: Explanation, console: Console) -> None:
-    """Left out where every step is one region: the table of steps has said it all."""
+    """Nothing is drawn if every step is one region, since the table of steps shows the same."""
     if all(len(step.regions) == 1 for step in story.steps):
         return
     numbers = ("regions", "time alone")

@@ -1,4 +1,4 @@
-"""How the kernels of an engine look on a terminal: `ridge kernels`."""
+"""Draws the GPU kernels of an engine for `ridge kernels`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = ("regs", "spill", "KiB", "warps", "per SM", "full", "local")
 
 
 def draw_kernels(report: KernelReport, console: Console) -> None:
-    """One row per kernel, then what the rest of the steps are."""
+    """One row per kernel, then the number of steps without one."""
     head = f"  {plural(len(report.kernels), 'kernel')} of our own  ({report.target})"
     console.print(Text.assemble((report.model or "model", "bold"), head))
     console.print()

@@ -1,4 +1,4 @@
-"""How an engine looks on a terminal, as `ridge build` and `ridge show` tell of it."""
+"""Draws the summary of an engine for `ridge build` and `ridge show`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTED = 8
 
 
 def draw_built(summary: Summary, console: Console) -> None:
-    """After a build: what it came to, in a few lines."""
+    """The summary that `ridge build` prints, in a few lines."""
     _headline(summary, console)
     put_lines(
         (
@@ -34,7 +34,7 @@ def draw_built(summary: Summary, console: Console) -> None:
 
 
 def draw_summary(summary: Summary, console: Console) -> None:
-    """Everything `ridge show` knows."""
+    """The whole summary, for `ridge show`."""
     _headline(summary, console)
     _ports(summary, console)
     _paragraph("Profiles", _profiles_text(summary), console)
@@ -47,7 +47,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
 
 
 def draw_checks(report: Report, console: Console) -> None:
-    """Every check with how far off it was, as `ridge verify` tells of them."""
+    """Every check with its error, for `ridge verify`."""
     grid = table("check", "output", "off", "allowed", numeric=("off", "allowed"))
     for check in report.checks:
         grid.add_row(check.name, check.output, error_size(check.max_error), error_size(check.tolerance))
@@ -124,7 +124,7 @@ def _memory(summary: Summary, console: Console) -> None:
 
 
 def _profiles_text(summary: Summary) -> str:
-    """Of an engine with one profile and no padding nothing is said: the table of inputs has its ranges."""
+    """Empty for one profile without padding, whose ranges are in the table of inputs."""
     if len(summary.profiles) < 2 and not summary.pads:
         return ""
     each = "; ".join(text or "any shapes" for text in summary.profiles)

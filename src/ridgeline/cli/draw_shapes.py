@@ -1,4 +1,4 @@
-"""How proposed buckets look on a terminal."""
+"""Draws proposed buckets for `ridge shapes`."""
 
 from __future__ import annotations
 

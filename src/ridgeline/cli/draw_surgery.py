@@ -1,4 +1,4 @@
-"""How parts, problems and reductions look on a terminal."""
+"""Draws the results of `ridge extract`, `ridge lint` and `ridge reduce`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def compile_steps(engine: Engine) -> dict[str, Compiled]:
 
 
 def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:
-    """The arrays given, and random ones (said on stderr) for the inputs that were not."""
+    """The given arrays, and random ones for the other inputs, which a note on stderr names."""
     known = [port.name for port in engine.plan.inputs]
     for name in given:
         if name not in known:
@@ -63,13 +63,13 @@ def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int
 
 
 def tell_notes(engine: Engine) -> None:
-    """What did not go as planned on this machine; known once the engine has run."""
+    """Print what did not go as planned on this machine. It is known after the engine has run."""
     for note in dict.fromkeys(engine.notes):
         talk.print(f"note: {note}", style="yellow")
 
 
 def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, TensorSpec]:
-    """The planned shapes, except that a dim named as one of a given array has that array's size."""
+    """The planned shapes, with named dims at the sizes that given arrays have."""
     sizes: dict[int | str, int] = {}
     for port in plan.inputs:
         if port.name in given and port.dims is not None:
@@ -80,6 +80,6 @@ def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, Ten
         dims = port.dims if port.dims is not None else planned.shape
         pairs = zip(dims, planned.shape, strict=True)
         shape = tuple(sizes.get(dim, size) if isinstance(dim, str) else size for dim, size in pairs)
-        # planned values of a shape tensor stay, at the length they were planned for
+        # a shape tensor keeps its planned values if its length stays
         specs[port.name] = planned if shape == planned.shape else TensorSpec(planned.dtype, shape)
     return specs

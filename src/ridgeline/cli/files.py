@@ -1,4 +1,4 @@
-"""Files the commands read and write: looked at before the work; written whole or not at all."""
+"""Files that commands read and write: checked before the work, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.errors import ModelError, OptionError, PlanError
 
 
 def require_file(path: Path) -> None:
-    """A missing file, with the names next to where it should be."""
+    """Raise if the file does not exist, with near names in its folder."""
     if path_given(path, what="this", error=ModelError).is_file():
         return
     if path.is_dir():
@@ -28,12 +28,12 @@ def require_file(path: Path) -> None:
 
 
 def is_engine_file(path: Path) -> bool:
-    """By content where it can be told: an engine file is a zip, and no ONNX file starts like one."""
+    """True for the suffix .ridge and for any zip: no ONNX file starts like a zip."""
     return path.suffix == ".ridge" or zipfile.is_zipfile(path)
 
 
 def require_engine_file(path: Path) -> None:
-    """An engine file, and nothing else."""
+    """Raise if this is not an engine file."""
     require_file(path)
     if not is_engine_file(path):
         raise PlanError(
@@ -44,7 +44,7 @@ def require_engine_file(path: Path) -> None:
 
 
 def require_writable(path: Path, *, option: str, source: Path | None = None) -> None:
-    """Refuse now what would fail after a minute of building, or replace the file it is made from."""
+    """Raise before the build if the file cannot be written, or would replace its own source."""
     path_given(path, what=option)
     if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise OptionError(f"{path} would replace what it is made from", want=f"another file after {option}")
@@ -58,7 +58,7 @@ def require_writable(path: Path, *, option: str, source: Path | None = None) -> 
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made if need be."""
+    """Return the folder; make it if it does not exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,7 +69,7 @@ def make_folder(path: Path) -> Path:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """A reader sees the old file or the new one, never a part of it."""
     try:
-        # as readable as any other file that this user makes
+        # with the permissions that the user's umask gives
         with whole_file(path, mode=0o666 & ~_umask()) as file:
             write(file)
     except OSError as error:
@@ -77,7 +77,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def _umask() -> int:
-    # there is no way to read it without setting it
+    # the umask cannot be read without setting it
     mask = os.umask(0)
     os.umask(mask)
     return mask

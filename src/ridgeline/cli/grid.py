@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 INDENT, GAP = 2, 2
-# a rule under the head and nothing else: the columns are what one reads
+# the only line is the rule under the head
 _HEAD_RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
 
@@ -34,7 +34,7 @@ class Grid:
         self.rows.append(cells)
 
     def fitted(self, width: int) -> Table:
-        # a cell's padding and the divider after it make the gap
+        # the gap is a cell's padding plus the divider
         padding = (0, GAP - 1, 0, 0)
         grid = Table(box=_HEAD_RULE, header_style="dim", padding=padding, show_edge=False, pad_edge=False)
         for name, column_width in zip(self.columns, self._widths(width), strict=True):
@@ -50,7 +50,7 @@ class Grid:
         return grid
 
     def _widths(self, width: int) -> list[int]:
-        """Rich would narrow all columns alike and cut numbers; here the widest words give way first."""
+        """The widest columns of words are narrowed first. Rich would narrow all alike and cut numbers."""
         widths = [
             max([cell_len(name), *(cell_len(str(row[i])) for row in self.rows)])
             for i, name in enumerate(self.columns)
@@ -73,7 +73,7 @@ def put(grid: Grid, console: Console, *, title: str = "") -> None:
 
 
 def put_lines(lines: Iterable[tuple[str, str | Text]], console: Console, *, style: str = "dim") -> None:
-    """``label  text`` lines; a long text goes on under itself, an empty one is left out."""
+    """Print ``label  text`` lines. A long text wraps under itself, an empty one is left out."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style=style, no_wrap=True, min_width=11)
     grid.add_column(overflow="fold")

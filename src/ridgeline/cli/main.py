@@ -1,4 +1,4 @@
-"""The `ridge` command: the list of its commands, and what becomes of an error (statuses: `exits.py`)."""
+"""The `ridge` command: the list of its commands, and how errors are shown (statuses: `exits.py`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_verify import verify
 from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, STOPPED, USAGE, USER_ERROR
-from ridgeline.cli.loudness import is_verbose, with_loudness
 from ridgeline.cli.render import complain, emit_error, say_error
+from ridgeline.cli.verbosity import is_verbose, with_verbosity
 from ridgeline.errors import RidgelineError, VerifyError, failure
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ for command in (
     build, run, verify, bench, show, explain, shapes, kernels, settle, plugins, extract, lint, reduce,
     demo,
 ):  # fmt: skip
-    app.command()(with_loudness(command))
+    app.command()(with_verbosity(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """The exit status, and what is to be said of an error besides its text."""
+    """The exit status, and the fields of the error for `--json`."""
     try:
         status = app(list(given), standalone_mode=False) or DONE
         return (STOPPED, _stopped()) if status == STOPPED else (status, {})
@@ -86,12 +86,12 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
     except typer.Abort:
         return STOPPED, _stopped()
     except OSError as error:
-        # a full disk, a folder that went away, a file we may not read: the machine's, not ours
+        # a full disk, a removed folder or a forbidden file is not a bug of ours
         return USER_ERROR, _said(error, _os_error_text(error))
     except MemoryError as error:
         return USER_ERROR, _said(error, f"not enough memory for this: {error}")
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "show"):  # of the parser of the command line
+        if hasattr(error, "format_message") and hasattr(error, "show"):  # errors of the command-line parser
             error.show()
             return USAGE, {"error": "UsageError", "what": error.format_message()}
         if is_verbose():
@@ -100,7 +100,7 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
 
 
 def _stopped() -> dict[str, Any]:
-    """By Ctrl-C, which some versions of the parser raise and others return as a status."""
+    """Report Ctrl-C, which some versions of the parser raise and others return as a status."""
     say_error("stopped")
     return {"error": "Abort", "what": "stopped"}
 
@@ -111,7 +111,7 @@ def _told(error: RidgelineError, kind: str) -> dict[str, Any]:
 
 
 def _bug(error: Exception) -> RidgelineError:
-    """What nobody thought of: what happened and where, and how to report it."""
+    """The report of an unexpected exception: what happened, where, and how to report it."""
     frames = traceback.extract_tb(error.__traceback__)
     home = str(Path(__file__).parents[1])
     at = next((frame for frame in reversed(frames) if frame.filename.startswith(home)), frames[-1])

@@ -1,4 +1,4 @@
-"""A user's command as the judge of a model: whether it still fails the way it did."""
+"""Runs the user's command on a model and tells whether it still fails in the same way."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Command:
             try:
                 output, _ = process.communicate(timeout=self.timeout_s)
             except BaseException as error:
-                # with its children: one that lives on would keep the pipe open, and us waiting
+                # its children too: a child that goes on would keep the pipe open
                 os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     return Outcome(None, "", perf_counter() - start)
@@ -74,7 +74,7 @@ class Command:
         return outcome.status != 0 and bool(re.search(self.match, outcome.output) if self.match else True)
 
     def is_same(self, outcome: Outcome, first: Outcome) -> bool:
-        """Whether it is the failure the whole model showed: the same status, and the words looked for."""
+        """Whether it is the failure of the whole model: the same status, and the words looked for."""
         return self.fails(outcome) and (self.any_failure or outcome.status == first.status)
 
 

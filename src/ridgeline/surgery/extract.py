@@ -55,7 +55,7 @@ def extract_file(model: Path, output: Path, *, starts: Sequence[str], ends: Sequ
 
 
 def find_part(graph: ModelGraph, starts: Sequence[str], ends: Sequence[str]) -> Part:
-    """Settle names and walk back from the ends. Every unknown name is reported with those near it."""
+    """Look the names up and walk back from the ends. Unknown names are reported with near ones."""
     _refuse_unknown(graph, starts, ends)
     first = [value for name in starts for value in _start_values(graph, name)]
     last = [value for name in ends for value in _end_values(graph, name)]
@@ -117,7 +117,7 @@ def walk_back(graph: ModelGraph, starts: frozenset[str], ends: Sequence[str]) ->
 
 
 def _start_values(graph: ModelGraph, name: str) -> list[str]:
-    """A value is cut where it is; a node starts at what it reads that is given or changes with the inputs."""
+    """The values to start from: a value itself, or what a node reads that depends on the inputs."""
     if graph.is_value(name):
         return [name]
     read = dict.fromkeys(reads(graph.nodes[graph.node_names[name]]))

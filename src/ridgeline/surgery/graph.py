@@ -1,4 +1,4 @@
-"""A model's file as surgery sees it: who makes a value, who reads it (subgraphs too), what types values have.
+"""An ONNX file by names: which node makes a value, which nodes read it (in subgraphs too), its type.
 
 Works on the proto, not on `onnx_ir`: what is not touched must come out as it went in, broken parts included.
 """
@@ -25,7 +25,7 @@ from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_reg
 from ridgeline.frontend.types import tensor_type
 from ridgeline.passes.contradictions import SMALL_NUMEL
 
-# more than this cannot stand in one protobuf with room to spare
+# the limit of one protobuf, with some room
 EMBEDDED_BYTES = 3 << 29
 
 
@@ -73,7 +73,7 @@ class ModelGraph:
 
     @cached_property
     def inputs(self) -> dict[str, onnx.ValueInfoProto]:
-        """Inputs that a caller gives; an initializer may be listed among them and is none."""
+        """Inputs that a caller gives, without the initializers that may be listed among them."""
         return {p.name: p for p in self.proto.graph.input if p.name not in self.initializers}
 
     @cached_property
@@ -136,7 +136,7 @@ def write_model(proto: onnx.ModelProto, folder: Path | None, path: Path) -> None
     nbytes = sum(len(t.raw_data) for t in outside)
     try:
         if nbytes > EMBEDDED_BYTES:
-            # onnx would append to one that is there
+            # onnx would append to an existing file
             place_of(data := path.with_name(f"{path.name}.data")).unlink(missing_ok=True)
             onnx.convert_model_to_external_data(proto, location=data.name)
             onnx.external_data_helper.write_external_data_tensors(proto, str(path.parent))
@@ -175,7 +175,7 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with large and external weights as inputs: enough to infer from, at any size of model."""
+    """The model with large and external weights as inputs, so that shape inference takes any model."""
     light = onnx.ModelProto()
     light.ir_version = proto.ir_version
     light.opset_import.extend(proto.opset_import)

@@ -51,7 +51,7 @@ def lint(source: Path | onnx.ModelProto) -> LintReport:
 
 
 def _apply(rule: object, subject: Subject) -> Iterator[Problem]:
-    """A model can be broken in ways a rule did not think of; the others still have their say."""
+    """Apply one rule. A rule that fails becomes a problem of its own, and the other rules still run."""
     assert callable(rule), "RULES holds functions"
     try:
         yield from rule(subject)
@@ -63,7 +63,7 @@ def _apply(rule: object, subject: Subject) -> Iterator[Problem]:
 
 
 def _frontend(source: Path | onnx.ModelProto) -> Iterator[Problem]:
-    """What `ridge build` itself would refuse at the door, when nothing else explains it."""
+    """What `ridge build` would refuse when it loads the model, if no rule explains it."""
     try:
         loaded = load(source)
         ports(loaded.model.graph.inputs, what="input")

@@ -1,4 +1,4 @@
-"""Lint rules on structure: opsets, ops, names, order, what nobody makes and what nobody reads."""
+"""Lint rules on structure: opsets, ops, names, order, values that no node makes or reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opset_imports(subject: Subject) -> Iterator[Problem]:
 
 
 def known_ops(subject: Subject) -> Iterator[Problem]:
-    """Ops nobody can run, each with all the places it is at."""
+    """Ops that nothing can run, each with all its nodes."""
     places: dict[tuple[str, str], list[onnx.NodeProto]] = {}
     for _, node in subject.all_nodes:
         key = (domain_of(node), node.op_type)
@@ -109,7 +109,7 @@ def legal_nodes(subject: Subject) -> Iterator[Problem]:
 
 
 def names(subject: Subject) -> Iterator[Problem]:
-    """Values are made once, before they are read; outputs are made; node names are told apart."""
+    """Values are made once, before they are read; outputs are made; node names are unique."""
     for scope in subject.scopes:
         made = dict.fromkeys(scope.outer | names_given(scope.graph))
         later = {name for node in scope.graph.node for name in node.output if name}

@@ -1,4 +1,4 @@
-"""Lint rules on values: types and shapes that do not fit, weights that cannot be read or make no sense."""
+"""Lint rules on values: types and shapes that do not fit, implausible or unreadable weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inference(subject: Subject) -> Iterator[Problem]:
 
 
 def weights(subject: Subject) -> Iterator[Problem]:
-    """Tensors that do not read, and numbers that no training leaves behind."""
+    """Tensors that cannot be read, and values that training does not produce."""
     folder = subject.graph.folder
     for tensor in subject.proto.graph.sparse_initializer:
         yield Problem(
@@ -119,7 +119,7 @@ def constants(subject: Subject) -> Iterator[Problem]:
 
 
 def double_precision(subject: Subject) -> Iterator[Problem]:
-    """float64 is seldom meant: one Cast or one Python number in the exporter makes it."""
+    """float64 is seldom intended: one Cast or one Python number in the exporter causes it."""
     doubles = [
         name for name, kind in subject.graph.types.items()
         if kind.tensor_type.elem_type == onnx.TensorProto.DOUBLE
@@ -132,7 +132,7 @@ def double_precision(subject: Subject) -> Iterator[Problem]:
 
 
 def dims(subject: Subject) -> Iterator[Problem]:
-    """Open dims want names, so that equal ones can be told and profiles can speak of them."""
+    """Open dims need names, so that equal ones are recognised and profiles can name them."""
     for name, port in subject.graph.inputs.items():
         tensor = port.type.tensor_type
         if port.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == onnx.TensorProto.STRING:
@@ -155,7 +155,7 @@ def dims(subject: Subject) -> Iterator[Problem]:
 
 
 def training(subject: Subject) -> Iterator[Problem]:
-    """Ops left in training mode: their results are random, or change state that nobody keeps."""
+    """Ops left in training mode: their results are random, or they change state that is lost."""
     fixed = {t.name: t for t in subject.proto.graph.initializer}
     for _, node in subject.all_nodes:
         mode = next((a.i for a in node.attribute if a.name == "training_mode"), 0)

@@ -1,4 +1,4 @@
-"""What every value of a model is for some given inputs, so that a cut can be fed with the real thing."""
+"""Records every value of a model for given inputs, so that a part is run on its real inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recording:
 
     def keep(self, sample: int, name: str, array: np.ndarray) -> None:
         file = self._files.setdefault(name, f"v{len(self._files)}")
-        self._dtypes[name] = array.dtype  # numpy's files know no bfloat16
+        self._dtypes[name] = array.dtype  # numpy cannot write bfloat16
         np.save(self.folder / f"{file}_{sample}.npy", array, allow_pickle=False)
 
     def has(self, name: str) -> bool:

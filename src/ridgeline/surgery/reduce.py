@@ -111,7 +111,7 @@ def _record(graph: ModelGraph, samples: Sequence[Path], folder: Path) -> tuple[R
 
 
 def _doubts(steps: Sequence[Step]) -> list[str]:
-    """A command that never passes says nothing of the model."""
+    """A note if the command failed on every part: then it says nothing about the model."""
     if len(steps) < 3 or not all(step.still_fails for step in steps):
         return []
     return ["the command failed on every part that was tried: does it pass on any model?"]
@@ -138,7 +138,7 @@ class Search:
 
     def run(self) -> Cut:
         whole = Cut(frozenset(), tuple(p.name for p in self.graph.proto.graph.output))
-        self.proto(whole)  # an output that nobody makes cannot be kept, nor cut away: said at once
+        self.proto(whole)  # an output that no node makes can neither be kept nor cut away
         if not self._fails(whole, "the whole model"):
             raise OptionError(
                 "--check passes on the whole model: there is nothing to reduce",
@@ -279,7 +279,7 @@ class Search:
             if name in self.graph.inputs or self.recording is None or not self.recording.has(name):
                 continue
             if len(cut.constants) == len(inputs) - 1:
-                break  # a model without inputs is a constant, and tells little of the failure
+                break  # a model without inputs is constant and shows little of the failure
             arrays = self.recording.of(name)
             is_same = all(np.array_equal(arrays[0], other) for other in arrays[1:])
             if not is_same or arrays[0].nbytes > CONSTANT_BYTES:

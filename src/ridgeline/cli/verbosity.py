@@ -21,12 +21,12 @@ Verbose = Annotated[
 ]
 
 
-def with_loudness(command: Callable[..., None]) -> Callable[..., None]:
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """The same command with `-q` and `-v`, which mean the same everywhere."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> None:
-        set_loudness(quiet=quiet, verbose=verbose)
+        set_verbosity(quiet=quiet, verbose=verbose)
         command(*args, **kwargs)
 
     signature = inspect.signature(command, eval_str=True)
@@ -44,7 +44,7 @@ def is_verbose() -> bool:
     return bool(logging.getLogger("ridgeline").handlers)
 
 
-def set_loudness(*, quiet: bool, verbose: bool) -> None:
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
     talk.quiet = quiet
     handler = RichHandler(console=talk, show_path=False, markup=False)
     # stages of a build are shown as progress already
