@@ -16,7 +16,8 @@ from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
-from ridgeline.kernels.cpp.moves import _runs, find_moves
+from ridgeline.ir.moves import runs_of
+from ridgeline.kernels.cpp.moves import find_moves
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cpu.cpp import CppMoves
 
@@ -163,6 +164,6 @@ def test_a_place_outside_is_refused() -> None:
 def test_runs_cover_every_place_once() -> None:
     read = np.array([3, 2, 1, 0, 1, 2, -1, -1, 2, 2, 5])
     made = np.full(len(read), -1)
-    for run in _runs(read):
+    for run in runs_of(read):
         made[run.to : run.to + run.count] = run.start + run.step * np.arange(run.count)
     np.testing.assert_array_equal(made, read)

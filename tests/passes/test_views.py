@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
@@ -14,9 +15,14 @@ def site(op_type: str, parts: tuple[int, ...], kind: str, dtype: str = "float16"
     specs = {name: TensorSpec(dtype, (batch, size)) for name, size in zip(names, parts, strict=True)}
     specs["x"] = TensorSpec(dtype, (batch, sum(parts)))
     ends = (("x",), names) if op_type == "Split" else (names, ("x",))
-    op = Op(op_type, *ends, {"axis": 1})
+    reads = ("x", "sizes") if op_type == "Split" else names
+    op, known = Op(op_type, reads, ends[1], {"axis": 1}), {"sizes": np.array(parts)}
     return Site(
-        Body(*ends, (op,), {}), specs, frozenset(), {}, Target(kind, "sm_90" if kind == "cuda" else "")
+        Body(*ends, (op,), known if op_type == "Split" else {}),
+        specs,
+        frozenset(),
+        {},
+        Target(kind, "sm_90" if kind == "cuda" else ""),
     )
 
 

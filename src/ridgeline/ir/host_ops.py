@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.ir.moves import as_slice, cut_places
+
 Array = Any  # a numpy array, or None for an absent input
 
 
@@ -30,14 +32,9 @@ def _squeeze(x: Array, axes: Array = None) -> Array:
 
 
 def _slice(x: Array, starts: Array, ends: Array, axes: Array = None, steps: Array = None) -> Array:
-    axes = range(len(starts)) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    window = [slice(None)] * np.ndim(x)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # ONNX spells "to the very beginning" going backwards as a hugely negative end
-        stop = None if step < 0 and end < -x.shape[axis] else int(end)
-        window[int(axis)] = slice(int(start), stop, int(step))
-    return x[tuple(window)]
+    bounds = [() if bound is None else bound.tolist() for bound in (starts, ends, axes, steps)]
+    taken = cut_places(x.shape, *bounds) or {}
+    return x[tuple(as_slice(taken[d]) if d in taken else slice(None) for d in range(x.ndim))]
 
 
 def _div(a: Array, b: Array) -> Array:

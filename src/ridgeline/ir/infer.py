@@ -247,7 +247,7 @@ def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequ
     if quick is not None:
         try:
             made = quick(*arrays, **op.attrs)
-        except (IndexError, TypeError, ValueError) as error:
+        except (IndexError, TypeError, ValueError, MisfitError) as error:
             raise _misfit(op, state, _first_line(error)) from error
         return made if isinstance(made, (list, tuple)) else [np.asarray(made)]
     feeds = {n: a for n, a in zip(op.inputs, arrays, strict=True) if n}

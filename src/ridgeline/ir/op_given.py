@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ridgeline.base.spec import Op
+import numpy as np
+
+from ridgeline.base.spec import Op, Site, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -63,6 +65,28 @@ class Given:
             return self.values.get(place)
         found = self.op.attrs.get(name, ())
         return tuple(int(n) for n in found) if isinstance(found, tuple) else ()
+
+
+def given_at(op: Op, specs: Mapping[str, TensorSpec], arrays: Mapping[str, np.ndarray]) -> Given:
+    """What is known of an op among values of these specs, of which some are known before the run."""
+
+    def shape(name: str) -> Shape | None:
+        if name in arrays:
+            return tuple(arrays[name].shape)
+        return specs[name].shape if name in specs else None
+
+    values = {
+        place: tuple(int(n) for n in arrays[name].reshape(-1))
+        for place, name in enumerate(op.inputs)
+        if name in arrays and arrays[name].dtype.kind in "iu" and arrays[name].ndim <= 1
+    }
+    made = tuple(specs[name].shape if name in specs else None for name in op.outputs)
+    return Given(op, tuple(map(shape, op.inputs)), made, values)
+
+
+def given_of(site: Site, op: Op) -> Given:
+    """The same at a site."""
+    return given_at(op, site.specs, {**site.values, **site.body.constants})
 
 
 Rule: TypeAlias = Callable[[Given], Sequence[Shape | None]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ridgeline.ir.moves import cuts, joined_axis, order, pads, parts
 from ridgeline.ir.op_given import Given, MisfitError, Rule, Shape, broadcast, placed_axis, require_into
 
 
@@ -68,11 +69,7 @@ def _unsqueeze(given: Given) -> Sequence[Shape | None]:
 
 
 def _transpose(given: Given) -> Sequence[Shape]:
-    shape = given.shape(0)
-    order = given.integers("perm", tuple(reversed(range(len(shape)))))
-    if sorted(order) != list(range(len(shape))):
-        raise MisfitError(f"perm {list(order)} of {len(shape)} axes")
-    return [tuple(shape[axis] for axis in order)]
+    return [tuple(given.shape(0)[axis] for axis in order(given))]
 
 
 def _expand(given: Given) -> Sequence[Shape | None]:
@@ -87,64 +84,34 @@ def _expand(given: Given) -> Sequence[Shape | None]:
 
 
 def _concat(given: Given) -> Sequence[Shape]:
+    axis = joined_axis(given)
     shapes = [shape for shape in given.shapes if shape is not None]
-    if not shapes or not shapes[0]:
-        raise MisfitError("nothing to concatenate")
-    axis = given.axis("axis", 0, len(shapes[0]))
-    for shape in shapes[1:]:
-        if shape[:axis] != shapes[0][:axis] or shape[axis + 1 :] != shapes[0][axis + 1 :]:
-            raise MisfitError(f"{list(shapes[0])} and {list(shape)} differ beside axis {axis}")
     return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
 
 
 def _split(given: Given) -> Sequence[Shape | None]:
-    shape, count = given.shape(0), len(given.op.outputs)
-    if not shape:
-        raise MisfitError("a scalar is split")
-    axis = given.axis("axis", 0, len(shape))
-    sizes = given.listed(1, "split")
-    if sizes is None:  # known to the run alone: what the outputs are must still add up
-        if any(made is None or len(made) != len(shape) for made in given.made):
-            return [None] * count
-        sizes = tuple(made[axis] for made in given.made if made is not None)
-    elif not sizes:
-        piece = -(-shape[axis] // max(count, 1))
-        sizes = tuple(min(piece, max(shape[axis] - i * piece, 0)) for i in range(count))
-    if len(sizes) != count or sum(sizes) != shape[axis] or any(size < 0 for size in sizes):
-        raise MisfitError(f"parts {list(sizes)} of {shape[axis]} items in {count} outputs")
+    found, shape = parts(given), given.shape(0)
+    if found is None:
+        return [None] * len(given.op.outputs)
+    axis, sizes = found
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
 
 
 def _slice(given: Given) -> Sequence[Shape | None]:
-    shape = list(given.shape(0))
-    starts, ends = given.listed(1, "starts"), given.listed(2, "ends")
-    axes, steps = given.listed(3, "axes"), given.listed(4, "steps")
-    if starts is None or ends is None or axes is None or steps is None:
+    taken = cuts(given)
+    if taken is None:
         return [None]
-    axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise MisfitError("starts, ends, axes and steps differ in number")
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if not step:
-            raise MisfitError("a step is zero")
-        place = placed_axis(axis, len(shape))
-        shape[place] = len(range(shape[place])[start:end:step])
-    return [tuple(shape)]
+    return [tuple(len(taken[d]) if d in taken else size for d, size in enumerate(given.shape(0)))]
 
 
 def _pad(given: Given) -> Sequence[Shape | None]:
-    shape, pads, axes = given.shape(0), given.listed(1, "pads"), given.values.get(3)
-    if pads is None or (given.has(3) and axes is None):
+    added, shape = pads(given), given.shape(0)
+    if added is None:
         return [None]
-    placed = [placed_axis(a, len(shape)) for a in (axes if axes is not None else range(len(shape)))]
-    if len(pads) != 2 * len(placed) or len(set(placed)) != len(placed):
-        raise MisfitError(f"{len(pads)} pads for {len(placed)} axes")
-    made = list(shape)
-    for place, axis in enumerate(placed):
-        made[axis] += pads[place] + pads[place + len(placed)]
+    made = tuple(size + sum(added.get(axis, ())) for axis, size in enumerate(shape))
     if any(size < 0 for size in made):
-        raise MisfitError(f"pads {list(pads)} take more than {list(shape)} has")
-    return [tuple(made)]
+        raise MisfitError(f"pads {list(added.values())} take more than {list(shape)} has")
+    return [made]
 
 
 def _gather(given: Given) -> Sequence[Shape]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ridgeline.base.spec import Op, Site
 from ridgeline.errors import ModelError
-from ridgeline.ir.op_given import Given, MisfitError, Shape
+from ridgeline.ir.op_given import MisfitError, given_of
 from ridgeline.ir.ops import row_of
 
 # sizes beyond it do not fit the index arithmetic of any kernel, whatever memory there is
@@ -39,20 +37,14 @@ def _validate_op(site: Site, op: Op) -> None:
     rule = row_of(op).check
     if rule is None:
         return
-    shapes = tuple(_shape(site, name) if name else None for name in op.inputs)
-    if any(name and shape is None for name, shape in zip(op.inputs, shapes, strict=True)):
+    given = given_of(site, op)
+    if any(name and shape is None for name, shape in zip(op.inputs, given.shapes, strict=True)):
         return  # it depends on data: a library runs such an op, and looks at what it is given
-    made = tuple(site.specs[name].shape if name in site.specs else None for name in op.outputs)
-    values = {
-        place: tuple(int(n) for n in array.reshape(-1))
-        for place, name in enumerate(op.inputs)
-        if (array := _array(site, name)) is not None and array.dtype.kind in "iu" and array.ndim <= 1
-    }
     try:
-        wanted = rule(Given(op, shapes, made, values))
+        wanted = rule(given)
     except MisfitError as misfit:
         raise _contradiction(op, str(misfit)) from misfit
-    for name, got, want in zip(op.outputs, made, wanted, strict=False):
+    for name, got, want in zip(op.outputs, given.made, wanted, strict=False):
         if got is not None and want is not None and got != want:
             raise _contradiction(op, f"{name!r} is said to be {list(got)}, it is {list(want)}")
 
@@ -63,15 +55,3 @@ def _contradiction(op: Op, what: str) -> ModelError:
         got=what,
         help="the model contradicts itself there: export it again, or mend the node",
     )
-
-
-def _shape(site: Site, name: str) -> Shape | None:
-    held = site.body.constants.get(name)
-    if held is not None:
-        return tuple(held.shape)
-    return site.specs[name].shape if name in site.specs else None
-
-
-def _array(site: Site, name: str) -> np.ndarray | None:
-    held = site.body.constants.get(name)
-    return held if held is not None else site.values.get(name)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ridgeline.base.spec import Op
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.moves import cuts, order, pads
+from ridgeline.ir.op_given import Given, MisfitError, given_at
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import of_kind
+
+Found = TypeVar("Found")
 
 
 class Forbidden(Exception):
@@ -56,6 +61,16 @@ class At:
         if self.op.inputs[i] not in state.values:
             raise self.forbid(f"what operand {i} holds is not known")
         return state.values[self.op.inputs[i]].reshape(-1)
+
+    def read(self, reader: Callable[[Given], Found | None], state: Inferred) -> Found:
+        """What a reader of movement ops finds at one size; forbidden if data decides it."""
+        try:
+            found = reader(given_at(self.op, state.specs, state.values))
+        except MisfitError as misfit:
+            raise self.forbid(str(misfit)) from misfit
+        if found is None:
+            raise self.forbid("what its operands hold is not known")
+        return found
 
     @property
     def out_rank(self) -> int:
@@ -208,9 +223,7 @@ def _reduced(at: At) -> int | None:
 
 
 def _transposed(at: At) -> int | None:
-    rank = len(at.shape(0))
-    perm: list[int] = list(at.op.attrs.get("perm") or reversed(range(rank)))
-    return None if at.axes[0] is None else perm.index(at.axes[0])
+    return None if at.axes[0] is None else at.read(order, at.padded).index(at.axes[0])
 
 
 def _reshaped(at: At) -> int | None:
@@ -259,31 +272,14 @@ def _sliced(at: At) -> int | None:
 
 def _cuts_of(at: At, state: Inferred) -> dict[int, tuple[int, int]]:
     """Of every axis that a Slice names: where it begins, and its step. How long it is, its shape says."""
-    shape = state.specs[at.op.inputs[0]].shape
-    starts, axes, steps = (at.known(i, state) for i in (1, 3, 4))
-    if starts is None:
-        raise at.forbid("where it begins is not known")
-    named = range(len(starts)) if axes is None else [int(axis) % len(shape) for axis in axes]
-    made = {}
-    for i, axis in enumerate(named):
-        step = 1 if steps is None else int(steps[i])
-        made[axis] = (slice(int(starts[i]), None, step).indices(shape[axis])[0], step)
-    return made
+    return {axis: (places.start, places.step) for axis, places in at.read(cuts, state).items()}
 
 
 def _filled(at: At) -> int | None:
     """Pads that add nothing along the padded axis, and elsewhere what does not depend on it."""
     own = _kept_whole(at)
-    rank = len(at.shape(0))
-    found = []
-    for state in (at.real, at.padded):
-        pads, axes = at.known(1, state), at.known(3, state)
-        if pads is None:
-            raise at.forbid("how much it adds is not known")
-        named = range(rank) if axes is None else [int(axis) % rank for axis in axes]
-        pairs = zip(pads[: len(named)].tolist(), pads[len(named) :].tolist(), strict=True)
-        found.append(dict(zip(named, pairs, strict=True)))
-    if any(pads.get(own, (0, 0)) != (0, 0) for pads in found):
+    found = [at.read(pads, state) for state in (at.real, at.padded)]
+    if any(added.get(own, (0, 0)) != (0, 0) for added in found):
         raise at.forbid("it moves rows along the padded axis")
     if found[0] != found[1]:
         raise at.forbid("it adds another number of elements for another padded size")

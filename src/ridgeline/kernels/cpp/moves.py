@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ridgeline.base.spec import ITEM_BITS, Op, Site, TensorSpec
+from ridgeline.ir.moves import Run, moves_of
+from ridgeline.ir.op_given import Given, MisfitError, given_of
+from ridgeline.ir.ops import row_of
 from ridgeline.kernels.cpp.loops import parallel
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 
+COPIES = ("Slice", "Split", "Concat", "Pad", "Gather")
 ITEM_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 # more pieces than this make a long text for little
 MOST_BOXES = 64
-
-
-@dataclass(frozen=True)
-class Run:
-    """Places of one output axis from `to` on that read an input axis from `start` on, by `step`."""
-
-    to: int
-    start: int
-    step: int
-    count: int
 
 
 @dataclass(frozen=True)
@@ -52,17 +47,19 @@ class Moves:
 def find_moves(site: Site) -> Moves:
     """What the site's one op copies, or `Refusal`."""
     ops = site.body.ops
-    if len(ops) != 1 or ops[0].domain or ops[0].op_type not in _READERS:
+    if len(ops) != 1 or ops[0].key not in COPIES:
         raise Refusal("the region is not one Slice, Split, Concat, Pad or Gather")
     op = ops[0]
     for name in (*op.inputs[:1], *site.body.outputs):
         spec = _spec(site, name)
         if ITEM_BITS[spec.dtype] // 8 not in ITEM_TYPES or spec.dtype == "string":
             raise Refusal(f"items are {spec.dtype}")
-    found = _READERS[op.op_type](site, op)
-    if len(found.boxes) > MOST_BOXES:
-        raise Refusal(f"{len(found.boxes)} pieces, want at most {MOST_BOXES}")
-    return found
+    boxes = _boxes(site, op)
+    covered = sum(math.prod(count for count, _, _ in box.loops) for box in boxes)
+    is_whole = op.op_type != "Pad" or covered == site.specs[op.outputs[0]].numel
+    if len(boxes) > MOST_BOXES:
+        raise Refusal(f"{len(boxes)} pieces, want at most {MOST_BOXES}")
+    return Moves(boxes, None if is_whole else _fill(site, op, _spec(site, op.inputs[0]).dtype))
 
 
 def _spec(site: Site, name: str) -> TensorSpec:
@@ -72,111 +69,6 @@ def _spec(site: Site, name: str) -> TensorSpec:
     if name not in site.specs:
         raise Refusal(f"the shape of {name} depends on data")
     return site.specs[name]
-
-
-def _known(site: Site, op: Op, index: int) -> list[int] | None:
-    """The numbers of an input that says what is moved; None where it is absent."""
-    name = op.inputs[index] if index < len(op.inputs) else ""
-    if not name:
-        return None
-    held = site.body.constants.get(name)
-    array = held if held is not None else site.values.get(name)
-    if array is None:
-        raise Refusal(f"{name} is known only when the region runs")
-    return [int(i) for i in array.reshape(-1)]
-
-
-def _slice(site: Site, op: Op) -> Moves:
-    shape = _spec(site, op.inputs[0]).shape
-    starts, ends, axes, steps = (_known(site, op, i) for i in (1, 2, 3, 4))
-    if starts is None or ends is None:
-        raise Refusal("Slice without bounds")
-    runs = [[Run(0, 0, 1, size)] for size in shape]
-    bounds = zip(starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True)
-    for start, end, axis, step in bounds:
-        taken = range(shape[axis])[start:end:step]
-        runs[axis] = [Run(0, taken.start, step, len(taken))]
-    return Moves(_boxes(site, op.inputs[0], op.outputs[0], runs))
-
-
-def _split(site: Site, op: Op) -> Moves:
-    shape = _spec(site, op.inputs[0]).shape
-    axis, first = int(op.attrs.get("axis", 0)) % len(shape), 0
-    boxes: list[Box] = []
-    for name in op.outputs:
-        if name not in site.specs:
-            raise Refusal("a part is not used, its size is unknown")
-        runs = [[Run(0, 0, 1, size)] for size in shape]
-        size = site.specs[name].shape[axis]
-        runs[axis] = [Run(0, first, 1, size)]
-        first += size
-        if name in site.body.outputs:
-            boxes += _boxes(site, op.inputs[0], name, runs)
-    return Moves(tuple(boxes))
-
-
-def _concat(site: Site, op: Op) -> Moves:
-    axis, first = int(op.attrs["axis"]), 0
-    boxes: list[Box] = []
-    for name in op.inputs:
-        shape = _spec(site, name).shape
-        runs = [[Run(0, 0, 1, size)] for size in shape]
-        runs[axis] = [Run(first, 0, 1, shape[axis])]
-        first += shape[axis]
-        boxes += _boxes(site, name, op.outputs[0], runs)
-    return Moves(tuple(boxes))
-
-
-def _pad(site: Site, op: Op) -> Moves:
-    mode = op.attrs.get("mode", "constant")
-    spec = _spec(site, op.inputs[0])
-    pads, axes = _known(site, op, 1), _known(site, op, 3)
-    if pads is None or mode not in _PADDED:
-        raise Refusal(f"Pad by mode {mode}")
-    axes = list(range(len(spec.shape))) if axes is None else axes
-    runs = [[Run(0, 0, 1, size)] for size in spec.shape]
-    for place, axis in enumerate(axes):
-        before, after, size = pads[place], pads[place + len(axes)], spec.shape[axis]
-        # what is cut away is not there to be repeated
-        first, past = max(-before, 0), size - max(-after, 0)
-        if mode != "constant" and past <= first:
-            raise Refusal("an axis has no elements")
-        read = _PADDED[mode](np.arange(-before, size + after) - first, past - first)
-        runs[axis] = _runs(np.where(read < 0, read, read + first))
-    boxes = _boxes(site, op.inputs[0], op.outputs[0], runs)
-    covered = sum(int(np.prod([count for count, _, _ in box.loops])) for box in boxes)
-    is_whole = covered == site.specs[op.outputs[0]].numel
-    return Moves(boxes, None if is_whole else _fill(site, op, spec.dtype))
-
-
-def _gather(site: Site, op: Op) -> Moves:
-    """At places that are known beforehand: one, whose axis then goes, or a list of them."""
-    shape = _spec(site, op.inputs[0]).shape
-    places, axis = _known(site, op, 1), int(op.attrs.get("axis", 0)) % len(shape)
-    rank = len(_spec(site, op.inputs[1]).shape)
-    if places is None or rank > 1:
-        raise Refusal(f"places of rank {rank}, want at most 1")
-    if any(not -shape[axis] <= place < shape[axis] for place in places):
-        raise Refusal("a place lies outside its axis")
-    runs = [[Run(0, 0, 1, size)] for size in shape]
-    runs[axis] = _runs(np.array([place % shape[axis] for place in places]))
-    return Moves(_boxes(site, op.inputs[0], op.outputs[0], runs, dropped=() if rank else (axis,)))
-
-
-def _reflected(places: np.ndarray, size: int) -> np.ndarray:
-    if size == 1:
-        return np.zeros_like(places)
-    turned = places % (2 * size - 2)
-    return np.where(turned < size, turned, 2 * size - 2 - turned)
-
-
-# from places relative to the input's first item to the items they read; -1: none
-_PADDED: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "constant": lambda places, size: np.where((places >= 0) & (places < size), places, -1),
-    "edge": lambda places, size: places.clip(0, size - 1),
-    "wrap": lambda places, size: places % size,
-    "reflect": _reflected,
-}
 
 
 def _fill(site: Site, op: Op, dtype: str) -> int:
@@ -191,40 +83,46 @@ def _fill(site: Site, op: Op, dtype: str) -> int:
     return int.from_bytes(np.asarray(array).astype(numpy_dtype(dtype)).reshape(-1)[:1].tobytes(), "little")
 
 
-def _runs(read: np.ndarray) -> list[Run]:
-    """Places in a row that read items at one distance from each other."""
-    runs: list[Run] = []
-    first = 0
-    while first < len(read):
-        step = int(read[first + 1] - read[first]) if first + 1 < len(read) else 1
-        last = first + 1
-        if read[first] < 0:
-            first += 1
-            continue
-        while last < len(read) and read[last] >= 0 and read[last] - read[last - 1] == step:
-            last += 1
-        runs.append(Run(first, int(read[first]), step, last - first))
-        first = last
-    return runs
-
-
-def _boxes(
-    site: Site, source: str, result: str, runs: Sequence[Sequence[Run]], *, dropped: Sequence[int] = ()
-) -> tuple[Box, ...]:
-    """A box for every choice of one run in each axis, its axes in the order of the result's memory."""
-    read, written = _spec(site, source).strides, list(site.specs[result].strides)
-    for axis in dropped:
-        written.insert(axis, 0)
-    order = sorted(range(len(runs)), key=lambda axis: -written[axis])
+def _boxes(site: Site, op: Op) -> tuple[Box, ...]:
+    """A box for every choice of one run in each axis."""
+    given = given_of(site, op)
+    try:
+        moves = moves_of(given)
+    except MisfitError as misfit:
+        raise Refusal(str(misfit)) from misfit
+    if moves is None:
+        raise Refusal(_why_unknown(given, {**site.body.constants, **site.values}))
     made = []
-    for choice in itertools.product(*runs):
-        if any(run.count == 0 for run in choice):
-            continue
-        start = sum(run.start * read[axis] for axis, run in enumerate(choice))
-        to = sum(run.to * written[axis] for axis, run in enumerate(choice))
-        loops = [(choice[a].count, choice[a].step * read[a], written[a]) for a in order]
-        made.append(Box(source, result, start, to, _merged(loops)))
+    for move in moves:
+        source, result = op.inputs[move.source], op.outputs[move.result]
+        if result in site.body.outputs:
+            choices = itertools.product(*move.runs)
+            made += [_box(site, source, result, move.axes, choice) for choice in choices if all(
+                run.count for run in choice)]  # fmt: skip
     return tuple(made)
+
+
+def _why_unknown(given: Given, arrays: Mapping[str, np.ndarray]) -> str:
+    """Why what an op moves cannot be read."""
+    op = given.op
+    for place in row_of(op).shape_operands or (1,):
+        name = op.inputs[place] if place < len(op.inputs) else ""
+        if name and name not in arrays:
+            return f"{name} is known only when the region runs"
+        if name and len(given.shape(place)) > 1:
+            return f"{name} has {len(given.shape(place))} axes, want at most 1"
+    return f"{op.op_type} by mode {op.attrs.get('mode')}"
+
+
+def _box(site: Site, source: str, result: str, axes: Sequence[int | None], choice: Sequence[Run]) -> Box:
+    """One run in each axis, the axes in the order of the result's memory."""
+    read = _spec(site, source).strides
+    written = [0 if axis is None else site.specs[result].strides[axis] for axis in axes]
+    start = sum(run.start * stride for run, stride in zip(choice, read, strict=True))
+    to = sum(run.to * stride for run, stride in zip(choice, written, strict=True))
+    order = sorted(range(len(choice)), key=lambda axis: -written[axis])
+    loops = [(choice[a].count, choice[a].step * read[a], written[a]) for a in order]
+    return Box(source, result, start, to, _merged(loops))
 
 
 def _merged(loops: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
@@ -237,11 +135,6 @@ def _merged(loops: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int]
             count *= made.pop()[0]
         made.append((count, read, written))
     return tuple(made)
-
-
-_READERS: dict[str, Callable[[Site, Op], Moves]] = {
-    "Slice": _slice, "Split": _split, "Concat": _concat, "Pad": _pad, "Gather": _gather,
-}  # fmt: skip
 
 
 def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ridgeline.base.spec import Op
+from ridgeline.ir.moves import cuts, pads, parts
+from ridgeline.ir.op_given import Given, MisfitError, given_at
 from ridgeline.kernels.scalar.axes import ONE, Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
 from ridgeline.kernels.scalar.ops import Handler, args_of, number, reshaped
+
+Found = TypeVar("Found")
 
 
 def _cut(low: Lowering, x: Val, dim: int, size: int, start: int, step: int = 1) -> Val:
@@ -28,32 +33,27 @@ def _with_dim(x: Val, dim: int, size: int, axis: int) -> Val:
     return replace(x, shape=tuple(shape), axes=tuple(axes))
 
 
+def known(low: Lowering, op: Op, read: Callable[[Given], Found | None]) -> Found:
+    """What a reader of the op finds in numbers that are known now."""
+    try:
+        found = read(given_at(op, low.site.specs, low.arrays))
+    except MisfitError as misfit:
+        raise Refusal(str(misfit)) from misfit
+    if found is None:
+        raise Refusal(f"what {op.op_type} moves is not known before the run")
+    return found
+
+
 def _slice(low: Lowering, op: Op) -> Sequence[Val]:
     x = low.value(op.inputs[0])
-    lists = [
-        [int(i) for i in low.array(name, "a bound of the slice").reshape(-1)] if name else None
-        for name in op.inputs[1:]
-    ]
-    starts, ends, dims, steps = [*lists, None, None, None, None][:4]
-    if starts is None or ends is None:
-        raise Refusal("Slice without bounds")
-    for start, end, dim, step in zip(
-        starts, ends, dims or range(len(starts)), steps or [1] * len(starts), strict=True
-    ):
-        taken = range(x.shape[dim])[start:end:step]
-        x = _cut(low, x, dim % len(x.shape), len(taken), taken.start, step)
+    for dim, places in known(low, op, cuts).items():
+        x = _cut(low, x, dim, len(places), places.start, places.step)
     return [x]
 
 
 def _split(low: Lowering, op: Op) -> Sequence[Val]:
-    x = low.value(op.inputs[0])
-    dim = int(op.attrs.get("axis", 0)) % len(x.shape)
-    made, start = [], 0
-    for name in op.outputs:
-        size = low.site.specs[name].shape[dim]
-        made.append(_cut(low, x, dim, size, start))
-        start += size
-    return made
+    x, (dim, sizes) = low.value(op.inputs[0]), known(low, op, parts)
+    return [_cut(low, x, dim, size, sum(sizes[:place])) for place, size in enumerate(sizes)]
 
 
 def _concat(low: Lowering, op: Op) -> Sequence[Val]:
@@ -99,16 +99,10 @@ def _pad(low: Lowering, op: Op) -> Sequence[Val]:
     if op.attrs.get("mode", "constant") not in ("constant", b"constant"):
         raise Refusal(f"Pad by mode {op.attrs['mode']}")
     x = low.value(op.inputs[0])
-    pads = [int(p) for p in low.array(op.inputs[1], "the padding").reshape(-1)]
     fill = low.value(op.inputs[2]) if len(op.inputs) > 2 and op.inputs[2] else number(low, x, 0.0)
-    dims = list(range(len(x.shape)))
-    if len(op.inputs) > 3 and op.inputs[3]:
-        dims = [int(d) % len(x.shape) for d in low.array(op.inputs[3], "the padded axes").reshape(-1)]
-    for place, dim in enumerate(dims):
-        before, after = pads[place], pads[place + len(dims)]
-        size = x.shape[dim]
+    for dim, (before, after) in known(low, op, pads).items():
         if before or after:
-            x = _padded(low, x, dim, before, size + before + after, fill)
+            x = _padded(low, x, dim, before, x.shape[dim] + before + after, fill)
     return [x]
 
 

@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.ir.moves import moves_of
+from ridgeline.ir.op_given import given_of
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Call
 from ridgeline.tactics.read.epilogue import find_anchor, to_layout
@@ -24,7 +28,6 @@ from ridgeline.tactics.read.epilogue import find_anchor, to_layout
 # B batch, H heads, S queries, T keys, D head width
 
 IN_REGION = "in the region"
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 
 
 @dataclass(frozen=True)
@@ -335,43 +338,16 @@ def _views_after(site: Site, name: str) -> tuple[Around, ...]:
 def _view(site: Site, op: Op, made: str) -> View | None:
     """The op as a view of its first input; None when it is not one."""
     before, after = site.specs[op.inputs[0]].shape, site.specs[made].shape
-    if op.domain:
-        return None
-    if op.op_type in RESHAPES:
-        return Reshape(before, after)
-    if op.op_type == "Transpose":
-        return Permute(tuple(op.attrs.get("perm") or reversed(range(len(after)))))
-    if op.op_type == "Split":
-        return _part(site, op, made)
-    return _slice(site, op) if op.op_type == "Slice" else None
+    moves = moves_of(given_of(site, op)) if has(op, Trait.STRIDED) or op.key == "Split" else None
+    move = next((move for move in moves or () if op.outputs[move.result] == made), None)
+    if move is None or move.is_reshape:
+        return None if move is None else Reshape(before, after)
+    if op.key == "Transpose":
+        return Permute(move.order)
+    narrowed = move.narrowed(before)
+    return None if narrowed is None else Part(*narrowed)
 
 
 def _known(site: Site, name: str) -> list[int] | None:
     array = site.body.constants.get(name, site.values.get(name)) if name else None
     return None if array is None else [int(n) for n in np.asarray(array).reshape(-1)]
-
-
-def _part(site: Site, op: Op, made: str) -> Part | None:
-    before = site.specs[op.inputs[0]].shape
-    axis = int(op.attrs.get("axis", 0)) % len(before)
-    sizes = _known(site, op.inputs[1]) if len(op.inputs) > 1 else None
-    if sizes is None:
-        if any(name not in site.specs for name in op.outputs):
-            return None
-        sizes = [site.specs[name].shape[axis] for name in op.outputs]
-    position = op.outputs.index(made)
-    return Part(axis, sum(sizes[:position]), sizes[position])
-
-
-def _slice(site: Site, op: Op) -> Part | None:
-    """A slice of one axis without steps, by bounds that never change."""
-    bounds = [_known(site, name) for name in [*op.inputs[1:], "", ""][:4]]
-    starts, ends, axes, steps = bounds
-    if starts is None or ends is None or len(starts) != 1 or steps not in (None, [1]):
-        return None
-    if len(op.inputs) > 3 and op.inputs[3] and axes is None:
-        return None
-    before = site.specs[op.inputs[0]].shape
-    axis = (axes or [0])[0] % len(before)
-    start, end, _ = slice(starts[0], ends[0]).indices(before[axis])
-    return Part(axis, start, max(end - start, 0))
