@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.host_ops import HOST_OPS
-from ridgeline.passes.fold_shape import Size, sizes
+from ridgeline.ir.moves import as_slice
+from ridgeline.passes.fold_shape import Size, node_cuts, sizes
 from ridgeline.passes.match import attribute, constant
 
 # a mask of 2048 queries by 2048 keys still counts; more is data
@@ -118,25 +119,17 @@ def _transpose(node: ir.Node, cores: Cores) -> np.ndarray | None:
 
 def _slice(node: ir.Node, cores: Cores) -> np.ndarray | None:
     """Along an axis that is spread every slice is spread; along the others it must be whole."""
-    source, starts = known(node.inputs[0], cores), constant(node.inputs[1])
-    if source is None or starts is None:
-        return None
-    ends = _bound(node, 2, starts)
-    axes, steps = _bound(node, 3, np.arange(starts.size)), _bound(node, 4, np.ones_like(starts))
-    if ends is None or axes is None or steps is None or np.any(steps < 1):
+    source = known(node.inputs[0], cores)
+    taken = None if source is None else node_cuts(node, source.shape)
+    if source is None or taken is None:
         return None
     window, dims = [slice(None)] * source.ndim, _dims(node.inputs[0])
-    for start, end, axis, step in zip(starts, ends, axes % source.ndim, steps, strict=True):
-        if _is_whole(source, dims, axis):
-            window[axis] = slice(int(start), int(end), int(step))
-        elif source.shape[axis] != 1:
+    for axis, places in taken.items():
+        if places.step < 1 or (source.shape[axis] != 1 and not _is_whole(source, dims, axis)):
             return None
+        if _is_whole(source, dims, axis):
+            window[axis] = as_slice(places)
     return source[tuple(window)]
-
-
-def _bound(node: ir.Node, index: int, default: np.ndarray) -> np.ndarray | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    return default if value is None else constant(value)
 
 
 def _concat(node: ir.Node, cores: Cores) -> np.ndarray | None:

@@ -5,10 +5,14 @@ Two equal elements are equal in every run. Only reads the graph; `fold.py` and t
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.moves import cut_places
+from ridgeline.ir.op_given import MisfitError
 from ridgeline.passes.match import attribute, constant
 
 # a number, or a name that stands for one unknown number
@@ -102,15 +106,37 @@ def _computed(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
 
 def _sliced(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
     data = elements(node.inputs[0], depth + 1)
-    bounds: list[Any] = [constant(bound) for bound in node.inputs[1:]]
-    bounds += [None] * (4 - len(bounds))
-    starts, ends, _, steps = bounds
-    if data is None or not _is_flat(node.inputs[0]) or starts is None or ends is None:
+    taken = node_cuts(node, [len(data)]) if data is not None and _is_flat(node.inputs[0]) else None
+    places = None if taken is None else taken.get(0)
+    return None if data is None or places is None else tuple(data[place] for place in places)
+
+
+def node_cuts(node: ir.Node, dims: Sequence[Size | None]) -> dict[int, range] | None:
+    """The places that a Slice takes along each axis of an input of these sizes; None if not known."""
+    bounds: list[list[int] | None] = [[], [], [], []]
+    for place, value in enumerate(node.inputs[1:]):
+        array = constant(value) if value is not None else np.empty(0, int)
+        bounds[place] = None if array is None else array.reshape(-1).tolist()
+    try:
+        return cut_places([dim if isinstance(dim, int) else None for dim in dims], *bounds)
+    except MisfitError:
         return None
-    step = 1 if steps is None else int(steps.item())
-    if step <= 0:
-        return None
-    return data[int(starts.item()) : int(ends.item()) : step]
+
+
+def part_of(value: ir.Value, dims: Sequence[Size | None]) -> tuple[int, range] | None:
+    """Axis and places, if the value is what a Slice or a Split takes along one axis of its input;
+    None if it is not, or they are not known. `dims`: the sizes of that input."""
+    node = value.producer()
+    if node.op_type == "Slice":
+        taken = node_cuts(node, dims)
+        return next(iter(taken.items())) if taken is not None and len(taken) == 1 else None
+    axis = attribute(node, "axis") % len(dims)
+    # an output may be declared with another rank than it has
+    shapes = [sizes(out) or () for out in node.outputs]
+    lengths = [shape[axis] if len(shape) > axis else None for shape in shapes]
+    place = node.outputs.index(value)
+    numbers = [length for length in lengths[: place + 1] if isinstance(length, int)]
+    return (axis, range(sum(numbers[:-1]), sum(numbers))) if len(numbers) == place + 1 else None
 
 
 def _is_flat(value: ir.Value) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import sizes
+from ridgeline.passes.fold_shape import part_of, sizes
 from ridgeline.passes.match import attribute, constant
 
 _PER_ITEM = frozenset({"Cos", "Sin", "Cast", "Identity"})
@@ -21,26 +21,11 @@ def piece(value: ir.Value) -> tuple[ir.Value, tuple[int, int], int] | None:
     node = value.producer()
     if node is None or node.op_type not in ("Slice", "Split"):
         return None
-    source = node.inputs[0]
-    dims, mine = sizes(source), sizes(value)
-    if dims is None or mine is None or not isinstance(dims[-1], int) or not isinstance(mine[-1], int):
+    dims = sizes(node.inputs[0])
+    found = part_of(value, dims) if dims else None
+    if dims is None or found is None or found[0] != len(dims) - 1 or found[1].step < 1:
         return None
-    if node.op_type == "Split":
-        if attribute(node, "axis") % len(dims) != len(dims) - 1:
-            return None
-        widths = [(sizes(out) or (None,))[-1] for out in node.outputs[: node.outputs.index(value)]]
-        if not all(isinstance(width, int) for width in widths):
-            return None
-        start = sum(int(width) for width in widths if width is not None)
-        return source, (start, start + mine[-1]), 1
-    bounds = [constant(bound) for bound in node.inputs[1:]]
-    if any(bound is None or bound.size != 1 for bound in bounds) or len(bounds) < 3:
-        return None
-    first, last, axis, *steps = (int(bound.reshape(())) for bound in bounds if bound is not None)
-    taken = range(dims[-1])[first : last : steps[0] if steps else 1]
-    if axis % len(dims) != len(dims) - 1 or taken.step < 1:
-        return None
-    return source, (taken.start, taken.stop), taken.step
+    return node.inputs[0], (found[1].start, found[1].stop), found[1].step
 
 
 def is_doubled(table: ir.Value, interleaved: bool, depth: int = 0) -> bool:

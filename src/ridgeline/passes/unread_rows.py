@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import RULE, SOURCES
-from ridgeline.passes.fold_shape import sizes
+from ridgeline.passes.fold_shape import part_of, sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
 
@@ -83,18 +83,23 @@ def _picked(node: ir.Node) -> Rows | None:
     if node.op_type not in ("Gather", "Slice") or node.domain not in ("", "ai.onnx"):
         return None
     dims = sizes(node.inputs[0])
-    bounds = [constant(value) for value in node.inputs[1:] if value is not None]
-    if dims is None or len(dims) < 3 or any(bound is None or bound.size != 1 for bound in bounds):
-        return None
-    numbers = [int(bound.item()) for bound in bounds if bound is not None]
-    axis = attribute(node, "axis") if node.op_type == "Gather" else numbers[2] if len(numbers) > 2 else 0
-    axis, length = axis % len(dims), dims[axis % len(dims)]
-    if axis == len(dims) - 1 or not isinstance(length, int):
+    if dims is None or len(dims) < 3:
         return None
     if node.op_type == "Gather":
-        return Rows(axis, numbers[0] % length, 1) if -length <= numbers[0] < length else None
-    start, end, step = slice(numbers[0], numbers[1], numbers[3] if len(numbers) > 3 else 1).indices(length)
-    return Rows(axis, start, end - start) if step == 1 and 0 < end - start < length else None
+        index, axis = constant(node.inputs[1]), attribute(node, "axis") % len(dims)
+        if index is None or index.size != 1:
+            return None
+        start, count, step = int(index.item()), 1, 1
+    else:
+        found = part_of(node.outputs[0], dims)
+        if found is None:
+            return None
+        axis, start, count, step = found[0], found[1].start, len(found[1]), found[1].step
+    length = dims[axis]
+    if axis == len(dims) - 1 or not isinstance(length, int) or not -length <= start < length:
+        return None
+    is_part = step == 1 and count > 0 and (node.op_type == "Gather" or count < length)
+    return Rows(axis, start % length, count) if is_part else None
 
 
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:

@@ -13,7 +13,7 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, elements, reshape_target, sizes
+from ridgeline.passes.fold_shape import Size, elements, part_of, reshape_target, sizes
 from ridgeline.passes.match import attribute, constant
 
 MAX_RUN = 24  # ops; runs of real models are shorter than ten
@@ -188,28 +188,12 @@ def _gathered(view: View, node: ir.Node, made: ir.Value) -> View | None:
     return replace(view, axes=axes, starts=tuple(starts))
 
 
-def _sliced(view: View, node: ir.Node, made: ir.Value) -> View | None:
-    bounds = [constant(value) for value in node.inputs[1:] if value is not None]
-    if not 3 <= len(bounds) <= 4 or any(bound is None or bound.size != 1 for bound in bounds):
+def _cut_out(view: View, node: ir.Node, made: ir.Value) -> View | None:
+    """A Slice of one axis, or a part of a Split."""
+    found = part_of(made, [count(axis) for axis in view.axes])
+    if found is None or found[1].step != 1:
         return None
-    start, end, axis, *step = (int(bound.item()) for bound in bounds if bound is not None)
-    length = count(view.axes[axis % len(view.axes)])
-    if length is None or step not in ([], [1]):
-        return None
-    start, end, _ = slice(start, end).indices(length)
-    return _narrowed(view, axis % len(view.axes), start, end - start)
-
-
-def _split(view: View, node: ir.Node, made: ir.Value) -> View | None:
-    axis = attribute(node, "axis") % len(view.axes)
-    shapes = [sizes(out) for out in node.outputs]
-    # an output may be declared with another rank than it has
-    lengths = [shape[axis] if shape is not None and len(shape) > axis else None for shape in shapes]
-    place = node.outputs.index(made)
-    numbers = [length for length in lengths if isinstance(length, int)]
-    if len(numbers) != len(lengths):
-        return None
-    return _narrowed(view, axis, sum(numbers[:place]), numbers[place])
+    return _narrowed(view, found[0], found[1].start, len(found[1]))
 
 
 def _narrowed(view: View, axis: int, start: int, length: int) -> View | None:
@@ -252,7 +236,7 @@ _STEPS: Mapping[str, Callable[[View, ir.Node, ir.Value], View | None]] = {
     "Reshape": _reshaped,
     "Flatten": _reshaped,
     "Gather": _gathered,
-    "Slice": _sliced,
-    "Split": _split,
+    "Slice": _cut_out,
+    "Split": _cut_out,
     "Expand": _expanded,
 }
