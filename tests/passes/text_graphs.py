@@ -12,7 +12,8 @@ import onnxruntime as ort
 
 from ridgeline.base.choices import Refusal
 from ridgeline.passes.clean import remove_unused
-from ridgeline.passes.rule import Fusion, apply_rules
+from ridgeline.passes.match import Found, find
+from ridgeline.passes.rule import Fusion, Match, _compiled, _Refused, apply_rules
 from ridgeline.passes.shapes import infer_shapes
 
 
@@ -102,3 +103,13 @@ def rewritten(
     assert [value.name for value in model.graph.outputs] == names
     assert_same(before, run(model, feeds))
     return model, refusals
+
+
+def why_not(model: ir.Model, rule: Fusion) -> str:
+    """What a rule says against the first node. A pattern of one node leaves no refusal in the report."""
+    (found,) = find(_compiled(rule), model.graph[0].outputs[0], Found())
+    try:
+        rule.check(Match(found))
+    except _Refused as refused:
+        return refused.reason
+    raise AssertionError(f"{rule.name} takes {model.graph[0]}")
