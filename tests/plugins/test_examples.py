@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -153,3 +154,10 @@ def test_an_engine_whose_plugin_fails_to_import_says_so(site: Path, tmp_path: Pa
         PluginError, match=r"acme-half 1\.0, for acme\.dsp::Haar; it failed: RuntimeError: half"
     ):
         ridgeline.load(path)
+
+
+def test_an_op_belongs_to_its_package_also_where_its_module_is_imported_by_hand(site: Path) -> None:
+    put_example(site, "01_python_op")
+    importlib.import_module("acme_median")
+    load_plugins()
+    assert [str(plugin) for plugin in CATALOG.plugins()] == ["acme-median 1.0"]

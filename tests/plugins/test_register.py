@@ -15,8 +15,10 @@ from onnx import parser, shape_inference
 from plugin_models import ACME, HAAR, WAVELET, haar, haar_shapes, register_haar, wavelet
 
 import ridgeline
-from ridgeline.errors import InputError, ModelError, PluginError, UnsupportedError
-from ridgeline.plugins import Plugin, Schema, Spec, register_op, unregister
+from ridgeline.cli.main import main
+from ridgeline.errors import InputError, ModelError, PluginError, UnsupportedError, VerifyError
+from ridgeline.passes.rule import Change, Fusion
+from ridgeline.plugins import CATALOG, Plugin, Schema, Spec, register_op, unregister
 
 X = np.random.default_rng(0).standard_normal((2, 64), np.float32)
 
@@ -229,3 +231,88 @@ def test_onnx_forgets_an_op_that_is_unregistered() -> None:
     assert onnx.defs.has("Haar", max_inclusive_version=1, domain="acme.dsp")
     unregister(ACME.name)
     assert not onnx.defs.has("Haar", max_inclusive_version=1, domain="acme.dsp")
+
+
+def test_a_rewrite_of_a_plugin_brings_its_op_into_a_plain_model() -> None:
+    class PairSum(Fusion):
+        """even + odd -> Haar.low / scale"""
+
+        may_change = (Change.ROUNDING,)
+
+        def pattern(self, op: Any, x: Any, start: Any, even: Any, end: Any, axis: Any, two: Any) -> Any:
+            return op.Add(op.Slice(x, start, end, axis, two), op.Slice(x, even, end, axis, two))
+
+        def check(self, m: Any) -> None:
+            m.require(m.const("two") == [2] and m.const("axis") == [1], "not pairs of a row")
+            m.require(m.const("start") == [0] and m.const("even") == [1], "not neighbours")
+
+        def rewrite(self, op: Any, m: Any) -> Any:
+            return op.call(HAAR.key, m.x, scale=1.0)
+
+    class Twice(Fusion):
+        """Neg(Neg(Haar.low)) -> Haar.low"""
+
+        may_change = ()
+
+        def pattern(self, op: Any, x: Any) -> Any:
+            return op.Neg(op.Neg(op.call(HAAR.key, x)))
+
+        def rewrite(self, op: Any, m: Any) -> Any:
+            return op.call(HAAR.key, m.x, scale=m.attr("Haar", "scale"))
+
+    register_haar(fusions=[Twice(), PairSum()])
+    model = parser.parse_model("""
+<ir_version: 10, opset_import: ["": 18]>
+pairs (float[N, 64] x) => (float[N, 32] y)
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] end = {64}> {
+    even = Slice (x, zero, end, one, two)
+    odd = Slice (x, one, end, one, two)
+    s = Add (even, odd)
+    n = Neg (s)
+    y = Neg (n)
+}
+""")
+    engine = build(model)
+    assert [node.op_type for node in engine.model.graph] == ["Haar"]
+    np.testing.assert_allclose(engine.run({"x": X})["y"], X[:, 0::2] + X[:, 1::2], rtol=1e-6)
+    assert engine.report.checks
+
+
+def test_a_wrong_rewrite_of_a_plugin_fails_the_build() -> None:
+    class Wrong(Fusion):
+        """Relu -> Haar"""
+
+        may_change = ()
+
+        def pattern(self, op: Any, x: Any) -> Any:
+            return op.Mul(op.Relu(x), 2.0)
+
+        def rewrite(self, op: Any, m: Any) -> Any:
+            return op.Relu(m.x)
+
+    register_haar(fusions=[Wrong()])
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[2, 64] x) => (float[2, 64] y)'
+        " <float two = {2.0}> { r = Relu(x) y = Mul(r, two) }"
+    )
+    with pytest.raises(VerifyError, match="plugins"):
+        build(model)
+
+
+def test_what_was_measured_with_other_code_is_void() -> None:
+    register_haar()
+    first = CATALOG.digest()
+    unregister(ACME.name)
+    assert CATALOG.digest() == ""
+    register_haar(plugin=Plugin("acme-dsp", "1.1"))
+    assert CATALOG.digest() not in ("", first)
+
+
+def test_lint_knows_the_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(wavelet(), tmp_path / "wavelet.onnx")
+    for is_known in (False, True):
+        if is_known:
+            register_haar()
+        with pytest.raises(SystemExit) as end:
+            main(["lint", str(tmp_path / "wavelet.onnx")])
+        assert (end.value.code == 0) == is_known, capsys.readouterr().out

@@ -15,7 +15,16 @@ import ridgeline
 from ridgeline.errors import BuildError, OptionError, PluginError
 from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.plan.plan import Step
-from ridgeline.plugins import CppTactic, OpSite, Plugin, PythonTactic, register_tactic, unregister
+from ridgeline.plugins import (
+    CppTactic,
+    OpSite,
+    Plugin,
+    PythonTactic,
+    Schema,
+    register_op,
+    register_tactic,
+    unregister,
+)
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.offer import Offer, Refused
 
@@ -209,6 +218,30 @@ def test_tensors_that_begin_at_an_odd_place_are_copied_first() -> None:
     register_haar(tactics=[python(run=run, alignment=4096)])
     np.testing.assert_allclose(build().run({"x": X})["y"], expected(), rtol=1e-6)
     assert not any(starts)
+
+
+@pytest.mark.parametrize("layouts", [("contiguous",), ("contiguous", "channels_last")])
+def test_images_arrive_in_a_layout_that_the_tactic_takes(layouts: Any) -> None:
+    seen: list[Any] = []
+
+    def shrink(x: Tensor, *, out: list[Tensor]) -> None:
+        seen.append((x.is_contiguous(), x.is_contiguous(memory_format=torch.channels_last)))
+        out[0].copy_(x.tanh())
+
+    tactic = PythonTactic("acme.shrink", op="acme::Shrunk", run=shrink, layouts=layouts)
+    schema = Schema("acme::Shrunk", {"x": "float32"}, {"y": "float32"})
+    register_op(schema, shapes=lambda x: x, reference=torch.tanh, tactics=[tactic], plugin=ACME)
+    model = wavelet("""
+<ir_version: 10, opset_import: ["": 18, "acme": 1]>
+images (float[1, 3, 8, 8] x, float[32, 3, 3, 3] w) => (float[1, 32, 6, 6] y) {
+    c = Conv (x, w)
+    y = acme.Shrunk (c)
+}
+""")
+    engine = ridgeline.build(model, level=0, threads=1, without="ort")
+    step = next(step for step in engine.plan.steps if "Shrunk" in step.op_types)
+    assert step.tactic == "acme.shrink"
+    assert all(is_last if len(layouts) > 1 else is_plain for is_plain, is_last in seen)
 
 
 def _relu_model(op: str = "Relu") -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -44,7 +44,7 @@ class Scalar:
 class Call:
     """One node; attributes that are not listed may be anything."""
 
-    op_type: str
+    op_type: str  # domain::OpType outside ONNX's own
     inputs: tuple[Pattern, ...]
     attrs: dict[str, Any]
     is_shared: bool = False
@@ -74,12 +74,13 @@ class PatternOps:
         """A node whose value others may use too: it stays if they do."""
         return Call(call.op_type, call.inputs, call.attrs, is_shared=True)
 
-    def __getattr__(self, op_type: str) -> Any:
-        def call(*inputs: Pattern | float, **attrs: Any) -> Call:
-            wrapped = (Scalar(float(i)) if isinstance(i, int | float) else i for i in inputs)
-            return Call(op_type, tuple(wrapped), attrs)
+    def call(self, key: str, *inputs: Pattern | float, **attrs: Any) -> Call:
+        """A node of any op, by `OpType` or `domain::OpType`."""
+        wrapped = (Scalar(float(i)) if isinstance(i, int | float) else i for i in inputs)
+        return Call(key, tuple(wrapped), attrs)
 
-        return call
+    def __getattr__(self, op_type: str) -> Any:
+        return partial(self.call, op_type)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Found:
     nodes: tuple[ir.Node, ...] = ()
     shared: frozenset[ir.Node] = frozenset()
     calls: dict[Call, ir.Value] = field(default_factory=dict)
+
+
+def key_of(node: ir.Node) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
 def root_ops(pattern: Pattern) -> frozenset[str]:
@@ -125,7 +130,7 @@ def find(pattern: Pattern, value: ir.Value | None, found: Found) -> Iterator[Fou
 
 def _find_call(pattern: Call, value: ir.Value | None, found: Found) -> Iterator[Found]:
     node = value.producer() if value is not None else None
-    if node is None or node.op_type != pattern.op_type or node.domain not in ("", "ai.onnx"):
+    if node is None or key_of(node) != pattern.op_type:
         return
     if value is not node.outputs[0] or any(_is_used(extra) for extra in node.outputs[1:]):
         return

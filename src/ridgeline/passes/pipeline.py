@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+import onnx
 import onnx_ir as ir
 
 from ridgeline.base.choices import Refusal
@@ -104,7 +105,13 @@ PLUGIN_RULES: dict[str, list[Fusion]] = {}
 
 def _plugin_rules(model: ir.Model) -> list[Refusal]:
     rules = [rule for brought in PLUGIN_RULES.values() for rule in brought]
-    return apply_rules(model, rules) if rules else []
+    refusals = apply_rules(model, rules) if rules else []
+    for node in model.graph.all_nodes() if rules else ():
+        if node.domain not in model.opset_imports and node.domain:
+            model.opset_imports[node.domain] = onnx.defs.get_schema(
+                node.op_type, domain=node.domain
+            ).since_version
+    return refusals
 
 
 PASSES: tuple[Stage, ...] = (

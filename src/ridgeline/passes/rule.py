@@ -9,18 +9,29 @@ import inspect
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from itertools import chain, count, islice
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from ridgeline.base.choices import Refusal
 from ridgeline.errors import failure
 from ridgeline.ir.provenance import RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import Size, reshape_target, sizes
-from ridgeline.passes.match import Found, Pattern, PatternOps, Var, attribute, constant, find, root_ops
+from ridgeline.passes.match import (
+    Found,
+    Pattern,
+    PatternOps,
+    Var,
+    attribute,
+    constant,
+    find,
+    key_of,
+    root_ops,
+)
 
 BAND = 64  # columns: a cache line of each row, whatever the type
 
@@ -173,18 +184,22 @@ class GraphOps:
     def const(self, array: np.ndarray) -> ir.Value:
         return add_initializer(self._graph, self._names.fresh(f"{self._stem}/const"), array)
 
-    def __getattr__(self, op_type: str) -> Any:
-        def call(*inputs: ir.Value | None, **attrs: Any) -> ir.Value:
-            given = list(inputs)
-            while given and given[-1] is None:
-                given.pop()
-            kept = {key: value for key, value in attrs.items() if value is not None}
-            node = ir.node(op_type, given, attributes=kept)
-            node.outputs[0].name = self._names.fresh(f"{self._stem}/{op_type}")
-            self.nodes.append(node)
-            return node.outputs[0]
+    def call(self, key: str, *inputs: ir.Value | None, **attrs: Any) -> ir.Value:
+        """A node of any op, by `OpType` or `domain::OpType`; its first output."""
+        domain, _, op_type = key.rpartition("::")
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        kept = {name: value for name, value in attrs.items() if value is not None}
+        count = len(onnx.defs.get_schema(op_type, domain=domain).outputs) if domain else 1
+        node = ir.node(op_type, given, attributes=kept, domain=domain, num_outputs=count)
+        for output in node.outputs:
+            output.name = self._names.fresh(f"{self._stem}/{op_type}")
+        self.nodes.append(node)
+        return node.outputs[0]
 
-        return call
+    def __getattr__(self, op_type: str) -> Any:
+        return partial(self.call, op_type)
 
 
 def apply_rules(
@@ -205,7 +220,7 @@ def apply_rules(
     for graph in list(model.graphs()):
         nodes = list(graph)
         for node in nodes if order == "inputs first" else reversed(nodes):
-            for rule, pattern in by_op.get(node.op_type, ()):
+            for rule, pattern in by_op.get(key_of(node), ()):
                 # a node of an earlier match has left its graph
                 if node.graph is not graph or _try_rule(rule, pattern, node, names, refused):
                     break

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from ridgeline.errors import PluginError, failure
 from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
 from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open
 
+GROUP = "ridgeline.plugins"  # of entry points
 FEW = 64  # whole numbers that a shape may depend on
 
 
@@ -29,6 +31,23 @@ class Plugin:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+
+def plugin_of(entry: EntryPoint) -> Plugin:
+    """The package that an entry point stands in."""
+    if entry.dist is None:
+        return Plugin(entry.name, "0")
+    name, version = entry.dist.name, entry.dist.version
+    return Plugin(name, version, f"pip install {name}=={version}")
+
+
+def package_of(value: Any) -> Plugin | None:
+    """The package that a function or class comes from, if an entry point of that package names plugins.
+
+    So an op belongs to the same plugin whether its module was imported by hand or by the entry point.
+    """
+    root = str(getattr(value, "__module__", "")).split(".")[0]
+    return next((plugin_of(e) for e in entry_points(group=GROUP) if e.module.split(".")[0] == root), None)
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,7 @@ class Catalog:
 
     ops: dict[str, PluginOp] = field(default_factory=dict)  # by domain::OpType
     tactics: dict[str, Plugin] = field(default_factory=dict)  # by the name of the tactic
+    code: dict[str, str] = field(default_factory=dict)  # by op and tactic: a digest of what it comes from
     problems: dict[Plugin, str] = field(default_factory=dict)  # of plugins that could not be loaded
 
     def plugins(self) -> list[Plugin]:
@@ -161,9 +181,8 @@ class Catalog:
         return f"; it {broken[0]}" if broken else f"; here is {found[0]}" if found else ""
 
     def digest(self) -> str:
-        """Of everything registered and the files it comes from; what was measured with other code is void."""
-        lines = [*(f"{key} {op.plugin} {_file_digest(op.reference)}" for key, op in self.ops.items())]
-        lines += [f"{name} {plugin}" for name, plugin in self.tactics.items()]
+        """Of everything registered and the code behind it; what was measured with other code is void."""
+        lines = [f"{name} {code}" for name, code in self.code.items()]
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12] if lines else ""
 
 
@@ -185,8 +204,17 @@ def _texts(tensors: Sequence[Tensor | None]) -> str:
     return ", ".join("-" if t is None else str(spec_of(t)) for t in tensors)
 
 
-def _file_digest(function: Callable[..., Any]) -> str:
+def code_digest(part: Any) -> str:
+    """Of the texts an op or a tactic holds, and of the files that its class and functions stand in."""
+    values = [getattr(part, f.name) for f in fields(part)] if is_dataclass(part) else []
+    texts = [value for value in values if isinstance(value, str)]
+    files = {_file_of(value) for value in (type(part), *values) if callable(value)}
+    content = b"".join(Path(file).read_bytes() for file in sorted(filter(None, files)))
+    return hashlib.sha256("\0".join(texts).encode() + content).hexdigest()[:12]
+
+
+def _file_of(value: Any) -> str:
     try:
-        return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
-    except (TypeError, OSError):  # made in an interpreter, or not a Python function
+        return inspect.getsourcefile(getattr(value, "fn", value)) or ""  # `fn`: a Triton kernel's function
+    except TypeError:  # a builtin, or made in an interpreter
         return ""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 from ridgeline.base.spec import Needed
 from ridgeline.errors import failure
-from ridgeline.plugins.catalog import CATALOG, Plugin
+from ridgeline.plugins.catalog import CATALOG, GROUP, plugin_of
 from ridgeline.plugins.register import LOADING, unregister
-
-GROUP = "ridgeline.plugins"
 
 
 @cache
@@ -29,14 +27,6 @@ def load_plugins() -> None:
             CATALOG.problems[plugin] = failure(error)
         finally:
             LOADING.reset(token)
-
-
-def plugin_of(entry: EntryPoint) -> Plugin:
-    """The package that an entry point stands in."""
-    if entry.dist is None:
-        return Plugin(entry.name, "0")
-    name, version = entry.dist.name, entry.dist.version
-    return Plugin(name, version, f"pip install {name}=={version}")
 
 
 def require_plugins(needed: Sequence[Needed]) -> None:

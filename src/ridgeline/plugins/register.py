@@ -20,7 +20,7 @@ from ridgeline.kernels.floor.registry import FLOOR, FloorOp
 from ridgeline.passes.partition import EPILOGUE_OPS
 from ridgeline.passes.pipeline import PLUGIN_RULES
 from ridgeline.passes.rule import Fusion
-from ridgeline.plugins.catalog import CATALOG, Plugin, PluginOp
+from ridgeline.plugins.catalog import CATALOG, Plugin, PluginOp, code_digest, package_of
 from ridgeline.plugins.gate import GatedTactic
 from ridgeline.plugins.gpu_tactics import TritonTactic
 from ridgeline.plugins.schema import Schema, Shapes, is_open, misfit, read_context, type_of_spec
@@ -47,14 +47,14 @@ def register_op(
     loaded, or else to its own domain.
     Parameters: the parts of an op, each written by hand and most of them left out.
     """
-    owner = plugin or LOADING.get() or Plugin(schema.domain, str(schema.version))
+    owner = plugin or LOADING.get() or package_of(reference) or Plugin(schema.domain, str(schema.version))
     problems = list(schema.problems(shapes, reference))
     if problems:
         raise PluginError(f"the schema of {schema.key} is not sound", rows=problems, help=f"mend {owner}")
     _require_new(schema.key, CATALOG.ops[schema.key].plugin if schema.key in CATALOG.ops else None, owner)
     op = PluginOp(schema, shapes, reference, owner, arrays)
     onnx.defs.register_schema(schema.to_onnx(lambda context: _infer(op, context)))
-    CATALOG.ops[schema.key] = op
+    CATALOG.ops[schema.key], CATALOG.code[schema.key] = op, f"{owner} {code_digest(op)}"
     add_row(OpRow(op_type=schema.op_type, domain=schema.domain, has_floor=True))
     FLOOR[schema.key] = FloorOp(schema.key, op.run)
     PLUGIN_OPS[schema.key] = _evaluated(op)
@@ -66,9 +66,9 @@ def register_op(
 
 def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     """Bring a way to run an op, one of ONNX's or of a plugin. It is checked, timed and kept like ours."""
-    owner = plugin or LOADING.get() or Plugin(tactic.name.split(".")[0], "0")
+    owner = plugin or LOADING.get() or package_of(type(tactic)) or Plugin(tactic.name.split(".")[0], "0")
     _require_new(tactic.name, CATALOG.tactics.get(tactic.name), owner)
-    CATALOG.tactics[tactic.name] = owner
+    CATALOG.tactics[tactic.name], CATALOG.code[tactic.name] = owner, f"{owner} {code_digest(tactic)}"
     if isinstance(tactic, TritonTactic) and tactic.epilogue_axis is not None:
         EPILOGUE_OPS.add(tactic.op)
     PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
@@ -81,11 +81,11 @@ def unregister(plugin: str) -> None:
             onnx.defs.deregister_schema(op.schema.op_type, op.schema.version, op.schema.domain)
             EPILOGUE_OPS.discard(key)
             drop_row(key)
-            for registry in (CATALOG.ops, FLOOR, PLUGIN_OPS):
+            for registry in (CATALOG.ops, CATALOG.code, FLOOR, PLUGIN_OPS):
                 del registry[key]
     for name, owner in list(CATALOG.tactics.items()):
         if owner.name == plugin:
-            del CATALOG.tactics[name], PLUGIN_TACTICS[name]
+            del CATALOG.tactics[name], CATALOG.code[name], PLUGIN_TACTICS[name]
     PLUGIN_RULES.pop(plugin, None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Op, Site, TensorSpec
+from ridgeline.base.spec import Config, Layout, Op, Site, TensorSpec
 from ridgeline.errors import PluginError, failure
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.ir.body import attr_value
@@ -38,15 +38,20 @@ class OpSite:
     site: Site
     op: Op
     attrs: Mapping[str, Any]  # with defaults
+    layouts: Sequence[Layout] = ("contiguous",)  # that the tactic takes
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
-        """None for one that is left out."""
-        return tuple(self.site.specs[name] if name else None for name in self.op.inputs)
+        """As the tactic is given them; None for one that is left out."""
+        return tuple(self.laid(self.site.specs[name]) if name else None for name in self.op.inputs)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(self.site.specs[name] for name in self.op.outputs if name)
+        return tuple(self.laid(self.site.specs[name]) for name in self.op.outputs if name)
+
+    def laid(self, spec: TensorSpec) -> TensorSpec:
+        """A tensor that lies in another order than the tactic takes is copied before and after a call."""
+        return spec if spec.layout in self.layouts else replace(spec, layout=self.layouts[0])
 
     def pick(self, given: Sequence[Any]) -> list[Any]:
         """The op's own inputs among those of its region."""
@@ -84,7 +89,7 @@ class OpTactic(Tactic):
     configs: Callable[[OpSite], Sequence[Config]] = field(default=_one_config, kw_only=True)
     workspace_bytes: Callable[[OpSite, Config], int] = field(default=_no_bytes, kw_only=True)
     state: Callable[[OpSite], Any] | None = field(default=None, kw_only=True)
-    layouts: Sequence[str] = field(default=("contiguous",), kw_only=True)
+    layouts: Sequence[Layout] = field(default=("contiguous",), kw_only=True)
     alignment: int = field(default=1, kw_only=True)
     in_place: bool = field(default=False, kw_only=True)
 
@@ -116,13 +121,9 @@ class OpTactic(Tactic):
     def read_op(self, site: Site, op: Op) -> OpSite | Refused:
         if not site.is_inferred:
             return Refused("a shape inside depends on data")
-        specs = [site.specs[name] for name in (*op.inputs, *op.outputs) if name]
-        other = [spec for spec in specs if spec.layout not in self.layouts]
-        if other:
-            return Refused(f"{other[0]} is {other[0].layout}, want {' or '.join(self.layouts)}")
         known = CATALOG.ops.get(op.key)
         given = known.schema.given(op.attrs) if known else {**_onnx_defaults(op.op_type), **op.attrs}
-        return OpSite(site, op, given)
+        return OpSite(site, op, given, self.layouts)
 
     def why_no_tools(self, at: OpSite) -> str | None:
         """Why nothing can be compiled or run here."""
@@ -132,7 +133,8 @@ class OpTactic(Tactic):
         """Every frozen call has a state and a workspace of its own, so that every context has."""
         run = self.runner(at, config)
         scratch = self.workspace_bytes(at, config)
-        specs, count = [*at.site.inputs, *at.site.outputs], len(at.site.inputs)
+        planned, count = [*at.site.inputs, *at.site.outputs], len(at.site.inputs)
+        specs = [spec and at.laid(spec) for spec in planned]
 
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             tensors = [*given, *outputs]

@@ -19,6 +19,7 @@ from ridgeline.ir.sites import make_site
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
+from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
@@ -206,6 +207,7 @@ class SelectionContext:
         options = self.options
         names = " ".join(t.name for t in self.tactics)
         rivals = f"{options.level} {names} {options.deterministic} {options.workspace_bytes}"
+        rivals += CATALOG.digest()
         return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 
     def find(self, key: str) -> Entry | None:

@@ -27,6 +27,7 @@ from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
+from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Wide, coarsest, halves_inside, widen_feeds
@@ -251,7 +252,7 @@ class Reference:
         if model is None or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return None
         context = (measuring_context(self.threads), _code_digest(), ort.__version__, onnx.__version__)
-        return f"{kind}-{digest_texts([model, digest_arrays(feeds), *context, *more])[:40]}"
+        return f"{kind}-{digest_texts([model, digest_arrays(feeds), *context, CATALOG.digest(), *more])[:40]}"
 
     def weights_digest(self, weights: Mapping[str, np.ndarray]) -> str:
         return "" if self._digest is None else self._digest.of_weights(weights)
