@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
-from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, no_scalars
+from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros, no_scalars
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cuda.own_kernels import require_fit
 from ridgeline.tactics.offer import Offer, Refused
@@ -43,8 +43,8 @@ class GpuTactic(OpTactic):
     scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
     alignment: int = field(default=16, kw_only=True)
 
-    device: ClassVar[str] = "cuda"
-    compiles: ClassVar[bool] = True
+    runs_on = "cuda"
+    compiles = True
 
     def held_types(self, at: OpSite, config: Config) -> list[str]:
         return [BYTES] * (bool(self.workspace_bytes(at, config)) + (self.state is not None))
@@ -59,12 +59,12 @@ class TritonTactic(GpuTactic):
     epilogue_axis: int | None = field(default=None, kw_only=True)
     store: KernelStore = field(default=COMPILED_HERE, kw_only=True)
 
-    def read(self, site: Site) -> OpSite | Refused:
-        if self.epilogue_axis is None or site.target.kind != self.device:
+    def read(self, site: Site) -> OpSite:
+        if self.epilogue_axis is None:
             return super().read(site)
         found = [op for op in site.body.ops if op.key == self.op]
         if len(found) != 1 or any(name and name not in site.body.inputs for name in found[0].inputs):
-            return Refused(f"the region does not begin with one {self.op}")
+            raise Refusal(f"the region does not begin with one {self.op}")
         return self.read_op(site, found[0])
 
     def why_no_tools(self, at: OpSite) -> str | None:
@@ -73,13 +73,11 @@ class TritonTactic(GpuTactic):
         return self.store.why_none(at.site.target.arch)
 
     def offer(self, site: Site) -> Offer | Refused:
-        made, at = super().offer(site), self.read(site)
-        if isinstance(made, Refused) or isinstance(at, Refused):
+        made = super().offer(site)
+        if isinstance(made, Refused):
             return made
-        try:
-            self._epilogue(at)
-        except Refusal as refusal:
-            return Refused(str(refusal))
+        at = self.read(site)
+        self._epilogue(at)  # may refuse
         return replace(made, kernels=lambda config: [self.describe(at, config)])
 
     def _epilogue(self, at: OpSite) -> Epilogue | None:
@@ -126,7 +124,7 @@ class TritonTactic(GpuTactic):
         compiled = compile_kernel(self.describe(at, config), at.site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), self.grid(at, config)
         tail, numbers = self._epilogue(at), self.scalars(at)
-        extras = [torch.from_numpy(array).to(self.device) for array in tail.extras] if tail else []
+        extras = [torch.from_numpy(array).to(self.runs_on) for array in tail.extras] if tail else []
         order = [name for name, kind in self.describe(at, config).signature if kind != "constexpr"]
         place = order.index("pointers") if tail is not None else 0
 
@@ -161,16 +159,16 @@ class NvrtcTactic(GpuTactic):
         return None if has_nvrtc() else "cuda-core is not installed, which brings NVRTC"
 
     def runner(self, at: OpSite, config: Config) -> Bound:
-        macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
         threads, numbers = self.threads(at, config), self.scalars(at)
         if threads % 32:
             raise PluginError(f"{self.name}: a block of {threads} threads", want="a multiple of 32")
         pointers = [BYTES] * (len(at.inputs) + len(at.outputs))
         types = [*pointers, *self.held_types(at, config)]
         types += ["fp64" if isinstance(value, float) else "i64" for value in numbers]
+        arch = at.site.target.arch
         launcher = Launcher(
             Compiled(
-                self.function, at.site.target.arch, nvrtc_cubin(macros + self.source, at.site.target.arch),
+                self.function, arch, nvrtc_cubin(macros(config) + self.source, arch),
                 shared=0, num_warps=threads // 32, pdl=False, parameters=len(types), types=tuple(types),
                 registers=0, spills=0, seconds=0.0, triton="",
             )

@@ -6,8 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -19,12 +18,12 @@ from ridgeline.errors import PluginError, failure
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
+from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
 from ridgeline.tactics.base import Footprint, Launch, Tactic
 from ridgeline.tactics.offer import Offer, Refused
 
-CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
 Scalar: TypeAlias = int | float
 # from the region's inputs and outputs and what a call holds (workspace, state) to the call
@@ -93,34 +92,29 @@ class OpTactic(Tactic):
     alignment: int = field(default=1, kw_only=True)
     in_place: bool = field(default=False, kw_only=True)
 
-    device: ClassVar[str] = "cpu"
-    compiles: ClassVar[bool] = False
+    compiles = False
 
     def offer(self, site: Site) -> Offer | Refused:
         at = self.read(site)
-        if isinstance(at, Refused):
-            return at
         reason = self.why_no_tools(at) or self.when(at)
         if reason is not None:
             return Refused(reason)
         return Offer(
             configs=tuple(self.configs(at)),
             bind=lambda config, weights: self.bind_op(at, config),
-            footprint=lambda config: self._footprint(at, config),
+            footprint=lambda config: Footprint(
+                True, self.in_place, scratch_bytes=self.workspace_bytes(at, config)
+            ),
             compiles=self.compiles,
         )
 
-    def read(self, site: Site) -> OpSite | Refused:
-        """The op of the region, if the region is one of ours."""
-        if site.target.kind != self.device:
-            return Refused(f"target is {site.target}, want {self.device}")
+    def read(self, site: Site) -> OpSite:
+        """The op of the region, which has no other."""
         if [op.key for op in site.body.ops] != [self.op] or site.body.constants:
-            return Refused(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
+            raise Refusal(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
         return self.read_op(site, site.body.ops[0])
 
-    def read_op(self, site: Site, op: Op) -> OpSite | Refused:
-        if not site.is_inferred:
-            return Refused("a shape inside depends on data")
+    def read_op(self, site: Site, op: Op) -> OpSite:
         known = CATALOG.ops.get(op.key)
         given = known.schema.given(op.attrs) if known else {**_onnx_defaults(op.op_type), **op.attrs}
         return OpSite(site, op, given, self.layouts)
@@ -139,7 +133,7 @@ class OpTactic(Tactic):
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             tensors = [*given, *outputs]
             placed = [_placed(t, spec, self.alignment) for t, spec in zip(tensors, specs, strict=True)]
-            held = [make_workspace(scratch, self.device)] if scratch else []
+            held = [make_workspace(scratch, at.site.target.kind)] if scratch else []
             held += [self.state(at)] if self.state is not None else []
             call = run(placed[:count], placed[count:], held)
             pairs = list(zip(tensors, placed, strict=True))
@@ -158,9 +152,6 @@ class OpTactic(Tactic):
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         raise NotImplementedError
-
-    def _footprint(self, at: OpSite, config: Config) -> Footprint:
-        return Footprint(True, self.in_place, scratch_bytes=self.workspace_bytes(at, config))
 
 
 def _extents(at: OpSite) -> dict[int, int]:
@@ -210,19 +201,10 @@ class PythonTactic(OpTactic):
 
     run: Callable[..., None] = field(kw_only=True)
 
-    def read(self, site: Site) -> OpSite | Refused:
-        """PyTorch runs on either device."""
-        if [op.key for op in site.body.ops] != [self.op] or site.body.constants:
-            return Refused(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
-        return self.read_op(site, site.body.ops[0])
-
     def runner(self, at: OpSite, config: Config) -> Bound:
         def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            names = [
-                n
-                for n, asked in (("workspace", self.workspace_bytes(at, config)), ("state", self.state))
-                if asked
-            ]
+            asked = {"workspace": self.workspace_bytes(at, config), "state": self.state}
+            names = [name for name, wish in asked.items() if wish]
             more = {**at.attrs, **config, **dict(zip(names, held, strict=True))}
             return partial(self._call, at.pick(inputs), outputs, more)
 
@@ -243,14 +225,21 @@ class CppTactic(OpTactic):
     function: str = field(kw_only=True)
     scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
 
-    compiles: ClassVar[bool] = True
+    runs_on = "cpu"
+    compiles = True
+
+    def offer(self, site: Site) -> Offer | Refused:
+        made = super().offer(site)
+        return replace(made, cpp_source=self._text) if isinstance(made, Offer) else made
+
+    def _text(self, config: Config) -> str:
+        return HEAD + macros(config) + self.source
 
     def why_no_tools(self, at: OpSite) -> str | None:
         return None if find_compiler() else "no C++ compiler found"
 
     def runner(self, at: OpSite, config: Config) -> Bound:
-        macros = "".join(f"#define {name} {value}\n" for name, value in config.items())
-        run = compile_cpp(HEAD + macros + self.source, cache_dir=CACHE_DIR)[self.function]
+        run = compile_cpp(self._text(config), cache_dir=self.cache_dir)[self.function]
         numbers = [number_of(value) for value in self.scalars(at)]
 
         def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
@@ -262,6 +251,10 @@ class CppTactic(OpTactic):
             return call
 
         return bound
+
+
+def macros(config: Config) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in config.items())
 
 
 def number_of(value: Scalar) -> Any:
