@@ -165,7 +165,8 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         selections = select_every(contexts)
         write_timings(contexts, selections)
     with clock.stage("plan"):
-        engine = make_engine(loaded, contexts, every_shapes, selections, refusals)
+        chosen = zip(contexts, every_shapes, selections, strict=True)
+        engine = Engine([plan_variant(loaded, *each, refusals) for each in chosen], PLANNER)
         require_paddable(fused.inference, [variant.plan for variant in engine.variants])
     with clock.stage("verify"):
         report = check_engine(engine, reference, every_shapes, options, sample)
@@ -308,18 +309,6 @@ def select_every(contexts: list[SelectionContext]) -> list[Selection]:
             contexts[i] = with_bodies(context)
         made.append(select(contexts[i]))
     return made
-
-
-def make_engine(
-    loaded: Loaded,
-    contexts: Sequence[SelectionContext],
-    every_shapes: Sequence[Shapes],
-    selections: Sequence[Selection],
-    refusals: Sequence[Refusal],
-) -> Engine:
-    """An engine of all profiles, the first one's plan in front."""
-    each = zip(contexts, every_shapes, selections, strict=True)
-    return Engine([plan_variant(loaded, *chosen, refusals) for chosen in each], PLANNER)
 
 
 def write_timings(contexts: Sequence[SelectionContext], selections: Sequence[Selection]) -> None:

@@ -12,7 +12,7 @@ from onnx.numpy_helper import from_array
 import ridgeline
 from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.errors import RidgelineError
-from ridgeline.runtime.example_integers import draw_integers
+from ridgeline.runtime.example_integers import Known, draw_integers
 from ridgeline.select.shapes import GUESSED_BYTES
 
 RNG = np.random.default_rng(5)
@@ -121,7 +121,8 @@ def test_lengths_are_drawn_for_tables_that_are_shorter() -> None:
     spec = TensorSpec("int64", (3,))
     op = Op("Gather", ("table", "i"), ("y",))
     table = TensorSpec("float32", (0, 4))
-    drawn = draw_integers(np.random.default_rng(0), "i", spec, [op], {"i": spec, "table": table}, {}, [spec])
+    known = Known([op], {"i": spec, "table": table}, {}, [spec])
+    drawn = draw_integers(np.random.default_rng(0), "i", spec, known)
     assert drawn.shape == (3,)
 
 

@@ -58,10 +58,10 @@ def test_the_graph_equals_its_steps(engine: ridgeline.Engine) -> None:
     with torch.inference_mode():
         instance.execute()
         instance.execute()
-        replayed = {name: instance.result(name)[0].clone() for name in names}
+        replayed = {name: instance.result(name).clone() for name in names}
         instance.arena.fill_(0xFF)
         Instance.execute(instance)
-        stepped = {name: instance.result(name)[0].clone() for name in names}
+        stepped = {name: instance.result(name).clone() for name in names}
     require_same(replayed, stepped)
 
 

@@ -284,7 +284,7 @@ def test_steps_called_one_by_one_read_what_was_loaded(engines: Engines, tactic: 
     with torch.inference_mode():
         for call in instance.calls:
             call()
-    same({n: instance.result(n)[0].numpy() for n in instance.program.outputs}, by_copying(engine, feeds))
+    same({n: instance.result(n).numpy() for n in instance.program.outputs}, by_copying(engine, feeds))
 
 
 def test_a_run_that_fails_leaves_all_as_it_was() -> None:
@@ -306,7 +306,7 @@ def test_a_run_that_fails_leaves_all_as_it_was() -> None:
     assert sys.getrefcount(bad) == holders
     instance = context.instance({"x": x, "i": index})
     instance.execute()
-    np.testing.assert_array_equal(instance.result("y")[0].numpy(), want)
+    np.testing.assert_array_equal(instance.result("y").numpy(), want)
     np.testing.assert_array_equal(context.run({"x": x, "i": index})["y"], want)
 
 

@@ -22,9 +22,6 @@ TOO_LONG = {
 TOO_MANY_PARAMETERS = {
     "passes: _function",
     "plan: step_of",
-    "runtime: _MovingStep.__init__",
-    "runtime: _draw",
-    "runtime: draw_integers",
     "tactics: _launch",
     "tactics: _transpose_pads",
     "tactics: compile_body",

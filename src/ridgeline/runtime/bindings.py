@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -25,26 +24,26 @@ class Bindings:
     def __init__(self, profiles: Profiles, planner: Planner, own: PerProcess) -> None:
         self._profiles, self._planner, self._own = profiles, planner, own
 
-    def uncompiled(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+    def uncompiled(self, specs: dict[str, TensorSpec]) -> AnyBinding:
         """With no kernel compiled for these shapes."""
-        return IoBinding(self._profiles.at(specs).executable.instance(specs, compiles=False), dtypes)
+        return IoBinding(self._profiles.at(specs).executable.instance(specs, compiles=False))
 
-    def planned(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+    def planned(self, specs: dict[str, TensorSpec]) -> AnyBinding:
         """With every kernel that the plan wants at these shapes."""
         if self._is_padded(specs):
             larger, cuts = pad_to_profile(self._profiles, self._planner.padded_cuts, specs)
-            return PaddedBinding(self.planned(larger, dtypes), specs, larger, cuts)
-        return IoBinding(self._profiles.at(specs).executable.instance(specs), dtypes)
+            return PaddedBinding(self.planned(larger), specs, larger, cuts)
+        return IoBinding(self._profiles.at(specs).executable.instance(specs))
 
-    def served(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
+    def served(self, specs: dict[str, TensorSpec]) -> AnyBinding:
         """Planned where the plan was made for these shapes; others run without compiling until theirs is."""
         if self._is_padded(specs) or specs == self._profiles.at(specs).plan.planned_shapes:
-            return self.planned(specs, dtypes)
-        plan_later = partial(self._own.submit, self.planned, specs, dtypes)
-        return PendingShape(partial(self.uncompiled, specs, dtypes), plan_later)
+            return self.planned(specs)
+        plan_later = partial(self._own.submit, self.planned, specs)
+        return PendingShape(partial(self.uncompiled, specs), plan_later)
 
-    def on_gpu(self, specs: dict[str, TensorSpec], dtypes: Sequence[Any]) -> AnyBinding:
-        return CudaBinding(self.gpu_instance(specs), dtypes)
+    def on_gpu(self, specs: dict[str, TensorSpec]) -> AnyBinding:
+        return CudaBinding(self.gpu_instance(specs))
 
     def gpu_instance(
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None

@@ -24,7 +24,7 @@ KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 _steps = methodcaller("execute")
-MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding]
+MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
 
 
 class Context:
@@ -190,7 +190,7 @@ class Context:
         self._signature.require_guards(specs)
         if not self._may_pad:
             self._signature.require(specs)
-        binding = self._bindings[key] = self._make_binding(specs, self._numpy_dtypes)
+        binding = self._bindings[key] = self._make_binding(specs)
         while len(self._bindings) > KEPT_INSTANCES:
             self._bindings.popitem(last=False)
         return binding

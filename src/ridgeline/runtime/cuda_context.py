@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.runtime.context import Context
+from ridgeline.runtime.context import Context, MakeBinding
 from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
-from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.signature import Signature
 
 
@@ -20,7 +18,7 @@ class CudaContext(Context):
     def __init__(
         self,
         signature: Signature,
-        make_binding: Callable[[dict[str, TensorSpec], Sequence[Any]], AnyBinding],
+        make_binding: MakeBinding,
         make_instance: Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance],
     ) -> None:
         super().__init__(signature, make_binding)

@@ -13,7 +13,7 @@ from ridgeline.base.gpu_graph import CaptureError, own_stream, pool_bytes, recor
 from ridgeline.base.gpu_timing import times_in_turn
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
-from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy
+from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, dtype_name, numpy_dtype
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
@@ -129,9 +129,10 @@ def gpu_memory(
 class CudaBinding:
     """Between a caller and a GPU instance: pinned memory for numpy, the caller's own stream for torch."""
 
-    def __init__(self, instance: CudaInstance, dtypes: Sequence[Any]) -> None:
+    def __init__(self, instance: CudaInstance) -> None:
         self.instance: Instance = instance
         self._own = instance
+        dtypes = [numpy_dtype(dtype_name(tensor)) for tensor in instance.inputs.values()]
         self._inputs = list(zip(instance.inputs.items(), dtypes, strict=True))
         self._pinned: dict[str, Tensor] = {}
         self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
@@ -174,7 +175,7 @@ class CudaBinding:
         with torch.inference_mode():
             self.load(tensors)
             execute(self.instance)
-        results = {name: self.instance.result(name)[0] for name in self.instance.program.outputs}
+        results = {name: self.instance.result(name) for name in self.instance.program.outputs}
         is_there = [isinstance(t, Tensor) and t.is_cuda for t in tensors]
         if not any(is_there):
             return {name: result.cpu() for name, result in results.items()}
@@ -213,7 +214,7 @@ class CudaBinding:
         return self._pinned[name]
 
     def _fetch(self, name: str) -> Tensor:
-        result = self.instance.result(name)[0]
+        result = self.instance.result(name)
         return new_pinned(result).copy_(result, non_blocking=True)
 
 
@@ -227,7 +228,7 @@ class Bound:
             instance.execute()
         if instance.graph is None:
             raise DeviceError("this engine cannot be bound", got=instance.why_eager, help="use engine.run")
-        self.outputs = {name: instance.result(name)[0] for name in instance.program.outputs}
+        self.outputs = {name: instance.result(name) for name in instance.program.outputs}
         self.graph = instance.graph
         self._replay = instance.graph.replay
 

@@ -67,24 +67,22 @@ class Meaning:
         return FLAGS if self.is_place else _any_value(dtype, is_inner=is_inner)
 
 
-def draw_integers(
-    rng: np.random.Generator,
-    name: str,
-    spec: TensorSpec,
-    ops: Sequence[Op],
-    specs: Mapping[str, TensorSpec],
-    constants: Mapping[str, np.ndarray],
-    beside: Sequence[TensorSpec] | None,
-) -> np.ndarray:
-    """Values for one input. `specs` and `constants` are all that is known at these shapes.
+@dataclass(frozen=True)
+class Known:
+    """What is known at these shapes of the ops that an input reaches."""
 
-    `beside` are a model's inputs; None: this is a value between regions.
-    """
-    is_inner = beside is None
-    meaning = _meaning(name, ops, specs, constants, is_inner=is_inner)
+    ops: Sequence[Op]
+    specs: Mapping[str, TensorSpec]
+    constants: Mapping[str, np.ndarray]
+    beside: Sequence[TensorSpec] | None = None  # the model's inputs; None for a value between regions
+
+
+def draw_integers(rng: np.random.Generator, name: str, spec: TensorSpec, known: Known) -> np.ndarray:
+    """Values for one input."""
+    is_inner, shape = known.beside is None, spec.shape
+    meaning = _meaning(name, known)
     low, high = meaning.bounds(spec.dtype, is_inner=is_inner)
-    shape = spec.shape
-    length = 0 if beside is None or meaning.equals else _length(name, spec, meaning, beside)
+    length = 0 if known.beside is None or meaning.equals else _length(name, spec, meaning, known.beside)
     if length:
         longest = min(length, high - 1) if meaning.highs else length
         least = min(max(low, longest // 2 + 1), longest)  # a table may be shorter than the lengths want
@@ -100,18 +98,11 @@ def draw_integers(
     return drawn
 
 
-def _meaning(
-    name: str,
-    ops: Sequence[Op],
-    specs: Mapping[str, TensorSpec],
-    constants: Mapping[str, np.ndarray],
-    *,
-    is_inner: bool,
-) -> Meaning:
+def _meaning(name: str, known: Known) -> Meaning:
     """Follow the input through the ops that hand it on, with the least and most that was added to it."""
-    found = Meaning()
+    found, specs, constants = Meaning(), known.specs, known.constants
     carried, derived = {name: (0, 0)}, {name}
-    for op in ops:
+    for op in known.ops:
         if op.domain or not derived.intersection(op.inputs):
             continue
         slots = [i for i, n in enumerate(op.inputs) if n in carried]
@@ -138,7 +129,7 @@ def _meaning(
             if op.op_type.startswith("Scatter") and op.attrs.get("reduction", "none") in ("none", b"none"):
                 found.scatter = (op, data.shape)
         found.is_place |= _reads(op, _PLACES, derived)
-        found.is_count |= _reads(op, _COUNTS, derived if is_inner else set(carried))
+        found.is_count |= _reads(op, _COUNTS, derived if known.beside is None else set(carried))
     return found
 
 

@@ -6,7 +6,7 @@ whatever a region computes of them is compared with the floor, and nothing after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ from ridgeline.kernels.elements import (
     on_device,
     to_torch,
 )
-from ridgeline.runtime.example_integers import draw_integers
+from ridgeline.runtime.example_integers import Known, draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import draw_non_tensor
@@ -69,7 +69,7 @@ def example_feeds(
     ops = list(_all_ops(flat))
     has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
     inferred = inference.at(shapes) if has_integers else Inferred(dict(shapes))
-    beside = list(shapes.values())
+    known = Known(ops, inferred.specs, inferred.values, list(shapes.values()))
     made: dict[str, Any] = {}
     for name in program.inputs:
         default = default_of(inference.weights, name)
@@ -83,9 +83,7 @@ def example_feeds(
             made[name] = default
         else:
             try:
-                made[name] = _draw(
-                    rng, name, shapes[name], ops, inferred.specs, inferred.values, beside, floats=floats
-                )
+                made[name] = _draw(rng, name, shapes[name], known, floats)
             except MemoryError as error:
                 raise LimitError(
                     f"there is no memory for input {name!r} of {shapes[name]}",
@@ -98,8 +96,7 @@ def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu
     """What candidates of a site are timed and checked with: its weights, known values, and drawn ones."""
     rng = np.random.default_rng(0)
     generator = torch.Generator(device).manual_seed(0)
-    ops = list(_all_ops(site.body.ops))
-    constants = {**site.body.constants, **site.values}
+    known = Known(list(_all_ops(site.body.ops)), site.specs, {**site.body.constants, **site.values})
     made: list[Tensor | None] = []
     for name, spec in zip(site.body.inputs, site.inputs, strict=True):
         if spec is None:
@@ -112,10 +109,10 @@ def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu
             tensor = torch.empty_strided(
                 spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=device
             )
-            if spec.dtype in _DRAWN_IN_PLACE and numbers_for(name, spec, ops, site.specs) is None:
+            if spec.dtype in _DRAWN_IN_PLACE and numbers_for(name, spec, known.ops, site.specs) is None:
                 tensor.normal_(generator=generator)
             else:
-                drawn = _draw(rng, name, spec, ops, site.specs, constants, beside=None)
+                drawn = _draw(rng, name, spec, known)
                 fill(tensor, on_device(to_torch(drawn), device))
             made.append(tensor)
     return made
@@ -130,21 +127,12 @@ def _all_ops(ops: Iterable[Op]) -> Iterable[Op]:
 
 
 def _draw(
-    rng: np.random.Generator,
-    name: str,
-    spec: TensorSpec,
-    ops: list[Op],
-    specs: Mapping[str, TensorSpec],
-    constants: Mapping[str, np.ndarray],
-    beside: Sequence[TensorSpec] | None,
-    *,
-    floats: Floats = normal,
+    rng: np.random.Generator, name: str, spec: TensorSpec, known: Known, floats: Floats = normal
 ) -> Any:
-    """`beside` are a model's inputs. None: a value between regions, of which only its own region is known."""
     shape = spec.shape
     if spec.value is not None:
         return settled_value(spec)
-    numbers = numbers_for(name, spec, ops, specs)
+    numbers = numbers_for(name, spec, known.ops, known.specs)
     if numbers is not None:
         return numbers
     if spec.dtype.startswith(("float", "bfloat")):
@@ -153,5 +141,5 @@ def _draw(
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.startswith("complex"):
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(spec.dtype)
-    drawn = draw_integers(rng, name, spec, ops, specs, constants, beside)
+    drawn = draw_integers(rng, name, spec, known)
     return drawn.astype(numpy_dtype(spec.dtype))

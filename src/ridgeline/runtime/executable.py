@@ -30,13 +30,13 @@ class Executable:
         fused: FusedModel,
         steps: Sequence[Step],
         planned_shapes: Mapping[str, TensorSpec],
-        islands: Islands,
+        islands: Islands | None = None,
     ) -> None:
         self.fused, self.steps, self.planned_shapes = fused, tuple(steps), dict(planned_shapes)
-        self.islands = islands
         by_name = {region.name: region for region in fused.program.regions}
         self.regions = [merge(fused.program, [by_name[n] for n in step.regions]) for step in steps]
-        self.launches = Launches(fused, self.steps, self.regions, islands, self.planned_sites)
+        self.islands = islands or Islands(fused, {})
+        self.launches = Launches(fused, self.steps, self.regions, self.islands, self.planned_sites)
         self._instances: WeakSet[CudaInstance] = WeakSet()
 
     @property

@@ -193,10 +193,9 @@ class Instance:
             totals[index] = totals.get(index, 0.0) + us
         return totals
 
-    def result(self, name: str) -> tuple[Tensor, bool]:
-        """An output, and whether its memory will be written again by the next run."""
-        fixed = self.tensors.get(name)
-        return (fixed, True) if fixed is not None else (self.moving[name], False)
+    def result(self, name: str) -> Any:
+        """An output of the latest run, in the memory of this instance if it has a fixed place."""
+        return self.tensors[name] if name in self.tensors else self.moving[name]
 
 
 def sites_of(
@@ -254,21 +253,17 @@ def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -
     return lay_out(ios, inferred.specs, borders=borders, outputs=program.outputs)
 
 
+@dataclass
 class _MovingStep:
     """A step that reads values which libraries allocate anew in every run; the others can be re-pointed."""
 
-    def __init__(
-        self,
-        moving: dict[str, Any],
-        call: Call,
-        fixed: list[Tensor | None],
-        moved: Sequence[tuple[int, str]],
-        outs: list[Tensor],
-        names: Sequence[str],
-        dead: Sequence[str],
-    ) -> None:
-        self.moving, self.call, self.fixed, self.moved = moving, call, fixed, moved
-        self.outs, self.names, self.dead = outs, names, dead
+    moving: dict[str, Any]  # by name, as they are now
+    call: Call
+    fixed: list[Tensor | None]
+    moved: Sequence[tuple[int, str]]
+    outs: list[Tensor]
+    names: Sequence[str]
+    dead: Sequence[str]
 
     def __call__(self) -> None:
         moving = self.moving

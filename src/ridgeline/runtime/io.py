@@ -138,15 +138,15 @@ class LentOutput(Lent):
 class IoBinding:
     """All that a run does besides its steps. It is on the way of every call, so it calls little itself."""
 
-    def __init__(self, instance: Instance, dtypes: Sequence[Any]) -> None:
+    def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._calls_torch = instance.calls_torch
         self._lent: list[Lent] = []
         self._lent_outputs: list[LentOutput] = []
         self._homes = [as_numpy(tensor) for tensor in instance.inputs.values()]
         self._puts = [
-            (name, home.shape, dtype, self._put(name, home))
-            for name, home, dtype in zip(instance.inputs, self._homes, dtypes, strict=True)
+            (name, home.shape, home.dtype, self._put(name, home))
+            for name, home in zip(instance.inputs, self._homes, strict=True)
         ]
         self._takes = [(name, self._take(name)) for name in instance.program.outputs]
 
@@ -200,7 +200,7 @@ class IoBinding:
             self.load(arrays)
             execute(self.instance)
         # outside: callers may write to tensors of their own, and to inference tensors nobody may
-        results = {name: self.instance.result(name)[0] for name in self.instance.program.outputs}
+        results = {name: self.instance.result(name) for name in self.instance.program.outputs}
         return {name: handed_out(value, as_torch=True) for name, value in results.items()}
 
     def load(self, arrays: Sequence[Any]) -> None:

@@ -13,13 +13,14 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.errors import InputError, LimitError
+from ridgeline.errors import InputError, LimitError, PlanError
 from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import cloned, fill
 from ridgeline.plan.plan import Plan
+from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
@@ -40,8 +41,7 @@ class BodyExecutable(Protocol):
     def instance(self, inputs: Mapping[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
 
 
-# a body with the key of its plan, as an executable; None: it runs op by op
-FindBody: TypeAlias = Callable[[str, Body], BodyExecutable | None]
+BindBody: TypeAlias = Callable[[Body, Plan, FusedModel], BodyExecutable]
 
 
 def control_op(region: Region) -> Op | None:
@@ -96,7 +96,7 @@ class PlannedBody:
         self._local.loaded = instance
         instance.execute()
         inputs = {tensor.data_ptr() for tensor in instance.inputs.values()}
-        made = [instance.result(name)[0] for name in self._outputs]
+        made = [instance.result(name) for name in self._outputs]
         # an output that is an input would be written over while the next trip is loaded
         return [cloned(m) if isinstance(m, Tensor) and m.data_ptr() in inputs else m for m in made]
 
@@ -126,15 +126,23 @@ class PlannedBody:
 class Islands:
     """The planned bodies of one executable, and the launches of the steps that run them."""
 
-    def __init__(self, program: Program, plans: Mapping[str, Plan], find: FindBody) -> None:
-        self._opset_imports, self._limits = program.opset_imports, program.limits
-        self.plans, self._find = dict(plans), find
+    def __init__(
+        self, fused: FusedModel, plans: Mapping[str, Plan], bind_body: BindBody | None = None
+    ) -> None:
+        self._fused, self.plans, self._bind_body = fused, dict(plans), bind_body
+        self._opset_imports, self._limits = fused.program.opset_imports, fused.program.limits
         self._found: dict[str, BodyExecutable | None] = {}
 
     def find(self, key: str, body: Body) -> BodyExecutable | None:
-        """The executable of a body: asked for when a step first runs it, and kept."""
-        if key in self.plans and key not in self._found:
-            self._found[key] = self._find(key, body)
+        """The executable of a body, bound when a step first runs it; None where it runs op by op."""
+        if self._bind_body is not None and key in self.plans and key not in self._found:
+            plan = self.plans[key]
+            try:
+                self._found[key] = self._bind_body(body, plan, self._fused)
+            except (KeyError, PlanError):
+                self._found[key] = None
+                note = f"{plan.model}: fused otherwise by this version, so it runs op by op"
+                self._fused.notes.append(note)
         return self._found.get(key)
 
     def bind(self, region: Region, site: Site) -> Launch | None:

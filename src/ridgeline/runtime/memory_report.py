@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.ir.views import views_of
-from ridgeline.plan.memory import account
+from ridgeline.plan.memory import StepIO, account
 from ridgeline.plan.plan import Memory, Step
 from ridgeline.runtime.device import is_here
 from ridgeline.runtime.executable import Executable
@@ -18,28 +18,17 @@ from ridgeline.tactics.offer import Offer, read_offer
 
 def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
     """Memory at the planned shapes, and the steps with what their launches note."""
-    if is_here(executable.fused.target):
-        return _bound_memory(executable)
-    return _foreseen_memory(executable), executable.steps
+    steps = executable.steps
+    if not is_here(executable.fused.target):
+        return _memory(executable, *_foreseen(executable)), steps
+    bound = executable.instance(executable.planned_shapes).steps
+    notes = {step.index: step.launch.note for step in bound if step.launch is not None and step.launch.note}
+    noted = (replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(steps))
+    return _memory(executable, [step.io for step in bound], executable.packed_bytes), tuple(noted)
 
 
-def _bound_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
-    instance = executable.instance(executable.planned_shapes)
-    memory = account(
-        instance.layout,
-        [step.io for step in instance.steps],
-        instance.inferred.specs,
-        io_bytes=sum(t.nbytes for t in instance.inputs.values()),
-        weight_bytes=sum(t.nbytes for t in executable.fused.weights.values()),
-        packed_bytes=executable.packed_bytes,
-    )
-    notes = {s.index: s.launch.note for s in instance.steps if s.launch is not None and s.launch.note}
-    steps = enumerate(executable.steps)
-    return memory, tuple(replace(step, notes=(notes[i],)) if i in notes else step for i, step in steps)
-
-
-def _foreseen_memory(executable: Executable) -> Memory:
-    """As its tactics foresee it; nothing is bound and no GPU is touched."""
+def _foreseen(executable: Executable) -> tuple[list[StepIO], int]:
+    """What the tactics foresee of every step, and the bytes they pack: nothing is bound."""
     fused = executable.fused
     inferred = fused.inference.at(executable.planned_shapes)
     ios, packed_bytes = [], 0
@@ -53,6 +42,12 @@ def _foreseen_memory(executable: Executable) -> Memory:
                 launch = offer.footprint(step.config)
             packed_bytes += launch.packed_bytes
         ios.append(step_io(region, site, inferred, launch))
+    return ios, packed_bytes
+
+
+def _memory(executable: Executable, ios: Sequence[StepIO], packed_bytes: int) -> Memory:
+    fused = executable.fused
+    inferred = fused.inference.at(executable.planned_shapes)
     return account(
         lay_out_steps(fused.program, ios, inferred),
         ios,

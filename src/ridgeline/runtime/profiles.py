@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from ridgeline.base.spec import Body, TensorSpec
-from ridgeline.errors import PlanError
+from ridgeline.base.spec import TensorSpec
 from ridgeline.plan.check import check_steps
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.fused_model import FusedModel
-from ridgeline.runtime.islands import BodyExecutable, Islands
+from ridgeline.runtime.islands import BindBody, Islands
 from ridgeline.runtime.signature import Bounds, Signature
 from ridgeline.runtime.weights import default_of
-
-BindBody: TypeAlias = Callable[[Body, Plan, FusedModel], BodyExecutable]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +29,7 @@ class Variant:
 
 def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:
     """A plan over its model. Its bodies of control flow are fused again when a step first runs them."""
-
-    def find_body(key: str, body: Body) -> BodyExecutable | None:
-        try:
-            return bind_body(body, plan.bodies[key], fused)
-        except (KeyError, PlanError):
-            fused.notes.append(
-                f"{plan.bodies[key].model}: fused otherwise by this version, so it runs op by op"
-            )
-            return None
-
-    islands = Islands(fused.program, plan.bodies, find_body)
+    islands = Islands(fused, plan.bodies, bind_body)
     return Variant(plan, Executable(fused, plan.steps, plan.planned_shapes, islands))
 
 

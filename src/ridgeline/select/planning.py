@@ -13,7 +13,6 @@ from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, region_note, step_of
 from ridgeline.plan.plan import Plan, RegionNote, Step
 from ridgeline.runtime.executable import Executable
-from ridgeline.runtime.islands import Islands
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Selection, SelectionContext
@@ -64,8 +63,7 @@ def executable_of(
     context: SelectionContext, steps: Sequence[Step], planned_shapes: Mapping[str, TensorSpec]
 ) -> Executable:
     """Steps over the model that they were chosen for."""
-    islands = context.islands or Islands(context.program, {}, lambda key, body: None)
-    return Executable(context.fused, steps, planned_shapes, islands)
+    return Executable(context.fused, steps, planned_shapes, context.islands)
 
 
 def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
                 continue
             keys += inner_keys
     plans = {key: variant.plan for key, variant in bodies.items()}
-    islands = Islands(context.program, plans, lambda key, body: bodies[key].executable)
+    islands = Islands(context.fused, plans, lambda body, plan, fused: bodies[plan.model].executable)
     return replace(context, islands=islands, body_keys=keys)
 
 

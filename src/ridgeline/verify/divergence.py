@@ -210,7 +210,7 @@ def first_wrong_region(
             call()
             label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
             for name in (name for name in step.outputs if name in want):
-                off = _off(instance.result(name)[0].cpu(), want[name])
+                off = _off(instance.result(name).cpu(), want[name])
                 if off > 1:
                     return f"first diverging region: {label}"
                 worst = max(worst, (off, label))
