@@ -54,7 +54,7 @@ from ridgeline.select.timers import timer_of
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
 from ridgeline.verify import trials as checks
-from ridgeline.verify.compare import check_padded, data_files, load_data, versions
+from ridgeline.verify.compare import data_files, load_data, versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.module import check_guards, check_sample
 from ridgeline.verify.reference import Reference
@@ -169,7 +169,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         engine = Engine([plan_variant(loaded, *each, refusals) for each in chosen], PLANNER)
         require_paddable(fused.inference, [variant.plan for variant in engine.variants])
     with clock.stage("verify"):
-        report = check_engine(engine, reference, every_shapes, options, sample)
+        report = check_engine(engine, reference, options, sample)
         facts.write()
     engine.report = replace(
         report,
@@ -326,27 +326,15 @@ def write_timings(contexts: Sequence[SelectionContext], selections: Sequence[Sel
 
 
 def check_engine(
-    engine: Engine,
-    reference: Reference | None,
-    every_shapes: Sequence[Shapes],
-    options: Options,
-    sample: Sample | None,
+    engine: Engine, reference: Reference | None, options: Options, sample: Sample | None
 ) -> Report:
     """What can be verified here: the engine at every profile, or the graph of one for another machine."""
     runs_here = is_here(engine.plan.target)
     if reference is None:
         return Report(unverified="" if runs_here else checks.unverified(engine.plan))
-    if runs_here:
-        reports = [
-            checks.verify(engine.only(variant), reference, shapes, options)
-            for variant, shapes in zip(engine.variants, every_shapes, strict=True)
-        ]
-    else:
-        reports = [checks.verify_graph(engine, reference, every_shapes[0], options)]
-    report = checks.joined(reports)
-    rows = check_padded(engine, reference) if runs_here else []
-    if sample is not None:
-        rows += check_sample(engine, reference, sample, runs_here=runs_here)
+    verify = checks.verify_profiles if runs_here else checks.verify_graph
+    report = verify(engine, reference, options)
+    rows = [] if sample is None else check_sample(engine, reference, sample, runs_here=runs_here)
     return replace(report, checks=(*report.checks, *rows))
 
 

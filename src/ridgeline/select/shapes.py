@@ -27,6 +27,7 @@ from ridgeline.frontend.profiles import (
 from ridgeline.ir.infer import Inferred
 from ridgeline.options import DimRange, Options
 from ridgeline.passes.shape_inputs import shape_inputs
+from ridgeline.plan.plan import Plan
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.weights import default_of
@@ -50,6 +51,14 @@ class Shapes:
         default_factory=dict
     )  # shape tensors left open: the op that reads each
     guards: tuple[Term, ...] = ()
+
+    @staticmethod
+    def of(plan: Plan) -> Shapes:
+        """Those that an engine was planned for."""
+        profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
+        tensors = [port for port in plan.inputs if not port.is_non_tensor]
+        low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
+        return Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)
 
     @property
     def are_fixed(self) -> bool:

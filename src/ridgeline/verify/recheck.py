@@ -16,16 +16,13 @@ from ridgeline.errors import ModelError, PlanError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
-from ridgeline.frontend.profiles import Resolved, profile_shapes
 from ridgeline.options import Options
-from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
-from ridgeline.select.shapes import Shapes
-from ridgeline.verify import trials as checks
-from ridgeline.verify.compare import check_padded, data_files, versions
+from ridgeline.verify.compare import data_files, versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
+from ridgeline.verify.trials import verify_profiles
 
 
 def verify_engine(
@@ -68,18 +65,12 @@ def verify_engine(
     reference = Reference(loaded, threads=options.cores, limited=limited)
     start = perf_counter()
     try:
-        reports = [
-            checks.verify(engine.only(variant), reference, _shapes_of(variant.plan), options)
-            for variant in engine.variants
-        ]
-        rows = check_padded(engine, reference)
+        report = verify_profiles(engine, reference, options)
     except VerifyError as error:
         raise _of_another(error, engine) from error
-    report = checks.joined(reports)
     return replace(
         report,
         nodes=count_nodes(loaded.original.graph.node),
-        checks=(*report.checks, *rows),
         stage_seconds={"verify": round(perf_counter() - start, 3)},
         warnings=tuple(dict.fromkeys((*report.warnings, *engine.notes))),
         versions=versions(),
@@ -119,10 +110,3 @@ def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine
 def _are_alike(one: Port, other: Port) -> bool:
     ranks = {len(port.dims) for port in (one, other) if port.dims is not None}
     return one.dtype == other.dtype and len(ranks) < 2
-
-
-def _shapes_of(plan: Plan) -> Shapes:
-    profile = Resolved(shapes=dict(plan.profile), values=dict(plan.value_profile))
-    tensors = [port for port in plan.inputs if not port.is_non_tensor]
-    low, high = (profile_shapes(tensors, profile, which) for which in ("min", "max"))
-    return Shapes(plan.inputs, plan.planned_shapes, low, high, profile=profile)

@@ -30,7 +30,16 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
-from ridgeline.verify.compare import Telling, compare, load_data, nan_notes, nan_share, only_nan, require
+from ridgeline.verify.compare import (
+    Telling,
+    check_padded,
+    compare,
+    load_data,
+    nan_notes,
+    nan_share,
+    only_nan,
+    require,
+)
 from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference, Tolerance
@@ -76,9 +85,9 @@ def run_first(
     return made
 
 
-def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+def verify(engine: Engine, reference: Reference, options: Options) -> Report:
     """Run every check; raise when one fails."""
-    trials = list(_trials(engine, shapes, options))
+    trials = list(_trials(engine, Shapes.of(engine.plan), options))
     total = len(trials) + 2
     found: list[Check] = []
     notes: list[str] = []
@@ -98,7 +107,7 @@ def verify(engine: Engine, reference: Reference, shapes: Shapes, options: Option
             if i == 0 and engine.program.loose_inputs:
                 return Report(unverified=NO_EXAMPLE.format(first_line(error)))
             if i == 0:
-                raise _does_not_run(shapes.opt, error) from error
+                raise _does_not_run(engine.plan.planned_shapes, error) from error
             notes.append(_not_checked(name, error))
             continue
         if i == 0:
@@ -168,15 +177,15 @@ def _first_call(
     return compare(f"{name}, first call", served, want, limits, _text(feeds))
 
 
-def joined(reports: list[Report]) -> Report:
-    """One report of all profiles: the first one's times, everybody's checks."""
-    first, *others = reports
-    checks_ = [*first.checks]
-    for i, other in enumerate(others, start=2):
-        checks_ += [replace(check, name=f"profile {i}: {check.name}") for check in other.checks]
+def verify_profiles(engine: Engine, reference: Reference, options: Options) -> Report:
+    """Run every check at every profile; raise when one fails. Times are those of the first profile."""
+    reports = [verify(engine.only(variant), reference, options) for variant in engine.variants]
+    checks = list(reports[0].checks)
+    for i, other in enumerate(reports[1:], start=2):
+        checks += [replace(check, name=f"profile {i}: {check.name}") for check in other.checks]
     return replace(
-        first,
-        checks=tuple(checks_),
+        reports[0],
+        checks=(*checks, *check_padded(engine, reference)),
         library_allocations=tuple(dict.fromkeys(s for r in reports for s in r.library_allocations)),
         warnings=tuple(dict.fromkeys(w for r in reports for w in r.warnings)),
     )
@@ -191,7 +200,7 @@ def unverified(plan: Plan) -> str:
     return f"built without its GPU: {kernels}its first run there verifies it"
 
 
-def verify_graph(engine: Engine, reference: Reference, shapes: Shapes, options: Options) -> Report:
+def verify_graph(engine: Engine, reference: Reference, options: Options) -> Report:
     """Where its GPU is not: the fused graph against the original, as another runtime computes both.
 
     The engine takes the expected outputs along, so that its first run can be checked.
