@@ -28,7 +28,7 @@ class StepIO:
 
 
 @dataclass
-class Layout:
+class ArenaLayout:
     """Where each value lies at one set of shapes."""
 
     offsets: dict[str, int] = field(default_factory=dict)  # arena values: bytes from its start
@@ -53,9 +53,9 @@ def lay_out(
     *,
     borders: Iterable[str],
     outputs: Sequence[str],
-) -> Layout:
+) -> ArenaLayout:
     """Place every value that some step makes. `borders` (inputs, weights, host values) lie elsewhere."""
-    layout = Layout()
+    layout = ArenaLayout()
     made_at: dict[str, int] = {}
     for i, step in enumerate(steps):
         made_at.update((name, i) for name in step.outputs)
@@ -83,7 +83,7 @@ def lay_out(
 def _can_join(
     steps: Sequence[StepIO],
     index: int,
-    layout: Layout,
+    layout: ArenaLayout,
     outside: set[str],
     made_at: Mapping[str, int],
     outputs: Sequence[str],
@@ -98,7 +98,9 @@ def _can_join(
     return not any(name in layout.aliases or name in outputs for name in names)
 
 
-def _lifetimes(steps: Sequence[StepIO], layout: Layout, outputs: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _lifetimes(
+    steps: Sequence[StepIO], layout: ArenaLayout, outputs: Sequence[str]
+) -> dict[str, tuple[int, int]]:
     """First and last step of each root value, all its aliases counted in."""
     spans: dict[str, tuple[int, int]] = {}
 
@@ -119,7 +121,7 @@ def _lifetimes(steps: Sequence[StepIO], layout: Layout, outputs: Sequence[str]) 
 def _share_in_place(
     steps: Sequence[StepIO],
     specs: Mapping[str, TensorSpec],
-    layout: Layout,
+    layout: ArenaLayout,
     outside: set[str],
     outputs: Sequence[str],
 ) -> None:
@@ -142,7 +144,7 @@ def _share_in_place(
             break
 
 
-def _place(needs: list[tuple[int, str]], layout: Layout) -> None:
+def _place(needs: list[tuple[int, str]], layout: ArenaLayout) -> None:
     """Greedy by size: the largest first, each in the lowest gap that no living neighbour takes."""
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     for nbytes, name in sorted(needs, key=lambda need: (-need[0], need[1])):
@@ -165,7 +167,7 @@ def aligned(nbytes: int) -> int:
 
 
 def account(
-    layout: Layout,
+    layout: ArenaLayout,
     steps: Sequence[StepIO],
     specs: Mapping[str, TensorSpec],
     *,

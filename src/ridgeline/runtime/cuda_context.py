@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.context import Context, MakeBinding
-from ridgeline.runtime.cuda_instance import Bound, CudaInstance, check_bound
+from ridgeline.runtime.cuda_instance import BoundRun, CudaInstance, check_bound
 from ridgeline.runtime.signature import Signature
 
 
@@ -24,11 +24,11 @@ class CudaContext(Context):
         super().__init__(signature, make_binding)
         self._make_instance = make_instance
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> Bound:
+    def bind(self, tensors: Mapping[str, Tensor]) -> BoundRun:
         """Capture the engine over these inputs: a run then is one graph launch that copies nothing."""
         arrays = dict(zip(self._names, self._signature.checked(tensors), strict=True))
         for port in self._ports.values():
             check_bound(port.name, arrays[port.name], port.dtype)
         specs = self._signature.specs(list(arrays.values()))
         self._signature.require(specs)
-        return Bound(self._make_instance(specs, arrays))
+        return BoundRun(self._make_instance(specs, arrays))

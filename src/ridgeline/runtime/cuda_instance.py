@@ -32,7 +32,7 @@ class CudaInstance(Instance):
     _times_in_turn = staticmethod(times_in_turn)
     graph: torch.cuda.CUDAGraph | None = None
     why_eager = ""  # why there is no graph, once a run has shown it
-    poison = ""  # the CUDA error after which nothing here can be trusted
+    fatal_error = ""  # the CUDA error after which nothing here can be trusted
     notes: list[str] | None = None  # where the engine keeps what did not go as planned
 
     @cached_property
@@ -47,7 +47,7 @@ class CudaInstance(Instance):
 
     def execute(self) -> None:
         """Queue the whole run on the current stream."""
-        self.require_alive()
+        self.require_usable()
         try:
             if self.graph is not None:
                 self.graph.replay()
@@ -56,14 +56,14 @@ class CudaInstance(Instance):
             else:
                 self._capture()
         except (RuntimeError, RidgelineError) as error:
-            self.blame(error)
+            self.raise_device_error(error)
             raise
 
-    def require_alive(self) -> None:
-        if self.poison:
+    def require_usable(self) -> None:
+        if self.fatal_error:
             raise DeviceError(
                 "this context met a CUDA error and cannot run again",
-                got=self.poison,
+                got=self.fatal_error,
                 help="start a new process: the driver takes back the device's memory after such an error",
             )
 
@@ -80,11 +80,11 @@ class CudaInstance(Instance):
             return
         self.graph.replay()
 
-    def blame(self, error: Exception) -> None:
+    def raise_device_error(self, error: Exception) -> None:
         """Raise a failure of the GPU as what it is; after a fatal one this instance does not run again."""
         found = device_error(error)
         if found is not None:
-            self.poison = found.got if found.is_fatal else ""
+            self.fatal_error = found.got if found.is_fatal else ""
             raise found from error
 
     def is_at(self, shapes: Mapping[str, TensorSpec]) -> bool:
@@ -145,7 +145,7 @@ class CudaBinding:
             array = feeds.get(name)
             if getattr(array, "shape", None) != tuple(tensor.shape) or getattr(array, "dtype", None) != dtype:
                 return None
-        self._own.require_alive()
+        self._own.require_usable()
         stream = self._own.stream
         try:
             with torch.inference_mode(), torch.cuda.stream(stream):
@@ -155,7 +155,7 @@ class CudaBinding:
                 made = {name: self._fetch(name) for name in self.instance.program.outputs}
             stream.synchronize()
         except (RuntimeError, RidgelineError) as error:
-            self._blame(error)
+            self._raise_device_error(error)
             raise
         self._busy = None
         return {name: as_numpy(tensor) for name, tensor in made.items()}
@@ -165,11 +165,11 @@ class CudaBinding:
         try:
             return self._run_tensors(tensors, execute)
         except (RuntimeError, RidgelineError) as error:
-            self._blame(error)
+            self._raise_device_error(error)
             raise
 
     def _run_tensors(self, tensors: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
-        self._own.require_alive()
+        self._own.require_usable()
         stream = torch.cuda.current_stream()
         self._order(stream)
         with torch.inference_mode():
@@ -200,9 +200,9 @@ class CudaBinding:
             stream.wait_stream(self._busy)
         self._busy = stream
 
-    def _blame(self, error: Exception) -> None:
+    def _raise_device_error(self, error: Exception) -> None:
         try:
-            self._own.blame(error)
+            self._own.raise_device_error(error)
         except DeviceError as found:
             if found.is_fatal:
                 never_free_pinned()
@@ -218,7 +218,7 @@ class CudaBinding:
         return new_pinned(result).copy_(result, non_blocking=True)
 
 
-class Bound:
+class BoundRun:
     """An engine captured over the caller's own tensors: a run is one graph launch and copies nothing."""
 
     def __init__(self, instance: CudaInstance) -> None:
@@ -237,7 +237,7 @@ class Bound:
         try:
             self._replay()
         except RuntimeError as error:
-            self._instance.blame(error)
+            self._instance.raise_device_error(error)
             raise
         return self.outputs
 

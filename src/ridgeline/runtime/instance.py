@@ -23,7 +23,7 @@ from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
 from ridgeline.plan.check import host_bytes
-from ridgeline.plan.memory import Layout, StepIO, lay_out
+from ridgeline.plan.memory import ArenaLayout, StepIO, lay_out
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
 KEPT_PLACES = 8
@@ -62,12 +62,12 @@ class Instance:
         require_room(inferred)
         inputs = {name: inferred.specs[name] for name in program.inputs if name in inferred.specs}
         self.steps = self._bind_steps(sites, bind)
-        self.layout: Layout = lay_out_steps(program, [step.io for step in self.steps], self.inferred)
+        self.layout: ArenaLayout = lay_out_steps(program, [step.io for step in self.steps], self.inferred)
         self._allocate({} if given else inputs)
         self.inputs: Mapping[str, Tensor] = given or self._own_inputs
         self.tensors: dict[str, Tensor] = dict(self.inputs)
-        self._outside = Outside(weights, self.inferred.values, self.device)
-        self.tensors.update((n, self._outside.get(n)) for n in program.outputs if n in self._outside)
+        self._given = GivenValues(weights, self.inferred.values, self.device)
+        self.tensors.update((n, self._given.get(n)) for n in program.outputs if n in self._given)
         self._make_tensors()
         self.calls = self._make_calls()
         self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps) or bool(
@@ -101,11 +101,11 @@ class Instance:
         for name in self.layout.aliases:
             root, first = self.layout.root(name)
             if self._is_fixed(root) and name in specs:
-                owner = self.tensors[root] if root in self.tensors else self._outside.get(root)
+                owner = self.tensors[root] if root in self.tensors else self._given.get(root)
                 self.tensors[name] = look(owner, first, specs[name])
 
     def _is_fixed(self, name: str) -> bool:
-        return not name or name in self.tensors or name in self._outside
+        return not name or name in self.tensors or name in self._given
 
     def _fixed_inputs(self, launch: Launch, names: Sequence[str]) -> list[Tensor | None]:
         """A launch's inputs that stay where they are; None for those it never looks at, and for others."""
@@ -114,8 +114,8 @@ class Instance:
             is_read = launch.reads is None or slot in launch.reads
             if name in self.tensors:
                 made.append(self.tensors[name])
-            elif name in self._outside and is_read:
-                made.append(self._outside.get(name, on_host=launch.wants_host_values))
+            elif name in self._given and is_read:
+                made.append(self._given.get(name, on_host=launch.wants_host_values))
             else:
                 made.append(None)
         return made
@@ -247,7 +247,7 @@ def step_io(region: Region, site: Site, inferred: Inferred, launch: Launch | Foo
     )
 
 
-def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -> Layout:
+def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -> ArenaLayout:
     """Where everything lies that these steps make."""
     borders = {*program.inputs, *program.weights, *inferred.values}
     return lay_out(ios, inferred.specs, borders=borders, outputs=program.outputs)
@@ -304,7 +304,7 @@ def tensor_at(address: int, like: Tensor) -> Tensor:
     return torch.frombuffer(items, dtype=like.dtype).view(like.shape)
 
 
-class Outside:
+class GivenValues:
     """What no step makes: weights, and values known on the host, on either side where a GPU is used."""
 
     def __init__(self, weights: Mapping[str, Tensor], values: Mapping[str, np.ndarray], device: str) -> None:

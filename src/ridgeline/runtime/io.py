@@ -1,7 +1,7 @@
 """The binding of an instance to its callers: steps read their arrays and make results in memory to give away.
 
-Only what no step can be pointed at is copied. Between runs every step points home, at the instance's own
-memory: nobody's array is held or read then, and whoever calls steps one by one finds what `load` put there.
+Only what no step can be pointed at is copied. Between runs every step points at the instance's own memory:
+no array of a caller is held or read then, and steps called one by one read what `load` put there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ridgeline.runtime.non_tensor import handed_out
 from ridgeline.tactics.base import Move
 
 # below this a copy is quicker than pointing steps elsewhere and back
-LENT_BYTES = 1 << 16
+REDIRECTED_BYTES = 1 << 16
 # what every allocator gives; libraries may add in another order where vectors begin elsewhere
 ALIGNMENT = 16
 # of results: vectors that straddle cache lines are slow to write
@@ -47,34 +47,34 @@ class AnyBinding(Protocol):
         """Copy arrays or tensors into the instance's own memory."""
 
 
-class Lent:
-    """A value whose steps can be pointed at other memory for the length of a run, and home again."""
+class Redirected:
+    """A value whose steps can be pointed at other memory for the length of a run."""
 
-    def __init__(self, home: np.ndarray, pointers: Pointers) -> None:
-        self.home = home
+    def __init__(self, own: np.ndarray, pointers: Pointers) -> None:
+        self.own = own
         self._pointers = pointers
-        self._ways_home = [(move, home.ctypes.data + skipped) for move, skipped in pointers]
+        self._own_places = [(move, own.ctypes.data + skipped) for move, skipped in pointers]
         self.array: np.ndarray | None = None  # held while steps point at it
 
-    def lend(self, array: np.ndarray, address: int) -> None:
+    def redirect(self, array: np.ndarray, address: int) -> None:
         self.array = array
         for move, skipped in self._pointers:
             move(address + skipped)
 
-    def go_home(self) -> None:
+    def restore(self) -> None:
         self.array = None
-        for move, address in self._ways_home:
+        for move, address in self._own_places:
             move(address)
 
 
-class LentInput(Lent):
+class RedirectedInput(Redirected):
     """An input that is read where the caller keeps it."""
 
     def put(self, array: np.ndarray) -> None:
         if array.flags.c_contiguous and (address := array.ctypes.data) % ALIGNMENT == 0:
-            self.lend(array, address)
+            self.redirect(array, address)
         else:
-            np.copyto(self.home, array)
+            np.copyto(self.own, array)
 
 
 class Result:
@@ -101,35 +101,35 @@ class Result:
 class Results:
     """A few results of one output: fresh pages cost more than a copy, so those let go of are used again."""
 
-    def __init__(self, home: np.ndarray) -> None:
-        self._home = home
+    def __init__(self, own: np.ndarray) -> None:
+        self._own = own
         self._kept: list[Result] = []
 
     def free(self) -> Result:
         for result in self._kept:
             if result.is_free():
                 return result
-        result = Result(self._home)
+        result = Result(self._own)
         if len(self._kept) < KEPT_RESULTS:
             self._kept.append(result)
         return result
 
     def copied(self) -> np.ndarray:
         array = self.free().array()
-        np.copyto(array, self._home)
+        np.copyto(array, self._own)
         return array
 
 
-class LentOutput(Lent):
+class RedirectedOutput(Redirected):
     """An output that is made in the memory of its result."""
 
-    def __init__(self, home: np.ndarray, pointers: Pointers) -> None:
-        super().__init__(home, pointers)
-        self._results = Results(home)
+    def __init__(self, own: np.ndarray, pointers: Pointers) -> None:
+        super().__init__(own, pointers)
+        self._results = Results(own)
 
     def begin(self) -> None:
         result = self._results.free()
-        self.lend(result.array(), result.address)
+        self.redirect(result.array(), result.address)
 
     def take(self) -> np.ndarray | None:
         return self.array
@@ -141,34 +141,34 @@ class IoBinding:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._calls_torch = instance.calls_torch
-        self._lent: list[Lent] = []
-        self._lent_outputs: list[LentOutput] = []
-        self._homes = [as_numpy(tensor) for tensor in instance.inputs.values()]
+        self._redirected: list[Redirected] = []
+        self._redirected_outputs: list[RedirectedOutput] = []
+        self._own_inputs = [as_numpy(tensor) for tensor in instance.inputs.values()]
         self._puts = [
-            (name, home.shape, home.dtype, self._put(name, home))
-            for name, home in zip(instance.inputs, self._homes, strict=True)
+            (name, own.shape, own.dtype, self._put(name, own))
+            for name, own in zip(instance.inputs, self._own_inputs, strict=True)
         ]
         self._takes = [(name, self._take(name)) for name in instance.program.outputs]
 
-    def _put(self, name: str, home: np.ndarray) -> Callable[[np.ndarray], object]:
+    def _put(self, name: str, own: np.ndarray) -> Callable[[np.ndarray], object]:
         pointers = input_pointers(self.instance, name)
         if not pointers:
-            return partial(np.copyto, home)
-        lent = LentInput(home, pointers)
-        self._lent.append(lent)
-        return lent.put
+            return partial(np.copyto, own)
+        redirected = RedirectedInput(own, pointers)
+        self._redirected.append(redirected)
+        return redirected.put
 
     def _take(self, name: str) -> Callable[[], Any]:
         if name not in self.instance.tensors:
             return partial(_moved, self.instance.moving, name)
-        home = as_numpy(self.instance.tensors[name])
+        own = as_numpy(self.instance.tensors[name])
         pointers = output_pointers(self.instance, name)
         if not pointers:
-            return home.copy if home.nbytes < LENT_BYTES else Results(home).copied
-        lent = LentOutput(home, pointers)
-        self._lent.append(lent)
-        self._lent_outputs.append(lent)
-        return lent.take
+            return own.copy if own.nbytes < REDIRECTED_BYTES else Results(own).copied
+        redirected = RedirectedOutput(own, pointers)
+        self._redirected.append(redirected)
+        self._redirected_outputs.append(redirected)
+        return redirected.take
 
     def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, np.ndarray] | None:
         """Outputs by name, in memory of their own; None if the inputs are not just the arrays wanted here."""
@@ -186,13 +186,13 @@ class IoBinding:
                 if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
                     return None
                 put(array)
-            for output in self._lent_outputs:
+            for output in self._redirected_outputs:
                 output.begin()
             execute(self.instance)
             return {name: take() for name, take in self._takes}
         finally:
-            for lent in self._lent:
-                lent.go_home()
+            for redirected in self._redirected:
+                redirected.restore()
 
     def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, torch.Tensor]:
         """Tensors by name, for inputs with tensors among them: copied in and out."""
@@ -205,11 +205,11 @@ class IoBinding:
 
     def load(self, arrays: Sequence[Any]) -> None:
         """Copy arrays or tensors into the instance's own memory."""
-        for array, home, tensor in zip(arrays, self._homes, self.instance.inputs.values(), strict=True):
+        for array, own, tensor in zip(arrays, self._own_inputs, self.instance.inputs.values(), strict=True):
             if isinstance(array, torch.Tensor):
                 fill(tensor, array)
             else:
-                np.copyto(home, array)
+                np.copyto(own, array)
 
 
 def _moved(moving: Mapping[str, Any], name: str) -> Any:
@@ -246,7 +246,7 @@ def _pointers(instance: Instance, root: str) -> Pointers:
             if begin + instance.inferred.specs[name].nbytes > spec.nbytes:
                 return ()
             found.append((move, begin))
-    if spec.nbytes < LENT_BYTES or spec.layout != "contiguous":
+    if spec.nbytes < REDIRECTED_BYTES or spec.layout != "contiguous":
         return ()
     pointers = tuple((move, skipped) for move, skipped in found if move is not None)
     return pointers if len(pointers) == len(found) else ()
