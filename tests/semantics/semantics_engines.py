@@ -139,12 +139,12 @@ def _first_call_must_serve() -> Iterator[None]:
     """An engine hides that a first call failed by waiting for its plan; here it is to be seen."""
     plain = PendingShape.run
 
-    def run_lean(self: PendingShape, feeds: Any, execute: Any) -> Any:
-        made = self.lean.run(feeds, execute)
+    def run_uncompiled(self: PendingShape, feeds: Any) -> Any:
+        made = self.uncompiled.run(feeds)
         self.begin()
         return made
 
-    PendingShape.run = run_lean  # type: ignore[method-assign]
+    PendingShape.run = run_uncompiled  # type: ignore[method-assign]
     try:
         yield
     finally:

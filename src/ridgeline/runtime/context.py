@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from operator import methodcaller
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from ridgeline.errors import InputError, ProcessError, RidgelineError, first_lin
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding, Execute
+from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.observation import Observer
 from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.signature import Feeds, Signature, values_of
@@ -23,7 +23,6 @@ from ridgeline.runtime.signature import Feeds, Signature, values_of
 KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
-_steps = methodcaller("execute")
 MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
 
 
@@ -71,8 +70,8 @@ class Context:
             ) from None
         try:
             binding = self._latest if self._observer.observation is None else None
-            made = binding.run(feeds, _steps) if binding is not None else None
-            return made if made is not None else self._run(feeds, _steps)
+            made = binding.run(feeds) if binding is not None else None
+            return made if made is not None else self._run(feeds)
         except RidgelineError:
             raise
         except Exception as error:  # a library refuses these values: the engine itself stays whole
@@ -89,11 +88,15 @@ class Context:
         self._forks, self._latest, self._idle = process.forks, None, [True]
         self._bindings.clear()
 
-    def run_nothing(self, feeds: Feeds) -> dict[str, Any]:
-        """All that `run` does besides the steps, so that it can be timed."""
-        binding = self._latest
-        made = binding.run(feeds, _no_steps) if binding is not None else None
-        return made if made is not None else self._run(feeds, _no_steps)
+    @contextmanager
+    def without_steps(self, feeds: Feeds) -> Iterator[None]:
+        """Inside, `run` with these inputs does all but the steps, so that this can be timed."""
+        instance = self._find_ready(self._signature.apart(feeds)[0])[0].instance
+        vars(instance)["execute"] = int  # before the method of the class, for this instance alone
+        try:
+            yield
+        finally:
+            del vars(instance)["execute"]
 
     def instance(self, feeds: Feeds) -> Instance:
         """The instance for these inputs, loaded with them; waits for one that is still being made."""
@@ -109,32 +112,25 @@ class Context:
         ready = [(key, b.instance) for key, b in self._bindings.items() if not isinstance(b, PendingShape)]
         return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
 
-    def _run(self, feeds: Feeds, execute: Execute) -> dict[str, Any]:
-        if self._signature.non_tensor:
-            return self._run_loose(feeds, execute)
-        binding, arrays, is_torch = self._find(feeds)
-        return self._run_at(binding, arrays, execute, is_torch=is_torch)
-
-    def _run_loose(self, feeds: Feeds, execute: Execute) -> dict[str, Any]:
-        """With strings or sequences among the inputs: steps are handed these as they are."""
+    def _run(self, feeds: Feeds) -> dict[str, Any]:
         feeds, non_tensor = self._signature.apart(feeds)
+        if not non_tensor:
+            return self._run_at(*self._find(feeds))
+        # strings and sequences are handed to the steps as they are
         binding, arrays, is_torch = self._find_ready(feeds)
         moving = binding.instance.moving
         moving.update(non_tensor)
         try:
-            return self._run_at(binding, arrays, execute, is_torch=is_torch)
+            return self._run_at(binding, arrays, is_torch)
         finally:
             moving.update(dict.fromkeys(non_tensor))
 
-    def _run_at(
-        self, binding: AnyBinding, arrays: list[Any], execute: Execute, *, is_torch: bool
-    ) -> dict[str, Any]:
-        if not is_torch:
-            plain = dict(zip(self._names, map(np.asarray, arrays), strict=True))
-            made = binding.run(plain, execute)
-            assert made is not None, "checked arrays fit the instance that was made for them"
-            return made
-        return binding.run_tensors(arrays, execute)
+    def _run_at(self, binding: AnyBinding, arrays: list[Any], is_torch: bool) -> dict[str, Any]:
+        if is_torch:
+            return binding.run_tensors(arrays)
+        made = binding.run(dict(zip(self._names, map(np.asarray, arrays), strict=True)))
+        assert made is not None, "checked arrays fit the instance that was made for them"
+        return made
 
     def _find_ready(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
         """As `_find`, but waits for an instance that is still being made."""
@@ -198,7 +194,3 @@ class Context:
 
 def _key_text(names: Sequence[str], key: Sequence[tuple[int, ...]]) -> str:
     return ", ".join(f"{n}[{'x'.join(map(str, shape))}]" for n, shape in zip(names, key, strict=False))
-
-
-def _no_steps(_: Instance) -> None:
-    pass

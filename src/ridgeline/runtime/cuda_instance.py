@@ -17,7 +17,6 @@ from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, dtype_name, numpy
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import Execute
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Launch
@@ -137,7 +136,7 @@ class CudaBinding:
         self._pinned: dict[str, Tensor] = {}
         self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
 
-    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
         if feeds.__class__ is not dict or len(feeds) != len(self._inputs):
             return None
@@ -151,7 +150,7 @@ class CudaBinding:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 self._order(stream)
                 self.load([feeds[name] for (name, _), _ in self._inputs])
-                execute(self.instance)
+                self.instance.execute()
                 made = {name: self._fetch(name) for name in self.instance.program.outputs}
             stream.synchronize()
         except (RuntimeError, RidgelineError) as error:
@@ -160,21 +159,21 @@ class CudaBinding:
         self._busy = None
         return {name: as_numpy(tensor) for name, tensor in made.items()}
 
-    def run_tensors(self, tensors: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
+    def run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
         """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
         try:
-            return self._run_tensors(tensors, execute)
+            return self._run_tensors(tensors)
         except (RuntimeError, RidgelineError) as error:
             self._raise_device_error(error)
             raise
 
-    def _run_tensors(self, tensors: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
+    def _run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
         self._own.require_usable()
         stream = torch.cuda.current_stream()
         self._order(stream)
         with torch.inference_mode():
             self.load(tensors)
-            execute(self.instance)
+            self.instance.execute()
         results = {name: self.instance.result(name) for name in self.instance.program.outputs}
         is_there = [isinstance(t, Tensor) and t.is_cuda for t in tensors]
         if not any(is_there):

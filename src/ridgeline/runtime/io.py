@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ ALIGNMENT = 16
 RESULT_ALIGNMENT = 64
 KEPT_RESULTS = 3
 # how to point a step at memory, and where in that memory its value begins, in bytes
-Execute: TypeAlias = Callable[[Instance], object]
 Pointers = tuple[tuple[Move, int], ...]
 
 
@@ -37,10 +36,10 @@ class AnyBinding(Protocol):
     @property
     def instance(self) -> Instance: ...
 
-    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, torch.Tensor]:
+    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, torch.Tensor]:
         """torch in, torch out."""
 
     def load(self, arrays: Sequence[Any]) -> None:
@@ -170,16 +169,16 @@ class IoBinding:
         self._redirected_outputs.append(redirected)
         return redirected.take
 
-    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, np.ndarray] | None:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
         """Outputs by name, in memory of their own; None if the inputs are not just the arrays wanted here."""
         if feeds.__class__ is not dict or len(feeds) != len(self._puts):
             return None
         if self._calls_torch:
             with torch.inference_mode():
-                return self._run(feeds, execute)
-        return self._run(feeds, execute)
+                return self._run(feeds)
+        return self._run(feeds)
 
-    def _run(self, feeds: dict[str, Any], execute: Execute) -> dict[str, np.ndarray] | None:
+    def _run(self, feeds: dict[str, Any]) -> dict[str, np.ndarray] | None:
         try:
             for name, shape, dtype, put in self._puts:
                 array = feeds.get(name)
@@ -188,17 +187,17 @@ class IoBinding:
                 put(array)
             for output in self._redirected_outputs:
                 output.begin()
-            execute(self.instance)
+            self.instance.execute()
             return {name: take() for name, take in self._takes}
         finally:
             for redirected in self._redirected:
                 redirected.restore()
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, torch.Tensor]:
+    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Tensors by name, for inputs with tensors among them: copied in and out."""
         with torch.inference_mode():
             self.load(arrays)
-            execute(self.instance)
+            self.instance.execute()
         # outside: callers may write to tensors of their own, and to inference tensors nobody may
         results = {name: self.instance.result(name) for name in self.instance.program.outputs}
         return {name: handed_out(value, as_torch=True) for name, value in results.items()}

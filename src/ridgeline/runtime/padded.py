@@ -14,7 +14,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding, Execute
+from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.profiles import Profiles
 
 Cut: TypeAlias = tuple[int, int]  # axis, real size
@@ -63,7 +63,7 @@ class PaddedBinding:
     def instance(self) -> Instance:
         return self._inner.instance
 
-    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         if feeds.__class__ is not dict or len(feeds) != len(self._specs):
             return None
         for name, spec in self._specs.items():
@@ -71,11 +71,11 @@ class PaddedBinding:
             if array.__class__ is not np.ndarray or array.shape != spec.shape:
                 return None
         padded = {name: _repeated(feeds[name], pad) for name, pad in self._pads.items()}
-        made = self._inner.run(padded, execute)
+        made = self._inner.run(padded)
         return None if made is None else {name: _cut(made[name], self._cuts[name]) for name in made}
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
-        made = self._inner.run_tensors(self._padded(arrays), execute)
+    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
+        made = self._inner.run_tensors(self._padded(arrays))
         return {name: _cut(made[name], self._cuts[name]) for name in made}
 
     def load(self, arrays: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import LimitError
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding, Execute
+from ridgeline.runtime.io import AnyBinding
 
 T = TypeVar("T")
 
@@ -54,11 +54,11 @@ class PendingShape:
         """The binding over a plan for these shapes; waits for it. An error of planning is raised here."""
         return self.begin().result()
 
-    def run(self, feeds: Mapping[str, Any], execute: Execute) -> dict[str, Any] | None:
-        return self._run(lambda binding: binding.run(feeds, execute))
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+        return self._run(lambda binding: binding.run(feeds))
 
-    def run_tensors(self, arrays: Sequence[Any], execute: Execute) -> dict[str, Tensor]:
-        return self._run(lambda binding: binding.run_tensors(arrays, execute))
+    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
+        return self._run(lambda binding: binding.run_tensors(arrays))
 
     def _run(self, call: Callable[[AnyBinding], T]) -> T:
         try:
