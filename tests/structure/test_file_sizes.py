@@ -8,6 +8,7 @@ from statistics import median
 ROOT = Path(__file__).parents[2]
 CEILING, KERNEL_CEILING = 400, 600
 MEDIAN_CEILING = 200
+ENGINE, ENGINE_CEILING = Path("src/ridgeline/runtime/engine.py"), 200
 
 
 def line_counts(*folders: str) -> dict[Path, int]:
@@ -26,3 +27,7 @@ def test_no_file_is_too_long() -> None:
 
 def test_the_median_file_is_short() -> None:
     assert median(lines for lines in line_counts("src").values() if lines) < MEDIAN_CEILING
+
+
+def test_the_engine_only_names_its_parts() -> None:
+    assert line_counts("src")[ENGINE] <= ENGINE_CEILING, "give it a part of its own, in a file of its own"

@@ -44,18 +44,11 @@ class EmbeddedKernels:
 
 def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics, store: KernelStore) -> dict[str, Compiled]:
     """Machine code of every step's choice and of its runners-up, by digest; compiled now if need be."""
-    wanted: dict[str, dict[str, Kernel]] = {}
-    seen: set[str] = set()
-    for step, site in steps:
-        if site.key not in seen:  # equal sites have equal choices
-            seen.add(site.key)
-            of_arch = wanted.setdefault(site.target.arch, {})
-            of_arch.update((kernel.digest, kernel) for kernel in _kernels(step, site, tactics))
-    found: dict[str, Compiled] = {}
-    for arch, kernels in wanted.items():
-        made = zip(kernels, compile_kernels(list(kernels.values()), arch, store=store), strict=True)
-        found |= {digest: answer for digest, answer in made if isinstance(answer, Compiled)}
-    return found
+    first = {site.key: (step, site) for step, site in reversed(steps)}  # equal sites have equal choices
+    kernels = {k.digest: k for step, site in reversed(first.values()) for k in _kernels(step, site, tactics)}
+    arch = steps[0][1].target.arch if steps else ""
+    made = compile_kernels(list(kernels.values()), arch, store=store)
+    return {digest: each for digest, each in zip(kernels, made, strict=True) if isinstance(each, Compiled)}
 
 
 def _kernels(step: Step, site: Site, tactics: Tactics) -> Iterator[Kernel]:
@@ -75,7 +68,7 @@ def require_kernels(
     *,
     left_out: str,
 ) -> None:
-    """Raise where the plan's kernels are neither embedded nor to be compiled: the rest would be a crawl."""
+    """Raise if kernels of the plan are neither embedded nor can be compiled: without them it would crawl."""
     if triton_version() is not None:
         return
     missing = []
