@@ -28,9 +28,10 @@ from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, _BoundStages
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, bind_stages
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 from ridgeline.tactics.read.attention import read_attention
+from ridgeline.tactics.staging import staged_launch
 
 Patch = tuple[Any, str, Any]  # module, name, what stands there on a GPU
 GUARD = 512  # bytes around every tensor: NaN to whoever reads them, and nobody writes them
@@ -234,8 +235,8 @@ def bind_generated(tactic: GeneratedTactic, site: Site, config: Config) -> Launc
             raise
     stages = stages_of(tactic, site, config)
     made = compile_kernels([stage.kernel for stage in stages.launches], arch())
-    bound = _BoundStages(site, stages, [Launcher(required(compiled)) for compiled in made])
-    return Launch(bound.call, writes_out=True, freeze=bound.freeze)
+    freeze = bind_stages(stages, [Launcher(required(compiled)) for compiled in made])
+    return staged_launch(freeze, site, stages.pointers.inputs)
 
 
 def required(made: Compiled | CompileError) -> Compiled:

@@ -18,7 +18,7 @@ from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.held_rows import FIRST_WORD
 from ridgeline.runtime.device_memory import reach
-from ridgeline.tactics.cuda.triton_codegen import TritonRows, _BoundStages
+from ridgeline.tactics.cuda.triton_codegen import TritonRows, bind_stages
 from ridgeline.tactics.offer import precompile
 
 HALF = torch.float16
@@ -182,10 +182,10 @@ def test_a_chain_that_starts_early(name: str) -> None:
         stages = stages_of(TACTIC, site, config)
         (made,) = compile_kernels([stage.kernel for stage in stages.launches], on_gpu.arch())
         compiled = replace(on_gpu.required(made), pdl=is_early)
-        bound = _BoundStages(site, stages, [Launcher(compiled)])
+        freeze = bind_stages(stages, [Launcher(compiled)])
         x, y = inputs["x"].clone(), torch.full_like(inputs["x"], torch.nan)
         rest = [inputs[n] for n in site.body.inputs[1:]]
-        there, back = bound.freeze([x, *rest], [y]), bound.freeze([y, *rest], [x])
+        there, back = freeze([x, *rest], [y]), freeze([y, *rest], [x])
 
         def both() -> None:
             there()

@@ -21,6 +21,7 @@ from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.kernels.triton.source import Kernel
 
 Call: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor] | None]
+Freeze: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Callable[[], object]]
 # points one argument of a frozen call at the memory that begins at an address
 Move: TypeAlias = Callable[[int], object]
 
@@ -37,6 +38,15 @@ class Movable(Protocol):
 
     def mover(self, argument: int) -> Move | None:
         """For the inputs, then the outputs, as `freeze` was given them; None: this one stays where it is."""
+
+
+def once(freeze: Freeze) -> Call:
+    """The call of a launch that freezes anew each time."""
+
+    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        freeze(inputs, outputs)()
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Launch:
     in_place: bool = False  # an output may lie exactly on an input of the same spec
     packed_bytes: int = 0  # weight copies this launch keeps
     # a faster form for fixed inputs and outputs, perhaps `Movable`; None: `call` with its arguments fixed
-    freeze: Callable[[Sequence[Any], Sequence[Tensor]], Callable[[], object]] | None = None
+    freeze: Freeze | None = None
     wants_host_values: bool = False  # inputs known on the host stay there, also on a GPU
     reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
     scratch_bytes: int = 0  # memory that each frozen call makes for itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.mkl_linear import bind_mkl, bind_product, order_weight
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_onednn
 from ridgeline.tactics.read.conv import ConvSite, read_float_conv
-from ridgeline.tactics.read.epilogue import bind_rest, bind_steps, constant_tensors, sum_biases
+from ridgeline.tactics.read.epilogue import bind_epilogue, bind_steps, constant_tensors, sum_biases
 
 # N batch, C channels in, O channels out, P positions
 
@@ -42,36 +43,31 @@ def _bind(site: Site, conv: ConvSite, config: Config, weights: Mapping[str, Tens
     biases, steps = conv.epilogue.split_bias()
     bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
     weight_kn = constants[conv.weight].reshape(conv.channels, -1).t()
-    applies = bind_steps(site, steps, constants)
-    finish = bind_rest(site, conv.epilogue, constants)
+    finish = bind_epilogue(site, conv.epilogue, steps, constants)
     library, _, order = str(config["gemm"]).partition(".")
     slot, packed_bytes = conv.slot, constants[conv.weight].nbytes
     if library != "aten":
         run = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.x.shape[1])
-
-        def call_packed(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            y = run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1)
-            for apply in applies:
-                apply(y, inputs)
-            return finish(y, inputs)
-
-        return Launch(call_packed, packed_bytes=packed_bytes, note=conv.epilogue.note)
+        return Launch(
+            lambda inputs, _: finish(run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1), inputs),
+            packed_bytes=packed_bytes,
+            note=conv.epilogue.note,
+        )
     fill = _bind_fill(conv, weight_kn, bias, order)
-    spec, out = conv.y, site.outputs[0]
-    is_last = conv.epilogue.is_whole and site.body.outputs == (conv.epilogue.value,)
+    if conv.epilogue.is_all_of(site.body) and site.outputs[0].layout == conv.x.layout:
+        applies = bind_steps(site, steps, constants)
 
-    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        fill(inputs[slot], outputs[0])
-        for apply in applies:
-            apply(outputs[0], inputs)
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            fill(inputs[slot], outputs[0])
+            for apply in applies:
+                apply(outputs[0], inputs)
 
-    if is_last and out.layout == conv.x.layout:
         return Launch(call, writes_out=True, packed_bytes=packed_bytes)
-    strides = type(spec)(spec.dtype, spec.shape, conv.x.layout).strides
+    shape, strides = conv.y.shape, replace(conv.y, layout=conv.x.layout).strides
 
     def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        y = torch.empty_strided(spec.shape, strides)
-        call(inputs, (y,))
+        y = torch.empty_strided(shape, strides)
+        fill(inputs[slot], y)
         return finish(y, inputs)
 
     return Launch(call_allocating, packed_bytes=packed_bytes, note=conv.epilogue.note)

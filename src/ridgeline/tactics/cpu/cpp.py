@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site, TensorSpec
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import CACHE_DIR, compile_cpp, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.dialect import lower
 from ridgeline.kernels.cpp.linear import (
@@ -40,6 +40,7 @@ from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
+from ridgeline.tactics.staging import staged_launch
 
 KEPT_SOURCES = 1024
 # tiles of one or two vectors wait for their broadcast loads (measured on AVX-512)
@@ -100,12 +101,12 @@ class CppTactic(Tactic):
         for place, weight in enumerate(packed):
             if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
                 raise Refusal(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
-        bound = _BoundKernel(compile_cpp(source, cache_dir=self.cache_dir)["run"], site, program, packed)
-        return Launch(
-            bound.call,
-            writes_out=True,
+        run = compile_cpp(source, cache_dir=self.cache_dir)["run"]
+        return staged_launch(
+            _freeze(run, program, packed),
+            site,
+            program.inputs,
             packed_bytes=sum(t.nbytes for t in packed),
-            freeze=bound.freeze,
             calls_torch=False,
             extents=by_argument(touched, program.inputs, len(site.body.inputs)),
         )
@@ -246,46 +247,21 @@ class _Pointed(partial[None]):
         return None if slot is None else partial(setitem, self.args[0], slot)
 
 
-class _BoundKernel:
-    """A loaded kernel and the layouts it was generated for."""
+def _freeze(
+    run: Callable[[Any], None], program: Program, packed: Sequence[Tensor]
+) -> Callable[[Sequence[Any], Sequence[Tensor]], _Pointed]:
+    fixed = [*(array.ctypes.data for array in program.extras), *(t.data_ptr() for t in packed)]
 
-    def __init__(
-        self, run: Callable[[Any], None], site: Site, program: Program, packed: Sequence[Tensor]
-    ) -> None:
-        self.run, self.inputs = run, program.inputs
-        self.held = (*program.extras, *packed)
-        self.input_formats = [_format(site.inputs[i]) for i in program.inputs]
-        self.output_formats = [_format(spec) for spec in site.outputs]
-        self.fixed = [*(array.ctypes.data for array in program.extras), *(t.data_ptr() for t in packed)]
-        self.array_type = ctypes.c_void_p * (len(self.inputs) + len(site.outputs) + len(self.fixed))
-
-    def call(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        reads = [
-            t if t.is_contiguous(memory_format=form) else t.contiguous(memory_format=form)
-            for t, form in zip([inputs[i] for i in self.inputs], self.input_formats, strict=True)
-        ]
-        writes = [
-            t if t.is_contiguous(memory_format=form) else torch.empty_like(t, memory_format=form)
-            for t, form in zip(outputs, self.output_formats, strict=True)
-        ]
-        self.run(self._pointers(reads, writes))
-        for made, wanted in zip(writes, outputs, strict=True):
-            if made is not wanted:
-                wanted.copy_(made)
-
-    def freeze(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-        reads = [inputs[i] for i in self.inputs]
-        placed = zip([*reads, *outputs], [*self.input_formats, *self.output_formats], strict=True)
-        if not all(t.is_contiguous(memory_format=form) for t, form in placed):
-            return partial(self.call, inputs, outputs)
-        call = _Pointed(self.run, self._pointers(reads, outputs))
-        call.held = (*self.held, *reads, *outputs)
+    def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> _Pointed:
+        tensors = [*(inputs[i] for i in program.inputs), *outputs]
+        pointers = (ctypes.c_void_p * (len(tensors) + len(fixed)))(*(t.data_ptr() for t in tensors), *fixed)
+        call = _Pointed(run, pointers)
+        call.held = (*program.extras, *packed, *tensors)
         written = range(len(inputs), len(inputs) + len(outputs))
-        call.slots = {argument: slot for slot, argument in enumerate((*self.inputs, *written))}
+        call.slots = {argument: slot for slot, argument in enumerate((*program.inputs, *written))}
         return call
 
-    def _pointers(self, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-        return self.array_type(*(t.data_ptr() for t in reads), *(t.data_ptr() for t in writes), *self.fixed)
+    return freeze
 
 
 def thread_counts(site: Site, work: int, worthwhile: int) -> list[int]:
@@ -294,9 +270,3 @@ def thread_counts(site: Site, work: int, worthwhile: int) -> list[int]:
     if threads == 1 or work < worthwhile:
         return [1]
     return [threads, 1] if work < 16 * worthwhile else [threads]
-
-
-def _format(spec: TensorSpec | None) -> torch.memory_format:
-    if spec is not None and spec.layout == "channels_last":
-        return torch.channels_last if len(spec.shape) == 4 else torch.channels_last_3d
-    return torch.contiguous_format

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, read_packed_linear
-from ridgeline.tactics.read.epilogue import bind_rest, bind_steps, constant_tensors
+from ridgeline.tactics.read.epilogue import bind_epilogue, bind_steps, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
@@ -60,30 +60,29 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
     constants = constant_tensors(site, weights)
     weight = order_weight(linear.weight_kn(constants[linear.weight]), str(config["weight"]))
     product = bind_product(weight, linear.bias(constants), is_bias_after=config["bias"] == "after")
-    applies = bind_steps(site, linear.steps, constants)
     stored = constants[linear.weight]
     packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
     slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.columns
     is_transposed, shape = linear.is_x_transposed, linear.y.shape
 
-    def fill(inputs: Sequence[Any], y: Tensor) -> None:
-        x = inputs[slot]
+    def fill(x: Tensor, y: Tensor) -> None:
         product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
-        for apply in applies:
-            apply(y, inputs)
 
-    if not writes_out(site, linear):
-        finish = bind_rest(site, linear.epilogue, constants)
+    if not (linear.epilogue.is_all_of(site.body) and site.outputs[0].layout == "contiguous"):
+        finish = bind_epilogue(site, linear.epilogue, linear.steps, constants)
 
         def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
             y = inputs[slot].new_empty(shape)
-            fill(inputs, y)
+            fill(inputs[slot], y)
             return finish(y, inputs)
 
         return Launch(call_allocating, packed_bytes=packed_bytes, note=linear.epilogue.note)
+    applies = bind_steps(site, linear.steps, constants)
 
     def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        fill(inputs, outputs[0])
+        fill(inputs[slot], outputs[0])
+        for apply in applies:
+            apply(outputs[0], inputs)
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         x, y = inputs[slot], outputs[0]
@@ -102,12 +101,6 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
         return run
 
     return Launch(call, writes_out=True, packed_bytes=packed_bytes, freeze=freeze)
-
-
-def writes_out(site: Site, linear: LinearSite) -> bool:
-    """Whether the product's result is the region's one output, to be mended in place only."""
-    is_last = linear.epilogue.is_whole and site.body.outputs == (linear.epilogue.value,)
-    return is_last and site.outputs[0].layout == "contiguous"
 
 
 def bind_mkl(weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:

@@ -18,8 +18,7 @@ from ridgeline.tactics.read.epilogue import (
     Binary,
     Step,
     Unary,
-    bind_rest,
-    bind_steps,
+    bind_epilogue,
     constant_tensors,
     sum_biases,
 )
@@ -91,17 +90,13 @@ def _bind(
         weight, shape = weight.unsqueeze(2), _as_row(conv)
     is_packed = config.get("layout", "channels_last") == "channels_last"
     run = _with_views(conv, bind_run(site, _Parts(shape, weight, bias, fused, is_packed)))
-    applies = bind_steps(site, steps[len(fused) :], constants)
-    finish = bind_rest(site, conv.epilogue, constants)
+    finish = bind_epilogue(site, conv.epilogue, steps[len(fused) :], constants)
     slot = conv.slot
-
-    def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        y = run(inputs[slot], inputs)
-        for apply in applies:
-            apply(y, inputs)
-        return finish(y, inputs)
-
-    return Launch(call, packed_bytes=constants[conv.weight].nbytes, note=conv.epilogue.note)
+    return Launch(
+        lambda inputs, _: finish(run(inputs[slot], inputs), inputs),
+        packed_bytes=constants[conv.weight].nbytes,
+        note=conv.epilogue.note,
+    )
 
 
 def _post_op_choices(conv: ConvSite) -> tuple[bool, ...]:

@@ -12,14 +12,7 @@ from torch import Tensor
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Launch, Offer, Tactic
-from ridgeline.tactics.read.epilogue import (
-    Binary,
-    Step,
-    Unary,
-    bind_rest,
-    bind_steps,
-    constant_tensors,
-)
+from ridgeline.tactics.read.epilogue import Binary, Step, Unary, bind_epilogue, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # from the activation and the region's inputs to a fresh result
@@ -87,14 +80,10 @@ def bind_allocating(
     site: Site, linear: LinearSite, run: Run, n_fused: int, constants: Mapping[str, Tensor]
 ) -> Launch:
     """A launch around a product that allocates its result: the steps left over in place, then the rest."""
-    applies = bind_steps(site, linear.steps[n_fused:], constants)
-    finish = bind_rest(site, linear.epilogue, constants)
+    finish = bind_epilogue(site, linear.epilogue, linear.steps[n_fused:], constants)
     slot = linear.slot
-
-    def call(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        y = run(inputs[slot], inputs)
-        for apply in applies:
-            apply(y, inputs)
-        return finish(y, inputs)
-
-    return Launch(call, packed_bytes=constants[linear.weight].nbytes, note=linear.epilogue.note)
+    return Launch(
+        lambda inputs, _: finish(run(inputs[slot], inputs), inputs),
+        packed_bytes=constants[linear.weight].nbytes,
+        note=linear.epilogue.note,
+    )

@@ -25,7 +25,7 @@ from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
+from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic, once
 from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
@@ -222,12 +222,9 @@ def _launch(
             bound.write(argument, name, out)
         return bound
 
-    def fill(inputs: Sequence[Any], outs: Sequence[Tensor]) -> None:
-        freeze(inputs, outs)()
-
     is_plain = all(spec is None or spec.layout == "contiguous" for spec in (*site.inputs, *site.outputs))
     return Launch(
-        fill,
+        once(freeze),
         writes_out=True,
         freeze=freeze,
         packed_bytes=packed_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Footprint, Launch, Offer, Refused, no_kernels
+from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, no_kernels, once
 from ridgeline.tactics.cuda.own_kernels import TritonTactic
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import read_offer
@@ -28,7 +28,6 @@ from ridgeline.tactics.read.linear import read_linear
 from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
 
 DTYPES = ("float16", "bfloat16", "float32")
-Fill: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], None]
 # M rows, K summed over, N columns
 
 
@@ -154,7 +153,7 @@ class Cublas(TritonTactic):
         weight: Tensor,
         bias: Tensor | None,
         config: Config,
-    ) -> Fill:
+    ) -> Call:
         slot, rows = product.slot, product.rows_of
         addend = site.body.inputs.index(taken.residual) if taken.residual else -1
 
@@ -204,7 +203,7 @@ def read_rest(site: Site | None, store: KernelStore) -> Rest | None:
 def after_library(
     site: Site,
     rest: Rest,
-    fill: Callable[[Sequence[Any], Sequence[Tensor]], object],
+    fill: Call,
     after: Launch,
     *,
     packed_bytes: int,
@@ -225,10 +224,7 @@ def after_library(
 
         return call
 
-    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        freeze(inputs, outputs)()
-
     return Launch(
-        call, writes_out=True, freeze=freeze, packed_bytes=packed_bytes + after.packed_bytes,
+        once(freeze), writes_out=True, freeze=freeze, packed_bytes=packed_bytes + after.packed_bytes,
         note=after.note,
     )  # fmt: skip

@@ -11,7 +11,8 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.kernels.scalar.axes import Refusal
-from ridgeline.tactics.cuda.cublas import Cublas, Fill, LibraryProduct
+from ridgeline.tactics.base import Call, once
+from ridgeline.tactics.cuda.cublas import Cublas, LibraryProduct
 from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
 from ridgeline.tactics.read.remainder import Taken, take_epilogue
 
@@ -46,7 +47,7 @@ class CublasLt(Cublas):
         weight: Tensor,
         bias: Tensor | None,
         config: Config,
-    ) -> Fill:
+    ) -> Call:
         slot, rows = product.slot, product.rows_of
         addend = site.body.inputs.index(taken.residual) if taken.residual else -1
         place = int(config["algorithm"])
@@ -66,7 +67,4 @@ class CublasLt(Cublas):
                 ready[sizes] = Matmul(sizes, bias, taken.activation, place, adds=addend >= 0)
             return ready[sizes].freeze(x.data_ptr(), weight.data_ptr(), r.data_ptr(), y.data_ptr())
 
-        def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            freeze(inputs, outputs)()
-
-        return fill
+        return once(freeze)

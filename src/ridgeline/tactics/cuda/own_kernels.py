@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import Site, TensorSpec
-from ridgeline.errors import PlanError
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
-ALIGNED_BYTES = 16  # where kernels take tensors to begin
 FIRST_ARCH = 80  # the first with asynchronous copies
 PDL_ARCH = 90  # the first with dependent launch
 
@@ -72,25 +70,3 @@ def bytes_packed(stored: Tensor, pack: Callable[[Tensor], Tensor]) -> int:
     packed = pack(stored)
     is_view = packed.untyped_storage()._cdata == stored.untyped_storage()._cdata
     return 0 if is_view else packed.nbytes
-
-
-def lies_as(tensor: Tensor, spec: TensorSpec) -> bool:
-    """Whether a kernel made for the spec may be given the tensor: aligned, and dense in its order."""
-    if tuple(tensor.shape) != spec.shape:
-        raise PlanError("a tensor is not what was planned", got=str(list(tensor.shape)), want=str(spec))
-    # strides of axes of size one mean nothing
-    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
-    is_dense = tensor.numel() == 0 or all(size == 1 or got == want for size, got, want in strides)
-    return is_dense and (not tensor.is_cuda or tensor.data_ptr() % ALIGNED_BYTES == 0)
-
-
-def empty_like_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Memory for the same values that lies as the spec says."""
-    return torch.empty_strided(tensor.shape, spec.strides, dtype=tensor.dtype, device=tensor.device)
-
-
-def placed(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
-    """The tensor itself where it lies as the kernel expects, else a copy that does."""
-    if spec is None or lies_as(tensor, spec):
-        return tensor
-    return empty_like_spec(tensor, spec).copy_(tensor)

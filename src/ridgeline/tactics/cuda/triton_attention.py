@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,8 +22,6 @@ from ridgeline.tactics.cuda.own_kernels import (
     PDL_ARCH,
     TritonTactic,
     arch_of,
-    lies_as,
-    placed,
     require_fit,
 )
 from ridgeline.tactics.predict import attention_us
@@ -35,6 +32,7 @@ from ridgeline.tactics.read.attention import (
     Place,
     read_attention,
 )
+from ridgeline.tactics.staging import staged_launch
 
 # B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys
 
@@ -90,20 +88,12 @@ class TritonAttention(TritonTactic):
         kernel = kernel_of(attention, blocks, arch_of(site))
         compiled = compile_kernel(kernel, site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
-        read = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
-        specs = [spec if i in read else None for i, spec in enumerate(site.inputs)]
+        slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
 
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            given = [placed(t, spec) for t, spec in zip(inputs, specs, strict=True)]
-            launcher.launch(grid, arguments(attention, given, outputs))
-
-        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Any:
-            given = zip(inputs, specs, strict=True)
-            if not all(spec is None or lies_as(t, spec) for t, spec in given):
-                return partial(call, inputs, outputs)
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             return launcher.freeze(grid, arguments(attention, inputs, outputs))
 
-        return Launch(call, writes_out=True, freeze=freeze, extents=extents(attention, len(site.body.inputs)))
+        return staged_launch(freeze, site, slots, extents=extents(attention, len(site.body.inputs)))
 
 
 def _require_addressable(attention: AttentionSite) -> None:

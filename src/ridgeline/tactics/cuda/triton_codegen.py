@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -28,9 +27,10 @@ from ridgeline.kernels.triton.row_text import RowCut, Rows
 from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
-from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
-from ridgeline.tactics.cuda.own_kernels import TritonTactic, has_pdl, placed, require_fit
+from ridgeline.tactics.base import Footprint, Freeze, Launch, Offer, Refused
+from ridgeline.tactics.cuda.own_kernels import TritonTactic, has_pdl, require_fit
 from ridgeline.tactics.predict import pointwise_us, rows_us
+from ridgeline.tactics.staging import staged_launch
 
 WHOLE_COLUMNS = 65536  # of a row in the registers of one program
 LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs keep while they wait
@@ -75,13 +75,16 @@ class GeneratedTactic(TritonTactic):
             for made in compile_kernels(kernels, site.target.arch, store=self.store)
         ]
         _require_room(stages.together)
-        bound = _BoundStages(site, stages, launchers)
-        return Launch(
-            bound.call,
-            freeze=bound.freeze,
+        footprint = _footprint(stages, may_overlap)
+        return staged_launch(
+            bind_stages(stages, launchers),
+            site,
+            stages.pointers.inputs,
             extents=by_argument(extents_of(program), program.inputs, len(site.body.inputs)),
             reads=frozenset(stages.pointers.inputs),
-            **asdict(_footprint(stages, may_overlap)),
+            in_place=footprint.in_place,
+            packed_bytes=footprint.packed_bytes,
+            scratch_bytes=footprint.scratch_bytes,
         )
 
 
@@ -293,43 +296,24 @@ def _require_room(together: int) -> None:
             )
 
 
-class _BoundStages:
-    """Loaded kernels and the layouts they were generated for."""
+def bind_stages(stages: Stages, launchers: Sequence[Launcher]) -> Freeze:
+    """Loaded kernels, one after the other; every frozen call has scratch memory of its own."""
+    extras = [torch.from_numpy(array).to("cuda") for array in stages.pointers.extras]
 
-    def __init__(self, site: Site, stages: Stages, launchers: Sequence[Launcher]) -> None:
-        self.stages, self.launchers = stages, launchers
-        self.extras = [torch.from_numpy(array).to("cuda") for array in stages.pointers.extras]
-        self.inputs = stages.pointers.inputs
-        self.specs = [*(site.inputs[i] for i in self.inputs), *site.outputs]
-
-    def call(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        given = [*(inputs[i] for i in self.inputs), *outputs]
-        used = [placed(t, spec) for t, spec in zip(given, self.specs, strict=True)]
-        count = len(self.inputs)
-        for run in self._launches(used[:count], used[count:]):
-            run()
-        for made, wanted in zip(used[count:], outputs, strict=True):
-            if made is not wanted:
-                wanted.copy_(made)
-
-    def freeze(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-        reads = [inputs[i] for i in self.inputs]
-        given = zip([*reads, *outputs], self.specs, strict=True)
-        if not all(placed(t, spec) is t for t, spec in given):
-            return partial(self.call, inputs, outputs)
-        runs = self._launches(reads, outputs)
+    def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+        given = [*(inputs[i] for i in stages.pointers.inputs), *extras, *outputs]
+        tensors = dict(zip(stages.pointers.names, given, strict=True))
+        if stages.scratch_items:
+            tensors[SCRATCH] = torch.empty(stages.scratch_items, dtype=torch.float32, device="cuda")
+        if stages.word_items:
+            tensors[WORDS] = torch.zeros(stages.word_items, dtype=torch.int32, device="cuda")
+        runs = [
+            launcher.freeze((stage.programs,), [*(tensors[name] for name in stage.pointers), *stage.numbers])
+            for launcher, stage in zip(launchers, stages.launches, strict=True)
+        ]
         return runs[0] if len(runs) == 1 else partial(_run_all, runs)
 
-    def _launches(self, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> list[Callable[[], None]]:
-        tensors = dict(zip(self.stages.pointers.names, [*reads, *self.extras, *writes], strict=True))
-        if self.stages.scratch_items:
-            tensors[SCRATCH] = torch.empty(self.stages.scratch_items, dtype=torch.float32, device="cuda")
-        if self.stages.word_items:
-            tensors[WORDS] = torch.zeros(self.stages.word_items, dtype=torch.int32, device="cuda")
-        return [
-            launcher.freeze((stage.programs,), [*(tensors[name] for name in stage.pointers), *stage.numbers])
-            for launcher, stage in zip(self.launchers, self.stages.launches, strict=True)
-        ]
+    return freeze
 
 
 def _run_all(runs: Sequence[Callable[[], None]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Op, Site, TensorSpec
+from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
@@ -26,14 +26,13 @@ from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     TritonTactic,
     bytes_packed,
-    empty_like_spec,
     has_pdl,
-    lies_as,
     require_fit,
     shapes_only,
 )
 from ridgeline.tactics.predict import product_us
 from ridgeline.tactics.read.epilogue import constant_tensors
+from ridgeline.tactics.staging import staged_launch
 
 GRID_LIMIT = 65_535
 
@@ -115,34 +114,17 @@ class ProductSite:
         )
 
     def bind(self, cut: Any, weights: Mapping[str, Tensor], store: KernelStore) -> Launch:
-        site = self.site
-        compiled = compile_kernel(self.kernel(cut), site.target.arch, store=store)
+        compiled = compile_kernel(self.kernel(cut), self.site.target.arch, store=store)
         launcher = Launcher(require_fit(compiled))
         operands = self.operands(cut, weights, device="cuda")
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            before, inputs = _stage(inputs, site.inputs)
-            after, places = _stage(outputs, site.outputs)
-            call = launcher.freeze(operands.grid, operands.arguments(inputs, places))
-            if not before and not after:
-                return call
+            return launcher.freeze(operands.grid, operands.arguments(inputs, outputs))
 
-            def call_staged() -> None:
-                for given, place in before:
-                    place.copy_(given)
-                call()
-                for given, place in after:
-                    given.copy_(place)
-
-            return call_staged
-
-        def call_once(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            freeze(inputs, outputs)()
-
-        return Launch(
-            call_once,
-            writes_out=True,
-            freeze=freeze,
+        return staged_launch(
+            freeze,
+            self.site,
+            operands.reads,
             packed_bytes=operands.packed_bytes,
             reads=operands.reads,
             scratch_bytes=operands.problem.scratch_bytes(operands.cut),
@@ -217,15 +199,3 @@ def _config(cut: Tile | Block) -> Config:
 def require_dtype(dtype: str, other: str) -> None:
     if dtype not in TYPES or dtype != other:
         raise Refusal(f"operands are {dtype} and {other}, want both {' or '.join(TYPES)}")
-
-
-def _stage(
-    tensors: Sequence[Any], specs: Sequence[TensorSpec | None]
-) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-    """Stand-ins for tensors that do not lie as planned, and the pairs to copy between."""
-    placed = [
-        t if not isinstance(t, Tensor) or spec is None or lies_as(t, spec) else empty_like_spec(t, spec)
-        for t, spec in zip(tensors, specs, strict=True)
-    ]
-    pairs = zip(tensors, placed, strict=True)
-    return [(given, place) for given, place in pairs if given is not place], placed

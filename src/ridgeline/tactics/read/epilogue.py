@@ -1,6 +1,6 @@
 """What follows an anchor, read as steps a library can take over or torch can do in place on the result.
 
-`split_epilogue` reads; `bind_steps` and `bind_rest` make callables. The anchors themselves live elsewhere.
+`split_epilogue` reads; `bind_steps` and `bind_epilogue` make callables. Anchors are read beside this module.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Epilogue:
     steps: tuple[Step, ...]
     rest: tuple[Op, ...]
 
-    @property
-    def is_whole(self) -> bool:
-        return not self.rest
+    def is_all_of(self, body: Body) -> bool:
+        """Whether the steps lead from the anchor to the region's one output."""
+        return not self.rest and body.outputs == (self.value,)
 
     @property
     def note(self) -> str:
@@ -269,11 +269,27 @@ def _bind_unary(step: Unary) -> Apply:
 Finish: TypeAlias = Callable[[Tensor, Sequence[Any]], tuple[Tensor, ...]]
 
 
-def bind_rest(site: Site, epilogue: Epilogue, constants: Mapping[str, Tensor]) -> Finish:
+def bind_epilogue(
+    site: Site, epilogue: Epilogue, steps: Sequence[Step], constants: Mapping[str, Tensor]
+) -> Finish:
+    """From a library's result to the outputs of the region: these steps in place, then the rest."""
+    applies, finish = bind_steps(site, steps, constants), _bind_rest(site, epilogue, constants)
+    if not applies:
+        return finish
+
+    def run(y: Tensor, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+        for apply in applies:
+            apply(y, inputs)
+        return finish(y, inputs)
+
+    return run
+
+
+def _bind_rest(site: Site, epilogue: Epilogue, constants: Mapping[str, Tensor]) -> Finish:
     """From the value after the steps to the outputs of the region, in the layouts of their specs."""
     outputs = site.body.outputs
     lay = [to_layout(spec) for spec in site.outputs]
-    if epilogue.is_whole and outputs == (epilogue.value,):
+    if epilogue.is_all_of(site.body):
         only = lay[0]
         return lambda y, _: (only(y),)
     names, value, rest = site.body.inputs, epilogue.value, epilogue.rest
