@@ -12,9 +12,9 @@ from library_cases import make_site, node, run_body
 from torch import Tensor
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cuda.cublas import Cublas
 from ridgeline.tactics.cuda.cublas_lt import CublasLt
@@ -113,7 +113,7 @@ def check(tactic: Tactic, site: Site, tensors: Mapping[str, Tensor], dtype: torc
             (got,) = on_gpu.run_launch(launch, site, given)
         except (
             UnsupportedError,
-            Refusal,
+            RefusedError,
             RuntimeError,
         ) as error:  # no plan for these sizes: the build refuses it too
             refusals.append(f"{dict(config)}: {error}")

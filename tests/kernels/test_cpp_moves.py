@@ -13,12 +13,12 @@ from cpp_cases import needs_compiler
 from onnx.reference import ReferenceEvaluator
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.ir.moves import runs_of
 from ridgeline.kernels.cpp.moves import find_moves
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cpu.cpp import CppMoves
 
 Arrays = dict[str, np.ndarray]
@@ -149,7 +149,7 @@ def test_what_only_the_run_knows_is_refused() -> None:
     op = Op("Slice", ("x", "starts", "ends"), ("y",))
     site, _ = _site(op, {"x": _items(5)}, {"starts": _ints(1), "ends": _ints(3)})
     unknown = Site(site.body, site.specs, site.weights, {}, site.target)
-    with pytest.raises(Refusal, match="known only when the region runs"):
+    with pytest.raises(RefusedError, match="known only when the region runs"):
         find_moves(unknown)
 
 
@@ -157,7 +157,7 @@ def test_a_place_outside_is_refused() -> None:
     op = Op("Gather", ("x", "places"), ("y",))
     site, _ = _site(op, {"x": _items(5)}, {"places": _ints(4)})
     outside = Site(site.body, site.specs, site.weights, {"places": _ints(5)}, site.target)
-    with pytest.raises(Refusal, match="outside its axis"):
+    with pytest.raises(RefusedError, match="outside its axis"):
         find_moves(outside)
 
 

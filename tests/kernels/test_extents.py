@@ -9,11 +9,11 @@ import torch
 from onnx import numpy_helper, parser
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.ir.sites import make_site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Step
 from ridgeline.options import DEFAULT_LIMITS
@@ -98,12 +98,12 @@ def test_extents_follow_loops_guards_and_gathers() -> None:
     # a part of a Concat: read from place 5 on, where the guard lets it
     part = Memory("v0", "p0", "int8", {0: 1}, -5, (Guard(((0, 1),), 5, 9),))
     assert extents_of(program(part, sizes={0: 20})) == {"p0": 4}
-    with pytest.raises(Refusal, match="before its tensor"):
+    with pytest.raises(RefusedError, match="before its tensor"):
         extents_of(program(Memory("v0", "p0", "int8", {0: 1}, -5), sizes={0: 20}))
     place = Step("s0", "int64", "rl_place({0}, {1})", ("v1", Number(11, "int64")))
     gather = Memory("v0", "p0", "float16", {0: 1}, gathers=(("s0", 7),))
     assert extents_of(program(gather, sizes={0: 7}, steps=(place,))) == {"p0": 2 * 77}
-    with pytest.raises(Refusal, match="not kept inside"):
+    with pytest.raises(RefusedError, match="not kept inside"):
         extents_of(program(gather, sizes={0: 7}))
 
 
@@ -111,7 +111,7 @@ def test_constants_of_a_program_are_checked() -> None:
     extra = Program(
         {0: 9}, (Memory("v0", "x0", "float32", {0: 1}),), (), (), (), (), (np.zeros(8, np.float32),)
     )
-    with pytest.raises(Refusal, match="36 bytes of a constant are read, it has 32"):
+    with pytest.raises(RefusedError, match="36 bytes of a constant are read, it has 32"):
         extents_of(extra)
 
 

@@ -12,8 +12,8 @@ from cpp_cases import close, empty, random
 from torch import Tensor
 from triton_cases import disassembled, evaluate, make_site
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel, interpret
@@ -163,7 +163,7 @@ def test_refusals() -> None:
     inputs = {"x": X, "w": W}
 
     def why(ops: Sequence[Op], anchor: str, constants: Mapping[str, np.ndarray] | None = None) -> str:
-        with pytest.raises(Refusal) as found:
+        with pytest.raises(RefusedError) as found:
             make_epilogue(Case(inputs, ops, constants=constants).site(), anchor, -1)
         return str(found.value)
 

@@ -11,8 +11,8 @@ from cpp_cases import random
 from triton_cases import check, interpret_together, machine_code, make_site, run_stages, without_pdl
 
 from offers import offered, stages_of
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.held_rows import ABSENT, FIRST_WORD
 from ridgeline.kernels.triton.stage import WORDS
@@ -61,7 +61,7 @@ def test_half_precision_in_two_passes() -> None:
     ops = [Op("LayerNormalization", ("x", "g"), ("n",)), Op("Softmax", ("n",), ("y",))]
     site = make_site(ops, inputs, ["y"])
     check(TACTIC, site, inputs, [ALONE])
-    with pytest.raises(Refusal, match="a shared row takes one pass"):
+    with pytest.raises(RefusedError, match="a shared row takes one pass"):
         stages_of(TACTIC, site, SHARED)
 
 
@@ -100,12 +100,12 @@ def test_launch_after_launch() -> None:
 
 def test_refusals() -> None:
     site = make_site([OPS["Softmax"]], {"x": torch.zeros(4, 2048)}, ["y"])
-    with pytest.raises(Refusal, match="2048 columns in 2 pieces of 4 tiles of 64"):
+    with pytest.raises(RefusedError, match="2048 columns in 2 pieces of 4 tiles of 64"):
         stages_of(TACTIC, site, cut(64, 4, 2))
-    with pytest.raises(Refusal, match="64 to a row, want at most 32"):
+    with pytest.raises(RefusedError, match="64 to a row, want at most 32"):
         stages_of(TACTIC, site, cut(16, 2, 64))
     tail = make_site([Op("Softmax", ("x",), ("y",), {"axis": 0})], {"x": torch.zeros(64, 4)}, ["y"])
-    with pytest.raises(Refusal, match="columns lie side by side"):
+    with pytest.raises(RefusedError, match="columns lie side by side"):
         stages_of(TACTIC, tail, cut(64, 1, 1))
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.floor import call_floor
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.cpu.sdpa import Sdpa
 from ridgeline.tactics.cuda.sdpa import CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import TritonAttention
@@ -178,7 +178,7 @@ def test_mask_is_spread_by_strides_alone():
 def test_masks_that_are_refused(mask, reason):
     site, _ = masked(torch.zeros(S, S))
     specs = {**site.specs, "m": TensorSpec(str(mask.dtype).removeprefix("torch."), tuple(mask.shape))}
-    with pytest.raises(Refusal, match=re.escape(reason)):
+    with pytest.raises(RefusedError, match=re.escape(reason)):
         read_attention(Site(site.body, specs, site.weights, site.values, site.target))
 
 

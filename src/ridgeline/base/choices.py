@@ -26,3 +26,7 @@ class Refusal:
     reason: str
     at: str
     bytes_lost: int | None = None
+
+
+class RefusedError(Exception):
+    """Raised while a region is read or generated: why it cannot run this way. The text reaches the plan."""

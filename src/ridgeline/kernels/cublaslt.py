@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.base.choices import RefusedError
 
 LIBRARY = "libcublasLt.so"
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
@@ -59,7 +59,7 @@ def _library() -> ctypes.CDLL:
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if LIBRARY in line}
     if not paths:
-        raise Refusal("PyTorch has not loaded cuBLASLt")
+        raise RefusedError("PyTorch has not loaded cuBLASLt")
     library = ctypes.CDLL(min(paths))
     library.cublasLtMatmul.argtypes = [ctypes.c_void_p] * 14 + [ctypes.c_size_t, ctypes.c_void_p]
     return library
@@ -74,7 +74,7 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 def _check(status: int, what: str) -> None:
     if status:
-        raise Refusal(f"cuBLASLt: {what} failed with status {status}")
+        raise RefusedError(f"cuBLASLt: {what} failed with status {status}")
 
 
 class _Owned:
@@ -103,7 +103,7 @@ class Matmul:
 
     def __init__(self, sizes: Sizes, bias: Tensor | None, activation: str, place: int, *, adds: bool) -> None:
         if any(row * sizes.dtype.itemsize % ALIGNMENT for row in (sizes.x_row, sizes.y_row, sizes.r_row)):
-            raise Refusal(f"rows do not start at multiples of {ALIGNMENT} bytes")
+            raise RefusedError(f"rows do not start at multiples of {ALIGNMENT} bytes")
         kind = DATA_TYPES[sizes.dtype]
         self._bias = bias  # its address is in the description
         self._what = _Owned("MatmulDesc", COMPUTE_FLOAT32, DATA_TYPES[torch.float32])
@@ -134,7 +134,7 @@ class Matmul:
         )  # fmt: skip
         _check(status, "the search for an algorithm")
         if place >= count.value:
-            raise Refusal(f"cuBLASLt lists {count.value} algorithms here, want number {place}")
+            raise RefusedError(f"cuBLASLt lists {count.value} algorithms here, want number {place}")
         return found[place].algorithm
 
     def freeze(self, x: int, w: int, r: int, y: int) -> Callable[[], None]:

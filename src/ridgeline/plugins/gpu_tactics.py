@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PluginError
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
@@ -64,7 +64,7 @@ class TritonTactic(GpuTactic):
             return super().read(site)
         found = [op for op in site.body.ops if op.key == self.op]
         if len(found) != 1 or any(name and name not in site.body.inputs for name in found[0].inputs):
-            raise Refusal(f"the region does not begin with one {self.op}")
+            raise RefusedError(f"the region does not begin with one {self.op}")
         return self.read_op(site, found[0])
 
     def why_no_tools(self, at: OpSite) -> str | None:

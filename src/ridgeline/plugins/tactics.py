@@ -13,12 +13,12 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Layout, Op, Site, TensorSpec
 from ridgeline.errors import PluginError, failure
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
 from ridgeline.tactics.base import Footprint, Launch, Tactic
@@ -111,7 +111,9 @@ class OpTactic(Tactic):
     def read(self, site: Site) -> OpSite:
         """The op of the region, which has no other."""
         if [op.key for op in site.body.ops] != [self.op] or site.body.constants:
-            raise Refusal(f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone")
+            raise RefusedError(
+                f"the region is {' '.join(op.key for op in site.body.ops)}, want {self.op} alone"
+            )
         return self.read_op(site, site.body.ops[0])
 
     def read_op(self, site: Site, op: Op) -> OpSite:

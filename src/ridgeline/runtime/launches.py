@@ -7,10 +7,10 @@ from functools import cached_property
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import BuildError, first_line
 from ridgeline.ir.body import Region
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
@@ -130,7 +130,7 @@ class Launches:
         for name, offer, config in self._willing(index, site):
             try:
                 return offer.bind(config, weights)
-            except (CompileError, Refusal) as error:
+            except (CompileError, RefusedError) as error:
                 self._note(f"its kernel cannot be had: {first_line(error)}", step.name, name)
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise BuildError(

@@ -162,7 +162,7 @@ class Tactic:
     cache_dir: Path = CPP_CACHE  # of compiled C++
 
     def offer(self, site: Site) -> Offer | Refused:
-        """Read the site. A reader on the way may raise `Refusal`; `read_offer` makes it `Refused`."""
+        """Read the site. A reader on the way may raise `RefusedError`; `read_offer` makes it `Refused`."""
         raise NotImplementedError
 
     def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import BuildError, failure
 from ridgeline.kernels.cpp.compiler import compile_many
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Offer, Refused, Tactic
@@ -16,14 +16,14 @@ __all__ = ["Offer", "Refused", "kernels_of", "precompile", "read_offer", "requir
 
 
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
-    """What the tactic makes of the site. The only place where a reader's `Refusal` becomes `Refused`."""
+    """What the tactic makes of the site. The only place where a reader's `RefusedError` becomes `Refused`."""
     if tactic.runs_on and site.target.kind != tactic.runs_on:
         return Refused(f"target is {site.target}, want {tactic.runs_on}")
     if not (tactic.takes_open_shapes or site.is_inferred):
         return Refused("a shape inside depends on data")
     try:
         return tactic.offer(site)
-    except Refusal as refusal:
+    except RefusedError as refusal:
         return Refused(str(refusal))
     except Exception as error:  # a site that the tactic's author did not think of
         return Refused(failure(error))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.dialect import CPP
 from ridgeline.kernels.cpp.loops import Loop, assign, load, store
 from ridgeline.kernels.scalar import anchor as scalar
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Program
 
@@ -32,29 +33,29 @@ def lower_around(site: Site, anchor: Op, x: int) -> tuple[Program, tuple[int, ..
     """The body behind its anchor, and the axes of `acc`; `x` is the anchor's slot among the inputs."""
     program, dims = scalar.lower_around(site, anchor, POINTWISE, CPP, first=site.body.inputs[x])
     if any(len(axes) > 1 for axes in dims):
-        raise Refusal("an axis of the product is split")
+        raise RefusedError("an axis of the product is split")
     return program, tuple(axes[0] if axes else ONE for axes in dims)
 
 
 def require_items(program: Program, axes: Sequence[int]) -> None:
     """Outputs hold one item per item of `acc`."""
     if any(set(m.strides) != set(program.sizes) for m in program.stores):
-        raise Refusal("an output is smaller than the product")
+        raise RefusedError("an output is smaller than the product")
     if set(program.sizes) - set(axes):
-        raise Refusal("an output is larger than the product")
+        raise RefusedError("an output is larger than the product")
 
 
 def require_columns(program: Program, axes: Sequence[int], column: int) -> None:
     """Outputs hold one item per item of `acc`, and lie column by column."""
     require_items(program, axes)
     if any(m.strides.get(column, 1) != 1 for m in program.stores):
-        raise Refusal("columns of an output are not contiguous")
+        raise RefusedError("columns of an output are not contiguous")
 
 
 def require_sizes(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> None:
     """The loops of the kernel are those of `acc`."""
     if any(program.sizes.get(axis, 1) != size for axis, size in zip(axes, sizes, strict=True)):
-        raise Refusal(f"the result is not of the size {list(sizes)} that is computed")
+        raise RefusedError(f"the result is not of the size {list(sizes)} that is computed")
 
 
 def epilogue(

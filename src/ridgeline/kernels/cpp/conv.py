@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns, require_sizes
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
 
 LINE_BYTES = 32 * 1024  # of a thread's output line: it stays in L1 until the epilogue has read it
@@ -175,7 +176,7 @@ def _part_of_channels(conv: Conv2d, threads: int, lanes: int) -> int:
 
 def _require_stack(items: int) -> None:
     if 4 * items > STACK_BYTES:
-        raise Refusal(f"an output line of {4 * items} bytes at a time, want at most {STACK_BYTES}")
+        raise RefusedError(f"an output line of {4 * items} bytes at a time, want at most {STACK_BYTES}")
 
 
 _SMALL = """
@@ -216,7 +217,7 @@ def small_source(site: Site, conv: Conv2d, *, panel: int, rows: int, threads: in
     reach = (made_w - 1) * step_w + (kernel_w - 1) * far_w + 1
     count = conv.channels_in * kernel_h
     if 4 * count * reach > WINDOW_BYTES:
-        raise Refusal(
+        raise RefusedError(
             f"{count} lines of {reach} items under one output line, want at most {WINDOW_BYTES} bytes"
         )
     _require_stack(made_w * panel)

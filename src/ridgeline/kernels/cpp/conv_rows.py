@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_items, require_sizes
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.windows import reads_outside
 
@@ -41,7 +42,7 @@ class ConvRows:
         """Gathered at a time."""
         fitting = WINDOW_BYTES // (4 * self.linear.k)
         if not fitting:
-            raise Refusal(f"windows of {self.linear.k} items, want at most {WINDOW_BYTES // 4}")
+            raise RefusedError(f"windows of {self.linear.k} items, want at most {WINDOW_BYTES // 4}")
         return min(self.linear.m, fitting, MOST_ROWS)
 
     @property

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
 from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
 
 GEMV_ROWS = 8
@@ -110,31 +111,31 @@ class Tile:
 
 
 def find_linear(site: Site) -> Linear:
-    """The one MatMul or Gemm of the body, or `Refusal` with what is in the way."""
+    """The one MatMul or Gemm of the body, or `RefusedError` with what is in the way."""
     body = site.body
     anchors = [op for op in body.ops if op.key in ("MatMul", "Gemm")]
     if len(anchors) != 1:
-        raise Refusal(f"{len(anchors)} MatMul or Gemm ops, want one")
+        raise RefusedError(f"{len(anchors)} MatMul or Gemm ops, want one")
     op = anchors[0]
     x, weight = op.inputs[:2]
     if x not in body.inputs or x in site.values:
-        raise Refusal("the left operand is not an input of the region")
+        raise RefusedError("the left operand is not an input of the region")
     if weight not in site.weights and weight not in body.constants:
-        raise Refusal("the right operand is not a constant weight")
+        raise RefusedError("the right operand is not a constant weight")
     x_spec = site.specs[x]
     shape = site.specs[weight].shape if weight in site.specs else body.constants[weight].shape
     weight_dtype = site.specs[weight].dtype if weight in site.specs else str(body.constants[weight].dtype)
     if len(shape) != 2 or not x_spec.shape:
-        raise Refusal(f"weight of rank {len(shape)}, want a matrix")
+        raise RefusedError(f"weight of rank {len(shape)}, want a matrix")
     if {x_spec.dtype, weight_dtype} != {"float32"}:
-        raise Refusal(f"x is {x_spec.dtype} and the weight {weight_dtype}, want float32")
+        raise RefusedError(f"x is {x_spec.dtype} and the weight {weight_dtype}, want float32")
     if x_spec.layout != "contiguous" or op.attrs.get("transA", 0):
-        raise Refusal("rows of x are not contiguous")
+        raise RefusedError("rows of x are not contiguous")
     is_transposed = bool(op.attrs.get("transB", 0))
     k, n = shape[::-1] if is_transposed else shape
     m = math.prod(x_spec.shape[:-1])
     if 0 in (m, k, n):
-        raise Refusal("an axis has no elements")
+        raise RefusedError("an axis has no elements")
     return Linear(op, body.inputs.index(x), weight, is_transposed, m, k, n)
 
 
@@ -157,9 +158,9 @@ def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]
     # in the order of the rows of x, whatever order an output has them in
     rows = merge([axis for axis in axes if axis not in (ONE, column)], program, prefix="m")
     if len(rows) > 1:
-        raise Refusal("an epilogue operand broadcasts among the rows")
+        raise RefusedError("an epilogue operand broadcasts among the rows")
     if math.prod(loop.size for loop in rows) != linear.m or program.sizes.get(column, 1) != linear.n:
-        raise Refusal(f"the result is not {linear.m} rows by {linear.n} columns")
+        raise RefusedError(f"the result is not {linear.m} rows by {linear.n} columns")
     return program, rows, Loop("c", column, linear.n, frozenset([column]))
 
 
@@ -203,7 +204,7 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
     panel, rows = tile.panel, min(tile.rows, linear.m)
     chunk = chunk_rows(linear, rows, threads)
     if 4 * chunk * panel > STACK_BYTES:
-        raise Refusal(f"lines of {chunk} positions, want at most {STACK_BYTES // 4 // panel}")
+        raise RefusedError(f"lines of {chunk} positions, want at most {STACK_BYTES // 4 // panel}")
     panels, chunks = -(-linear.n // panel), -(-linear.m // chunk)
     slots = len(program.inputs) + len(program.stores) + len(program.extras)
     deep = linear.k if linear.m <= GEMV_ROWS else min(DEPTH, linear.k)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS, Op, Site, TensorSpec
 from ridgeline.ir.moves import Run, moves_of
 from ridgeline.ir.op_given import Given, MisfitError, given_of
@@ -16,7 +17,6 @@ from ridgeline.ir.ops import row_of
 from ridgeline.kernels.cpp.loops import parallel
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.elements import numpy_dtype
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 
 COPIES = ("Slice", "Split", "Concat", "Pad", "Gather")
@@ -45,20 +45,20 @@ class Moves:
 
 
 def find_moves(site: Site) -> Moves:
-    """What the site's one op copies, or `Refusal`."""
+    """What the site's one op copies, or `RefusedError`."""
     ops = site.body.ops
     if len(ops) != 1 or ops[0].key not in COPIES:
-        raise Refusal("the region is not one Slice, Split, Concat, Pad or Gather")
+        raise RefusedError("the region is not one Slice, Split, Concat, Pad or Gather")
     op = ops[0]
     for name in (*op.inputs[:1], *site.body.outputs):
         spec = _spec(site, name)
         if ITEM_BITS[spec.dtype] // 8 not in ITEM_TYPES or spec.dtype == "string":
-            raise Refusal(f"items are {spec.dtype}")
+            raise RefusedError(f"items are {spec.dtype}")
     boxes = _boxes(site, op)
     covered = sum(math.prod(count for count, _, _ in box.loops) for box in boxes)
     is_whole = op.op_type != "Pad" or covered == site.specs[op.outputs[0]].numel
     if len(boxes) > MOST_BOXES:
-        raise Refusal(f"{len(boxes)} pieces, want at most {MOST_BOXES}")
+        raise RefusedError(f"{len(boxes)} pieces, want at most {MOST_BOXES}")
     return Moves(boxes, None if is_whole else _fill(site, op, _spec(site, op.inputs[0]).dtype))
 
 
@@ -67,7 +67,7 @@ def _spec(site: Site, name: str) -> TensorSpec:
     if held is not None:
         return TensorSpec(str(held.dtype), held.shape)
     if name not in site.specs:
-        raise Refusal(f"the shape of {name} depends on data")
+        raise RefusedError(f"the shape of {name} depends on data")
     return site.specs[name]
 
 
@@ -79,7 +79,7 @@ def _fill(site: Site, op: Op, dtype: str) -> int:
     held = site.body.constants.get(name)
     array = held if held is not None else site.values.get(name)
     if array is None:
-        raise Refusal(f"{name} is known only when the region runs")
+        raise RefusedError(f"{name} is known only when the region runs")
     return int.from_bytes(np.asarray(array).astype(numpy_dtype(dtype)).reshape(-1)[:1].tobytes(), "little")
 
 
@@ -89,9 +89,9 @@ def _boxes(site: Site, op: Op) -> tuple[Box, ...]:
     try:
         moves = moves_of(given)
     except MisfitError as misfit:
-        raise Refusal(str(misfit)) from misfit
+        raise RefusedError(str(misfit)) from misfit
     if moves is None:
-        raise Refusal(_why_unknown(given, {**site.body.constants, **site.values}))
+        raise RefusedError(_why_unknown(given, {**site.body.constants, **site.values}))
     made = []
     for move in moves:
         source, result = op.inputs[move.source], op.outputs[move.result]
@@ -163,7 +163,7 @@ def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, st
 
 
 def _touched(site: Site, moves: Moves, pointers: Mapping[str, str]) -> dict[str, int]:
-    """Bytes up to the last that a box reads or writes; `Refusal` for one before the first."""
+    """Bytes up to the last that a box reads or writes; `RefusedError` for one before the first."""
     found: dict[str, int] = {}
     if moves.fill is not None:
         found = {pointers[name]: site.specs[name].nbytes for name in site.body.outputs}
@@ -176,7 +176,7 @@ def _touched(site: Site, moves: Moves, pointers: Mapping[str, str]) -> dict[str,
             low = start + sum(min(0, (count - 1) * stride) for count, stride in strides)
             high = start + sum(max(0, (count - 1) * stride) for count, stride in strides)
             if low < 0:
-                raise Refusal(f"a copy starts {-low} items before its tensor")
+                raise RefusedError(f"a copy starts {-low} items before its tensor")
             found[pointers[name]] = max(found.get(pointers[name], 0), (high + 1) * size)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.cpp.loops import (
     PARALLEL_ITEMS,
     Loop,
@@ -15,7 +16,6 @@ from ridgeline.kernels.cpp.loops import (
     store,
     whole,
 )
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.nest import memory_order
 from ridgeline.kernels.scalar.program import Program
 
@@ -23,9 +23,9 @@ from ridgeline.kernels.scalar.program import Program
 def pointwise_source(program: Program, *, threads: int) -> str:
     """The kernel's text, parallel over outer loops when `threads` > 1 and the work is worth it."""
     if any(step.fold for step in program.steps):
-        raise Refusal("the body reduces, it is not pointwise")
+        raise RefusedError("the body reduces, it is not pointwise")
     if any(set(store.strides) != set(program.sizes) for store in program.stores):
-        raise Refusal("an output is smaller than the region's loops")
+        raise RefusedError("an output is smaller than the region's loops")
     if 0 in program.sizes.values():
         return nothing()
     lead = program.stores[0]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS
 from ridgeline.kernels.cpp.dialect import term
@@ -20,7 +21,6 @@ from ridgeline.kernels.cpp.linear import TILE
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.cpp.recurrent_text import CELLS, FRAME, ROWS
 from ridgeline.kernels.floor.recurrent import DEFAULTS, parametrised
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Number, Program
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -85,22 +85,22 @@ class Cut:
 
 
 def find_recurrent(site: Site) -> Recurrent:
-    """The site's one op, or `Refusal`."""
+    """The site's one op, or `RefusedError`."""
     body = site.body
     if len(body.ops) != 1 or body.ops[0].domain or body.ops[0].op_type not in GATES:
-        raise Refusal("the region is not one LSTM, GRU or RNN")
+        raise RefusedError("the region is not one LSTM, GRU or RNN")
     op = body.ops[0]
     known = {*site.weights, *body.constants}
     for index, what in ((1, "W"), (2, "R"), (3, "B"), (7, "P")):
         name = op.inputs[index] if index < len(op.inputs) else ""
         if name and name not in known:
-            raise Refusal(f"{what} is computed, want a constant")
+            raise RefusedError(f"{what} is computed, want a constant")
     for name in (*op.inputs, *body.outputs):
         spec = site.specs.get(name) if name not in body.constants else None
         dtype = spec.dtype if spec is not None else str(body.constants[name].dtype) if name in known else ""
         want = "int32" if name and name == (op.inputs[4] if len(op.inputs) > 4 else "") else "float32"
         if name and dtype != want:
-            raise Refusal(f"{name} is {dtype or 'of no settled shape'}, want {want}")
+            raise RefusedError(f"{name} is {dtype or 'of no settled shape'}, want {want}")
     found = _sized(site, op)
     _acts_text(found)  # refuses activations it does not know
     return found
@@ -111,7 +111,7 @@ def _sized(site: Site, op: Op) -> Recurrent:
     steps, batch = x[:2][:: -1 if op.attrs.get("layout", 0) else 1]
     found = Recurrent(op, steps, batch, x[2], r[2], r[0])
     if 0 in (*x, *r):
-        raise Refusal("an axis has no elements")
+        raise RefusedError("an axis has no elements")
     return found
 
 
@@ -192,7 +192,7 @@ def batch_rows(found: Recurrent, cut: Cut) -> int:
     groups = -(-cut.threads // found.directions) if cut.split == "rows" else 1
     most = STATE_BYTES // (16 * _padded(found, cut.lanes))
     if not most:
-        raise Refusal(f"{found.hidden} hidden units, want at most {STATE_BYTES // 16}")
+        raise RefusedError(f"{found.hidden} hidden units, want at most {STATE_BYTES // 16}")
     return min(-(-found.batch // groups), most)
 
 
@@ -228,7 +228,7 @@ def _acts_text(found: Recurrent) -> str:
     unknown = [name for name in names if name.lower() not in ACTIVATIONS]
     each = len(DEFAULTS[kind])
     if unknown or len(names) < each * found.directions:
-        raise Refusal(f"activations {', '.join(unknown or names)}")
+        raise RefusedError(f"activations {', '.join(unknown or names)}")
     clip = attrs.get("clip")
     made = parametrised(names, attrs.get("activation_alpha"), attrs.get("activation_beta"))
     lines = ["template <int D> struct Acts;"]

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.cpp.dialect import c_type, step_text
 from ridgeline.kernels.cpp.loops import (
     PARALLEL_ITEMS,
@@ -22,7 +23,6 @@ from ridgeline.kernels.cpp.loops import (
     store,
     whole,
 )
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.nest import memory_order
 from ridgeline.kernels.scalar.program import Memory, Program, Step, Term
 
@@ -34,7 +34,7 @@ _CHAINS = {"sum": "+", "prod": "*"}
 
 
 def reduce_source(program: Program, *, threads: int) -> str:
-    """The kernel's text. Raises `Refusal` with the reason where the schedule does not fit."""
+    """The kernel's text. Raises `RefusedError` with the reason where the schedule does not fit."""
     if program.is_empty:
         return nothing()
     return _Rows(program, threads).source()
@@ -48,11 +48,11 @@ class _Rows:
         folds = [step for step in program.steps if step.fold]
         self.over = folds[0].over
         if any(step.over != self.over for step in folds):
-            raise Refusal("two reductions run over different axes")
+            raise RefusedError("two reductions run over different axes")
         if any(c_type(step) not in ("float", "double", "int", "i64") for step in folds):
-            raise Refusal("a reduction of a type other than float32, float64, int32, int64")
+            raise RefusedError("a reduction of a type other than float32, float64, int32, int64")
         if any(step.fold in ("max", "min") and step.dtype == "int64" for step in folds):
-            raise Refusal("max or min of int64")
+            raise RefusedError("max or min of int64")
         self._nest()
         self.phase: dict[Term, int] = dict.fromkeys(self.loads, 0)
         for step in program.steps:
@@ -71,12 +71,12 @@ class _Rows:
         program = self.program
         whole_loads = [m for m in program.memories if self.over <= set(m.strides)]
         if not whole_loads:
-            raise Refusal("no operand spans the reduced axes")
+            raise RefusedError("no operand spans the reduced axes")
         lead = max(whole_loads, key=lambda m: len(m.strides))
         order = memory_order(program.sizes, lead)
         places = [i for i, axis in enumerate(order) if axis in self.over]
         if places != list(range(places[0], places[-1] + 1)):
-            raise Refusal("the reduced axes are not neighbours in memory")
+            raise RefusedError("the reduced axes are not neighbours in memory")
         self.kept = merge(order[: places[0]], program, prefix="i")
         self.reduced = merge([order[i] for i in places], program, prefix="r")
         tail = merge(order[places[-1] + 1 :], program, prefix="j")
@@ -125,7 +125,7 @@ class _Rows:
             used += items * (8 if kind in ("double", "i64") else 4)
             lines.append(f"alignas(64) {kind} b_{value}[{items}];")
         if used > STACK_BYTES:
-            raise Refusal(f"a row needs {used} bytes of buffers, the stack gives {STACK_BYTES}")
+            raise RefusedError(f"a row needs {used} bytes of buffers, the stack gives {STACK_BYTES}")
         return whole(self.program, [*lines, *body, "}"])
 
     def _row(self, phase: int) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 from ridgeline.kernels.scalar.ops import Handler, per_channel
 from ridgeline.kernels.scalar.program import Program, Traits
@@ -31,7 +32,7 @@ def lower_around(
             low.values[op.outputs[0]] = _own_terms(low, op, acc)
             continue
         if anchor.outputs[0] not in low.values and any(name in anchor.inputs for name in op.outputs):
-            raise Refusal(f"{op.op_type} comes before the {anchor.op_type}")
+            raise RefusedError(f"{op.op_type} comes before the {anchor.op_type}")
         low.run(op)
     program = low.finish()
     return program, tuple(() if axis == ONE else low.axes.leaves(axis) for axis in dims)

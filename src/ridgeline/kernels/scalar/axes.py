@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from ridgeline.base.choices import RefusedError
+
 ONE = -1  # the axis of a dim of size one
 
 Coordinate: TypeAlias = tuple[tuple[int, int], ...]  # axes with their multipliers: the sum is an index
-
-
-class Refusal(Exception):
-    """Why a body cannot be generated; the text reaches the plan."""
 
 
 class Axes:
@@ -54,11 +52,11 @@ class Axes:
         if a == b:
             return
         if self._sizes[a] != self._sizes[b]:
-            raise Refusal(f"axes of {self._sizes[a]} and {self._sizes[b]} items meet")
+            raise RefusedError(f"axes of {self._sizes[a]} and {self._sizes[b]} items meet")
         if a in self._parts and b in self._parts:
             ours, theirs = self.leaves(a), self.leaves(b)
             if self.sizes_of(ours) != self.sizes_of(theirs):
-                raise Refusal("an axis is split in two ways")
+                raise RefusedError("an axis is split in two ways")
             for one, other in zip(ours, theirs, strict=True):
                 self.unite(one, other)
             return
@@ -126,13 +124,13 @@ def _span(pieces: Sequence[int], at: int, size: int) -> int:
 
 
 def _refine(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Sizes that both shapes are made of, or `Refusal` where an item's place would need a remainder."""
+    """Sizes that both shapes are made of, or `RefusedError` where an item's place would need a remainder."""
     left, right, pieces = list(before), list(after), []
     while left and right:
         a, b = left.pop(), right.pop()
         piece = min(a, b)
         if piece == 0 or a % piece or b % piece:
-            raise Refusal(f"a reshape from {list(before)} to {list(after)} items cuts across axes")
+            raise RefusedError(f"a reshape from {list(before)} to {list(after)} items cuts across axes")
         pieces.append(piece)
         if a > piece:
             left.append(a // piece)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Term
 
 
 def extents_of(program: Program) -> dict[str, int]:
-    """Bytes from the start of each pointer up to the last that is touched; `Refusal` for one before it.
+    """Bytes from the start of each pointer up to the last that is touched; `RefusedError` for one before it.
 
     Constants that the program brings itself are checked here.
     """
@@ -16,13 +16,13 @@ def extents_of(program: Program) -> dict[str, int]:
     for memory in program.memories:
         low, past = _reach(memory, program)
         if low < 0:
-            raise Refusal(f"a load starts {-low} items before its tensor")
+            raise RefusedError(f"a load starts {-low} items before its tensor")
         found[memory.pointer] = max(found.get(memory.pointer, 0), past * ITEM_BITS[memory.dtype] // 8)
     own = {f"x{i}": array.nbytes for i, array in enumerate(program.extras)}
     own |= {f"t{i}": len(table) * ITEM_BITS[table[0].dtype] // 8 for i, table in enumerate(program.tables)}
     for pointer, held in own.items():
         if found.get(pointer, 0) > held:
-            raise Refusal(f"{found[pointer]} bytes of a constant are read, it has {held}")
+            raise RefusedError(f"{found[pointer]} bytes of a constant are read, it has {held}")
     return found
 
 
@@ -65,5 +65,5 @@ def _axis_size(program: Program, index: Term) -> int:
     step = next((step for step in program.steps if step.name == index), None)
     size = step.args[1] if step is not None and step.template.startswith("rl_place(") else None
     if not isinstance(size, Number):
-        raise Refusal("an index is not kept inside its axis")
+        raise RefusedError("an index is not kept inside its axis")
     return int(size.value)

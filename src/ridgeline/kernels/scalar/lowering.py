@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import ONE, Axes, Refusal
+from ridgeline.kernels.scalar.axes import ONE, Axes
 from ridgeline.kernels.scalar.program import (
     Guard,
     Memory,
@@ -88,7 +89,7 @@ class Lowering:
     def array(self, name: str, what: str) -> np.ndarray:
         """An input whose numbers must be known now, such as axes."""
         if name not in self.arrays:
-            raise Refusal(f"{what} is not known before the run")
+            raise RefusedError(f"{what} is not known before the run")
         return self.arrays[name]
 
     def scalar(self, val: Val) -> float | None:
@@ -109,10 +110,10 @@ class Lowering:
         spec = self.site.specs.get(name)
         if spec is None:
             if array is None:
-                raise Refusal(f"value {name} has no spec")
+                raise RefusedError(f"value {name} has no spec")
             spec = TensorSpec(str(array.dtype), array.shape)
         if array is not None and array.shape != spec.shape:
-            raise Refusal(f"value {name} has shape {list(array.shape)}, its spec is {spec}")
+            raise RefusedError(f"value {name} has shape {list(array.shape)}, its spec is {spec}")
         if array is not None and array.size == 1:
             return replace(self.constant(array.reshape(-1)[0].item(), spec.dtype), shape=spec.shape,
                            axes=(ONE,) * len(spec.shape))  # fmt: skip
@@ -206,7 +207,7 @@ class Lowering:
             done[term] = self._moved_load(term, move)
             return done[term]
         if term not in self._steps:
-            raise Refusal("items of a product are moved")
+            raise RefusedError("items of a product are moved")
         step, val = self._steps[term]
         roots = [axis if axis == ONE else self.axes.root(axis) for axis in val.axes]
         if self.axes.root(move.axis) in map(self.axes.root, step.over):
@@ -218,7 +219,7 @@ class Lowering:
             done[term] = term
             return term
         if step.coordinate:
-            raise Refusal("an index is moved again")
+            raise RefusedError("an index is moved again")
         axes = tuple(a for axis in val.axes for a in (move.by if self._is(axis, place) else (axis,)))
         made = self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes)
         done[term] = made.term
@@ -234,11 +235,11 @@ class Lowering:
         if leaf not in strides and not any(axis in strides for axis in more):
             return term
         if more:
-            raise Refusal("an axis is cut after it was split")
+            raise RefusedError("an axis is cut after it was split")
         stride = strides.pop(leaf)
         guards, gathers = list(load.guards), load.gathers
         if any(self.axes.root(axis) == leaf for axis, _, _ in guards):
-            raise Refusal("an axis is cut twice")
+            raise RefusedError("an axis is cut twice")
         offset = load.offset + move.start * stride
         if move.value is not None:
             gathers = (*gathers, (move.value, stride))
@@ -261,7 +262,7 @@ class Lowering:
     def run(self, op: Op) -> None:
         handler = self.handlers.get(op.key)
         if handler is None:
-            raise Refusal(f"op {op.key} is neither pointwise nor a reduction known here")
+            raise RefusedError(f"op {op.key} is neither pointwise nor a reduction known here")
         made = handler(self, op)
         for name, val in zip(op.outputs, made, strict=False):
             if name:
@@ -280,7 +281,7 @@ class Lowering:
         for place, (name, val) in enumerate(zip(body.outputs, outputs, strict=True)):
             spec = self.site.specs[name]
             if val.shape != spec.shape:
-                raise Refusal(f"output {place} comes out as {list(val.shape)}, its spec is {spec}")
+                raise RefusedError(f"output {place} comes out as {list(val.shape)}, its spec is {spec}")
             self._require_distinct(val)
             strides = {a: s for a, s in zip(val.axes, spec.strides, strict=True) if a != ONE}
             stores.append(Memory(val.term, f"q{place}", spec.dtype, self.axes.spread(strides)))
@@ -322,4 +323,4 @@ class Lowering:
     def _require_distinct(self, val: Val) -> None:
         leaves = [leaf for axis in val.axes if axis != ONE for leaf in self.axes.leaves(axis)]
         if len(set(leaves)) != len(leaves):
-            raise Refusal("a value meets its own transpose")
+            raise RefusedError("a value meets its own transpose")

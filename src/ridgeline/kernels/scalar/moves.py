@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
 from ridgeline.ir.moves import cuts, pads, parts
 from ridgeline.ir.op_given import Given, MisfitError, given_at
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
 from ridgeline.kernels.scalar.ops import Handler, args_of, number, reshaped
 
@@ -38,9 +39,9 @@ def known(low: Lowering, op: Op, read: Callable[[Given], Found | None]) -> Found
     try:
         found = read(given_at(op, low.site.specs, low.arrays))
     except MisfitError as misfit:
-        raise Refusal(str(misfit)) from misfit
+        raise RefusedError(str(misfit)) from misfit
     if found is None:
-        raise Refusal(f"what {op.op_type} moves is not known before the run")
+        raise RefusedError(f"what {op.op_type} moves is not known before the run")
     return found
 
 
@@ -76,7 +77,7 @@ def _concat(low: Lowering, op: Op) -> Sequence[Val]:
             made = low.map("rl_where({2} < {3}, {0}, {1})", made, moved, here, low.constant(start, "int32"))
         start += part.shape[dim]
     if made is None:
-        raise Refusal("a Concat of nothing")
+        raise RefusedError("a Concat of nothing")
     return [made]
 
 
@@ -97,7 +98,7 @@ def _here(low: Lowering, like: Val, dim: int) -> Val:
 
 def _pad(low: Lowering, op: Op) -> Sequence[Val]:
     if op.attrs.get("mode", "constant") not in ("constant", b"constant"):
-        raise Refusal(f"Pad by mode {op.attrs['mode']}")
+        raise RefusedError(f"Pad by mode {op.attrs['mode']}")
     x = low.value(op.inputs[0])
     fill = low.value(op.inputs[2]) if len(op.inputs) > 2 and op.inputs[2] else number(low, x, 0.0)
     for dim, (before, after) in known(low, op, pads).items():
@@ -109,7 +110,7 @@ def _pad(low: Lowering, op: Op) -> Sequence[Val]:
 def _padded(low: Lowering, x: Val, dim: int, before: int, size: int, fill: Val) -> Val:
     had = x.shape[dim]
     if size <= 1:
-        raise Refusal(f"Pad to {size} items")
+        raise RefusedError(f"Pad to {size} items")
     axis = low.axes.fresh(size)
     moved = _at(low, x, dim, axis, before)
     here = _here(low, moved, dim)
@@ -123,7 +124,7 @@ def _gather(low: Lowering, op: Op) -> Sequence[Val]:
     x, places = args_of(low, op)
     dim = int(op.attrs.get("axis", 0)) % len(x.shape)
     if places.dtype not in ("int32", "int64"):
-        raise Refusal(f"Gather at places of {places.dtype}")
+        raise RefusedError(f"Gather at places of {places.dtype}")
     shape = (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :])
     if x.axes[dim] == ONE:
         axes = (*x.axes[:dim], *places.axes, *x.axes[dim + 1 :])

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
-from ridgeline.kernels.scalar.axes import ONE, Refusal
+from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 
 Handler: TypeAlias = Callable[[Lowering, Op], Sequence[Val]]
@@ -44,7 +45,7 @@ def _float_text(template: str) -> Handler:
 
 def require_float(op: Op, val: Val) -> None:
     if val.dtype not in FLOATS:
-        raise Refusal(f"{op.op_type} on {val.dtype}, want a float")
+        raise RefusedError(f"{op.op_type} on {val.dtype}, want a float")
 
 
 def attr(low: Lowering, op: Op, key: str, default: float) -> Val:
@@ -102,7 +103,7 @@ def _mod(low: Lowering, op: Op) -> Sequence[Val]:
     if int(op.attrs.get("fmod", 0)):
         return [low.map("rl_fmod({0}, {1})", x, y)]
     if x.dtype in FLOATS:
-        raise Refusal("Mod of floats without fmod")
+        raise RefusedError("Mod of floats without fmod")
     return [low.map("rl_mod({0}, {1})", x, y)]
 
 
@@ -175,7 +176,7 @@ def _is_inf(low: Lowering, op: Op) -> Sequence[Val]:
         sign for key, sign in (("detect_negative", -1.0), ("detect_positive", 1.0)) if op.attrs.get(key, 1)
     ]
     if not ends:
-        raise Refusal("IsInf of neither sign")
+        raise RefusedError("IsInf of neither sign")
     template = "rl_abs({0}) == {1}" if len(ends) == 2 else "{0} == {1}"
     return [low.map(template, x, number(low, x, ends[-1] * math.inf), dtype="bool")]
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ridgeline.kernels.scalar.axes import Coordinate, Refusal
+from ridgeline.base.choices import RefusedError
+from ridgeline.kernels.scalar.axes import Coordinate
 
 DTYPES = frozenset({
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32",
@@ -114,5 +115,5 @@ class Program:
 
 def compute_dtype(dtype: str) -> str:
     if dtype not in DTYPES:
-        raise Refusal(f"dtype {dtype} has no type in generated kernels")
+        raise RefusedError(f"dtype {dtype} has no type in generated kernels")
     return "float32" if dtype in ("float16", "bfloat16") else dtype

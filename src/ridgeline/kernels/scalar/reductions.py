@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 from ridgeline.kernels.scalar.ops import (
     FLOATS,
@@ -37,7 +37,7 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
             return [y]
         # of integers a mean, a root or a logarithm is a double's, cut towards zero
         if y.dtype not in FLOATS and 0 in x.shape:
-            raise Refusal(f"{op.op_type} of no integers, which compilers take for any number")
+            raise RefusedError(f"{op.op_type} of no integers, which compilers take for any number")
         wide = y if y.dtype in FLOATS else low.cast(y, "float64")
         return [low.cast(low.map(after, wide, _count(low, wide, x, dims)), y.dtype)]
 
@@ -49,7 +49,7 @@ def _reduced(low: Lowering, op: Op, x: Val) -> list[int]:
     if dims:
         return dims
     if op.attrs.get("noop_with_empty_axes", 0):
-        raise Refusal(f"{op.op_type} over no axes at all")
+        raise RefusedError(f"{op.op_type} over no axes at all")
     return list(range(len(x.shape)))
 
 
@@ -154,7 +154,9 @@ def _group_norm(low: Lowering, op: Op) -> Sequence[Val]:
     x, scale, bias = args_of(low, op)
     groups, shape = int(op.attrs["num_groups"]), x.shape
     if len(scale.shape) != 1 or scale.shape != (shape[1],):
-        raise Refusal(f"GroupNormalization with a scale of shape {list(scale.shape)}, want one per channel")
+        raise RefusedError(
+            f"GroupNormalization with a scale of shape {list(scale.shape)}, want one per channel"
+        )
     split = reshaped(low, x, (shape[0], groups, shape[1] // groups, *shape[2:]))
     epsilon = float(op.attrs.get("epsilon", 1e-5))
     normed, _, _ = _normalize(low, split, list(range(2, len(split.shape))), epsilon)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.anchor import lower_around
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.ops import POINTWISE
@@ -55,19 +55,19 @@ def make_epilogue(site: Site, anchor_value: str, columns_axis: int) -> Epilogue:
     """Everything behind the op that makes `anchor_value`, whose dim `columns_axis` holds the columns.
 
     `acc` is the bare sum of products: alpha, beta and bias of the anchor are the epilogue's. Rows count the
-    other dims of the anchor's output, in order. Raises `Refusal` where the region does not fit.
+    other dims of the anchor's output, in order. Raises `RefusedError` where the region does not fit.
     """
     anchor = site.body.producer(anchor_value)
     if anchor is None:
-        raise Refusal(f"nothing in the region makes {anchor_value}")
+        raise RefusedError(f"nothing in the region makes {anchor_value}")
     program, dims = lower_around(site, anchor, POINTWISE | MOVES, TRITON)
     at = columns_axis % len(dims)
     column = dims[at]
     rows = tuple(axis for dim in dims[:at] + dims[at + 1 :] for axis in dim)
     if set(program.sizes) - {*rows, *column}:
-        raise Refusal("an output is larger than the product")
+        raise RefusedError("an output is larger than the product")
     if any(set(memory.strides) != {*rows, *column} for memory in program.stores):
-        raise Refusal("an output is smaller than the product")
+        raise RefusedError("an output is smaller than the product")
     pointers = pointers_of(program)
     function = Generated("epilogue", _text(program, rows, column, pointers.names))
     extents = by_argument(extents_of(program), program.inputs, len(site.body.inputs))

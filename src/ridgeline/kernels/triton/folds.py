@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.program import Number, Program, Step, Term
 from ridgeline.kernels.triton.text import literal, term
 
@@ -248,7 +248,7 @@ def passes(program: Program) -> list[list[Group]]:
         needed = _folds_behind(group.value, steps)
         own = {fold.name for fold in group.folds}
         if any(name not in level for name in needed - own):
-            raise Refusal("reductions need one another in turn")
+            raise RefusedError("reductions need one another in turn")
         at = max((level[name] + 1 for name in needed - own), default=0)
         level.update(dict.fromkeys(own, at))
         while len(found) <= at:

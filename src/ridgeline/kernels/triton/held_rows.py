@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Memory, Number, Step, Term, compute_dtype
 from ridgeline.kernels.triton.folds import Group
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
@@ -73,9 +73,9 @@ def kept_bytes(kept: Sequence[Memory]) -> int:
 def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: bool) -> Stages:
     """One launch, of `splits` programs to a row."""
     if cut.rows != 1 or rows.is_tail:
-        raise Refusal("a program keeps tiles of one row whose columns lie side by side")
+        raise RefusedError("a program keeps tiles of one row whose columns lie side by side")
     if cut.held * cut.cols * cut.splits < rows.columns:
-        raise Refusal(
+        raise RefusedError(
             f"rows of {rows.columns} columns in {cut.splits} pieces of {cut.held} tiles of {cut.cols}"
         )
     writer = _HeldWriter(rows, constants, cut, pdl)
@@ -83,9 +83,9 @@ def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: boo
     if cut.splits > 1:
         groups = rows.passes()
         if len(groups) > 1 or any(fold.dtype != "float32" for group in groups[0] for fold in group.folds):
-            raise Refusal("a shared row takes one pass over float32 values")
+            raise RefusedError("a shared row takes one pass over float32 values")
         if cut.splits > MAX_SPLITS or 2 * programs > MAX_PROGRAMS:
-            raise Refusal(f"{programs} programs, {cut.splits} to a row, want at most {MAX_SPLITS}")
+            raise RefusedError(f"{programs} programs, {cut.splits} to a row, want at most {MAX_SPLITS}")
         words = FIRST_WORD + 2 * programs * sum(len(group.states) for group in groups[0])
     stage = writer.stage(
         "held_rows",

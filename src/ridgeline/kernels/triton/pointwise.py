@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.nest import memory_order, merged
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.triton.stage import WAIT, Stage, Stages, make_stage
@@ -51,7 +51,7 @@ def pointwise_stages(program: Program, constants: Collection[int], cut: Cut, *, 
     """The kernel for one cut. `constants` are inputs that never change: read before the wait."""
     reason = why_not_pointwise(program)
     if reason is not None:
-        raise Refusal(reason)
+        raise RefusedError(reason)
     pointers = pointers_of(program)
     if program.is_empty:
         return Stages((), pointers)
@@ -111,7 +111,7 @@ def counted_unit(total: int, inner: int) -> int:
 def _tiled(program: Program, pointers: Pointers, constants: Collection[int], cut: Cut, pdl: bool) -> Stage:
     found = crossing(program)
     if found is None:
-        raise Refusal("all operands agree on the innermost axis")
+        raise RefusedError("all operands agree on the innermost axis")
     rest, across, along = found
     sizes = program.sizes
     flats = {"z": Flat("z", tuple(rest)), "x": Flat("x", tuple(across)), "y": Flat("y", tuple(along))}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.nest import memory_order
 from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term
 from ridgeline.kernels.triton.folds import Group, Lanes, identity, joined, passes
@@ -46,25 +46,25 @@ class RowCut:
 
 
 class Rows:
-    """A program seen as rows and columns; raises `Refusal` where it cannot be."""
+    """A program seen as rows and columns; raises `RefusedError` where it cannot be."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         folds = [step for step in program.steps if step.fold]
         if not folds:
-            raise Refusal("nothing is reduced")
+            raise RefusedError("nothing is reduced")
         self.over = folds[0].over
         if any(step.over != self.over for step in folds):
-            raise Refusal("two reductions run over different axes")
+            raise RefusedError("two reductions run over different axes")
         wrong = next((step.dtype for step in folds if step.dtype not in FOLD_DTYPES), None)
         if wrong is not None:
-            raise Refusal(f"a reduction of {wrong}, want {', '.join(FOLD_DTYPES)}")
+            raise RefusedError(f"a reduction of {wrong}, want {', '.join(FOLD_DTYPES)}")
         if not self.over <= set(program.sizes):
-            raise Refusal("no operand spans the reduced axes")
+            raise RefusedError("no operand spans the reduced axes")
         kept = set(program.sizes) - self.over
         for memory in program.stores:
             if set(memory.strides) not in (kept, kept | self.over):
-                raise Refusal("an output has other axes than the rows")
+                raise RefusedError("an output has other axes than the rows")
         self.lead = max(program.memories, key=self._weight)
         order = memory_order(program.sizes, self.lead)
         self.along_r = Flat("r", tuple(axis for axis in order if axis not in self.over))

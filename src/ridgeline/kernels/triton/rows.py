@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ridgeline.kernels.scalar.axes import Refusal
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.triton.folds import Group
 from ridgeline.kernels.triton.held_rows import held_stages
@@ -29,7 +29,7 @@ def row_stages(program: Program, constants: Collection[int], cut: RowCut, *, pdl
         return Stages((), pointers)
     rows = Rows(program)
     if cut.is_whole and cut.cols < rows.columns:
-        raise Refusal(f"rows of {rows.columns} columns in tiles of {cut.cols}")
+        raise RefusedError(f"rows of {rows.columns} columns in tiles of {cut.cols}")
     if cut.held:
         return held_stages(rows, constants, cut, pdl=pdl)
     writer = _Writer(rows, constants, cut, pdl)
@@ -38,7 +38,7 @@ def row_stages(program: Program, constants: Collection[int], cut: RowCut, *, pdl
         return Stages((writer.stage("rows", lines, programs=writer.blocks),), pointers)
     groups = rows.passes()
     if len(groups) > 1 or any(f.dtype != "float32" for group in groups[0] for f in group.folds):
-        raise Refusal("a split row takes one pass over float32 values")
+        raise RefusedError("a split row takes one pass over float32 values")
     states = sum(len(group.states) for group in groups[0])
     first = writer.stage("row_parts", writer.parts(groups[0]), programs=writer.blocks * cut.splits)
     shares = cut.splits if rows.has_wide_outputs else 1

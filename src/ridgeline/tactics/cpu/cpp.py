@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import CACHE_DIR, compile_cpp, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.dialect import lower
@@ -35,7 +36,6 @@ from ridgeline.kernels.cpp.loops import PARALLEL_ITEMS
 from ridgeline.kernels.cpp.moves import find_moves, moves_source
 from ridgeline.kernels.cpp.pointwise import pointwise_source
 from ridgeline.kernels.cpp.reduce import reduce_source
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
@@ -56,7 +56,7 @@ class CppReading:
     """A region as one generated function: its variants, their text, and the weights that it reads packed."""
 
     configs: Sequence[Config]
-    write: Callable[[Config], tuple[Program, str]]  # or `Refusal`
+    write: Callable[[Config], tuple[Program, str]]  # or `RefusedError`
     pack: Callable[[Config, Mapping[str, Tensor]], Sequence[Tensor]] = _packs_nothing
 
 
@@ -70,7 +70,7 @@ class CppTactic(Tactic):
         self._sources: dict[tuple[Any, ...], tuple[Program, str]] = {}
 
     def read(self, site: Site) -> CppReading:
-        """The region as this tactic generates it, or `Refusal`."""
+        """The region as this tactic generates it, or `RefusedError`."""
         raise NotImplementedError
 
     def offer(self, site: Site) -> Offer | Refused:
@@ -100,7 +100,7 @@ class CppTactic(Tactic):
         touched = extents_of(program)
         for place, weight in enumerate(packed):
             if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
-                raise Refusal(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
+                raise RefusedError(f"a packed weight has {weight.nbytes} bytes, the kernel reads others")
         run = compile_cpp(source, cache_dir=self.cache_dir)["run"]
         return staged_launch(
             _freeze(run, program, packed),
@@ -126,7 +126,7 @@ class CppPointwise(CppTactic):
     def read(self, site: Site) -> CppReading:
         for op in site.body.ops:
             if op.key in REDUCTIONS:
-                raise Refusal(f"op {op.key} is not pointwise")
+                raise RefusedError(f"op {op.key} is not pointwise")
 
         def write(config: Config) -> tuple[Program, str]:
             program = lower(site)
@@ -142,7 +142,7 @@ class CppReduce(CppTactic):
 
     def read(self, site: Site) -> CppReading:
         if not any(op.key in REDUCTIONS for op in site.body.ops):
-            raise Refusal("nothing is reduced")
+            raise RefusedError("nothing is reduced")
 
         def write(config: Config) -> tuple[Program, str]:
             program = lower(site)
@@ -173,7 +173,7 @@ class CppGemv(CppTactic):
     def read(self, site: Site) -> CppReading:
         linear = find_linear(site)
         if linear.m > GEMV_ROWS:
-            raise Refusal(f"{linear.m} rows, want at most {GEMV_ROWS}")
+            raise RefusedError(f"{linear.m} rows, want at most {GEMV_ROWS}")
         return read_product(site, linear)
 
 
@@ -185,7 +185,7 @@ class CppGemm(CppTactic):
     def read(self, site: Site) -> CppReading:
         linear = find_linear(site)
         if linear.m <= GEMV_ROWS:
-            raise Refusal(f"{linear.m} rows, want more than {GEMV_ROWS}")
+            raise RefusedError(f"{linear.m} rows, want more than {GEMV_ROWS}")
         return read_product(site, linear)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.conv import (
@@ -22,7 +23,6 @@ from ridgeline.kernels.cpp.conv import (
 )
 from ridgeline.kernels.cpp.conv_rows import ConvRows, conv_rows_source
 from ridgeline.kernels.cpp.linear import Linear, Lines, pack
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.cpu.cpp import (
     CppReading,
@@ -49,14 +49,16 @@ class CppConv1x1(CppTactic):
     def read(self, site: Site) -> CppReading:
         conv = read_float_conv(site)
         if conv.groups != 1 or any(k != 1 for k in conv.kernel) or any(conv.pads_begin + conv.pads_end):
-            raise Refusal(f"kernel {list(conv.kernel)} in {conv.groups} groups is no plain product, want 1x1")
+            raise RefusedError(
+                f"kernel {list(conv.kernel)} in {conv.groups} groups is no plain product, want 1x1"
+            )
         _require_channels_together(conv)
         batch, depth, *size = conv.x.shape
         made = conv.y.shape[2:]
         lines = None
         if any(s != 1 for s in conv.stride):
             if conv.rank != 2:
-                raise Refusal(f"stride {list(conv.stride)} over {conv.rank} axes, want 2")
+                raise RefusedError(f"stride {list(conv.stride)} over {conv.rank} axes, want 2")
             lines = Lines(_pair(size), _pair(made), _pair(conv.stride))
         rows = batch * math.prod(made)
         linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels, lines)
@@ -73,7 +75,7 @@ class CppDepthwise(CppTactic):
         window = _conv2d(conv)
         groups, channels = conv.groups, conv.x.shape[1]
         if not groups == channels == conv.channels:
-            raise Refusal(f"{groups} groups of {channels} channels into {conv.channels}, want all alike")
+            raise RefusedError(f"{groups} groups of {channels} channels into {conv.channels}, want all alike")
         _require_channels_together(conv)
         lanes = cpu_lanes(find_compiler() or "c++")
         # wide blocks were faster wherever the windows of neighbours overlap, and slower at stride 2
@@ -104,11 +106,11 @@ class CppConvSmall(CppTactic):
         window = _conv2d(conv)
         channels = conv.x.shape[1]
         if conv.groups != 1 or channels > SMALL_CHANNELS:
-            raise Refusal(
+            raise RefusedError(
                 f"{channels} channels in {conv.groups} groups, want at most {SMALL_CHANNELS} in one"
             )
         if conv.x.layout != "contiguous":
-            raise Refusal("x is not contiguous")
+            raise RefusedError("x is not contiguous")
         lanes = cpu_lanes(find_compiler() or "c++")
         vectors = -(-window.channels // lanes)
         # half the registers: the compiler keeps the taps of a line in the others
@@ -153,12 +155,14 @@ class CppConvRows(CppTactic):
 
 def _conv_rows(conv: ConvSite) -> ConvRows:
     if conv.rank > 2 or conv.groups != 1:
-        raise Refusal(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
+        raise RefusedError(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
     batch, channels, *size = conv.x.shape
     made, taps = conv.y.shape[2:], math.prod(conv.kernel)
     rows, depth = batch * math.prod(made), channels * taps
     if rows * depth * conv.channels > MOST_MACS[conv.rank]:
-        raise Refusal(f"{rows * depth * conv.channels} multiplications, want at most {MOST_MACS[conv.rank]}")
+        raise RefusedError(
+            f"{rows * depth * conv.channels} multiplications, want at most {MOST_MACS[conv.rank]}"
+        )
     linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels)
     return ConvRows(
         linear, channels, _pair(size), _pair(made), _pair(conv.kernel), _pair(conv.stride),
@@ -168,7 +172,7 @@ def _conv_rows(conv: ConvSite) -> ConvRows:
 
 def _conv2d(conv: ConvSite) -> Conv2d:
     if conv.rank != 2:
-        raise Refusal(f"{conv.rank} spatial axes, want 2")
+        raise RefusedError(f"{conv.rank} spatial axes, want 2")
     batch, channels_in, *size = conv.x.shape
     return Conv2d(
         op=conv.anchor, x=conv.slot, weight=conv.weight, batch=batch, channels_in=channels_in,
@@ -185,4 +189,4 @@ def _pair(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
 def _require_channels_together(conv: ConvSite) -> None:
     shape = conv.x.shape
     if not (conv.x.layout == "channels_last" or math.prod(shape[2:]) == 1 or shape[1] == 1):
-        raise Refusal("channels of x do not lie together")
+        raise RefusedError("channels of x do not lie together")

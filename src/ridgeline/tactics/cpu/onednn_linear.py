@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Launch, Offer, Tactic
 from ridgeline.tactics.read.epilogue import Binary, Step, Unary, bind_epilogue, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
@@ -44,11 +44,11 @@ def read_packed_linear(site: Site) -> LinearSite:
     """As `read_linear`, of what a packed single-precision product takes."""
     linear = read_linear(site)
     if linear.x.dtype != "float32":
-        raise Refusal(f"activations are {linear.x.dtype}, want float32")
+        raise RefusedError(f"activations are {linear.x.dtype}, want float32")
     if linear.x.layout != "contiguous":
-        raise Refusal(f"activations lie {linear.x.layout}, want contiguous")
+        raise RefusedError(f"activations lie {linear.x.layout}, want contiguous")
     if linear.is_x_transposed:
-        raise Refusal("the activation is transposed")
+        raise RefusedError("the activation is transposed")
     return linear
 
 

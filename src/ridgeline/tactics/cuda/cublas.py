@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, no_kernels, once
@@ -52,14 +52,14 @@ class LibraryProduct:
 
 
 def read_product(site: Site) -> LibraryProduct:
-    """The product of the region; `Refusal` where it is none that cuBLAS takes."""
+    """The product of the region; `RefusedError` where it is none that cuBLAS takes."""
     if [op.key for op in site.body.ops].count("Conv") == 1:
         return _read_conv(site)
     linear = read_linear(site)
     if linear.x.dtype not in DTYPES:
-        raise Refusal(f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}")
+        raise RefusedError(f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}")
     if linear.is_x_transposed:
-        raise Refusal("the activation is transposed")
+        raise RefusedError("the activation is transposed")
     return LibraryProduct(
         anchor=linear.anchor, slot=linear.slot, weight=linear.weight, depth=linear.depth,
         columns=linear.columns, channel_axis=-1, bias_scale=linear.beta, weight_kn=linear.weight_kn,
@@ -71,11 +71,11 @@ def _read_conv(site: Site) -> LibraryProduct:
     conv = read_conv(site)
     if not conv.is_pointwise:
         kernel, stride = list(conv.kernel), list(conv.stride)
-        raise Refusal(f"kernel {kernel} stride {stride} is no plain product, want 1x1")
+        raise RefusedError(f"kernel {kernel} stride {stride} is no plain product, want 1x1")
     if conv.x.layout != "channels_last" and conv.x.shape[2:] != (1,) * conv.rank:
-        raise Refusal("the image is not channels last")
+        raise RefusedError("the image is not channels last")
     if conv.rank != 2 or conv.x.dtype not in DTYPES:
-        raise Refusal(f"{conv.rank} spatial axes of {conv.x.dtype}")
+        raise RefusedError(f"{conv.rank} spatial axes of {conv.x.dtype}")
     return LibraryProduct(
         anchor=conv.anchor, slot=conv.slot, weight=conv.weight, depth=conv.x.shape[1],
         columns=conv.channels, channel_axis=1, bias_scale=1.0,
@@ -191,12 +191,12 @@ class Rest:
 
 
 def read_rest(site: Site | None, store: KernelStore) -> Rest | None:
-    """None where the library does everything; `Refusal` where no kernel can be generated for the rest."""
+    """None where the library does everything; `RefusedError` where no kernel is generated for the rest."""
     if site is None:
         return None
     offer = read_offer(TritonPointwise(store=store), site)
     if isinstance(offer, Refused):
-        raise Refusal(offer.reason)
+        raise RefusedError(offer.reason)
     return Rest(site, offer)
 
 

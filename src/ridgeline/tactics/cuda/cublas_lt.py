@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Call, once
 from ridgeline.tactics.cuda.cublas import Cublas, LibraryProduct
 from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
@@ -57,7 +57,7 @@ class CublasLt(Cublas):
             x, y = rows(inputs[slot]), rows(outputs[0])
             r = rows(inputs[addend]) if addend >= 0 else y
             if any(t.stride(1) != 1 or t.data_ptr() % ALIGNMENT for t in (x, y, r)):
-                raise Refusal(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
+                raise RefusedError(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
             depth, columns = weight.shape
             if x.shape[1] != depth or any(t.shape != (len(x), columns) for t in (y, r)):
                 shapes = [list(t.shape) for t in (x, weight, y, r)]

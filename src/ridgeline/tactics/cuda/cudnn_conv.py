@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.cublas import DTYPES, Rest, read_rest
@@ -84,7 +84,7 @@ class CudnnConv(TritonTactic):
                 continue
             # the library's plain form adds its bias in a kernel of its own: ours does that with the rest
             is_bias_left = form == "plain" and bool(taken.biases)
-            with suppress(Refusal):
+            with suppress(RefusedError):
                 rest = rest_of(site, taken.value, bias_shape=(conv.channels, 1, 1) if is_bias_left else None)
                 found[form] = _Form(taken, read_rest(rest, self.store))
         return found

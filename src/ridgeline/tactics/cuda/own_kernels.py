@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
@@ -28,10 +28,12 @@ class TritonTactic(Tactic):
     def require_kernels(self, site: Site, *, first_arch: int = 0) -> None:
         """Refuse where no kernel of ours can run, whatever the region is."""
         if arch_of(site) < first_arch:
-            raise Refusal(f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer")
+            raise RefusedError(
+                f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
+            )
         reason = self.store.why_none(site.target.arch)
         if reason is not None:
-            raise Refusal(reason)
+            raise RefusedError(reason)
 
 
 def arch_of(site: Site) -> int:

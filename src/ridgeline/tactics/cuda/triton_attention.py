@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.source import Kernel
@@ -99,25 +99,25 @@ class TritonAttention(TritonTactic):
 def _require_addressable(attention: AttentionSite) -> None:
     """Refuse what the kernel cannot read or write where it lies."""
     if attention.dtype not in TYPES:
-        raise Refusal(f"dtype is {attention.dtype}, want {', '.join(TYPES)}")
+        raise RefusedError(f"dtype is {attention.dtype}, want {', '.join(TYPES)}")
     for width in (attention.width, attention.value_width):
         if width % 8 or width > MAX_WIDTH:
-            raise Refusal(f"heads are {width} wide, want a multiple of 8 up to {MAX_WIDTH}")
+            raise RefusedError(f"heads are {width} wide, want a multiple of 8 up to {MAX_WIDTH}")
     batch, heads, queries, keys = attention.scores
     if max(batch, heads) > GRID_LIMIT:
-        raise Refusal(f"{max(batch, heads)} batches or heads, a grid has {GRID_LIMIT}")
+        raise RefusedError(f"{max(batch, heads)} batches or heads, a grid has {GRID_LIMIT}")
     for operand, name in zip(attention.operands, "qkv", strict=True):
         if operand.place is None:
-            raise Refusal(f"the views that make {name} move its elements")
+            raise RefusedError(f"the views that make {name} move its elements")
     if isinstance(attention.guard, Operand):
-        raise Refusal("what stands for NaN is made outside the region")
+        raise RefusedError("what stands for NaN is made outside the region")
     if attention.result_place is None:
-        raise Refusal("the views after the Attention move its elements")
+        raise RefusedError("the views after the Attention move its elements")
     places = [_place(operand) for operand in attention.operands] + [attention.result_place]
     if any(abs(place.strides[2]) * max(queries, keys) >= INT32 for place in places):
-        raise Refusal("rows of a head lie more than 2**31 elements apart")
+        raise RefusedError("rows of a head lie more than 2**31 elements apart")
     if attention.mask is not None and keys > 1 and _place(attention.mask).strides[3] != 1:
-        raise Refusal("the mask's keys do not lie side by side")
+        raise RefusedError("the mask's keys do not lie side by side")
 
 
 def _place(operand: Operand) -> Place:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
@@ -44,7 +44,7 @@ class GeneratedTactic(TritonTactic):
         raise NotImplementedError
 
     def stages(self, site: Site, program: Program, config: Config) -> Stages:
-        """The launches of one config, or `Refusal`."""
+        """The launches of one config, or `RefusedError`."""
         raise NotImplementedError
 
     def predict_us(self, site: Site, config: Config) -> float:
@@ -110,7 +110,7 @@ class TritonPointwise(GeneratedTactic):
         reason = why_not_pointwise(program)
         if reason is not None:
             reduced = next((op.key for op in site.body.ops if op.key in REDUCTIONS), None)
-            raise Refusal(f"op {reduced} is not pointwise" if reduced else reason)
+            raise RefusedError(f"op {reduced} is not pointwise" if reduced else reason)
         cut = Cut(int(config["width"]), int(config["warps"]), int(config["height"]))
         return pointwise_stages(program, _constants(site), cut, pdl=has_pdl(site))
 

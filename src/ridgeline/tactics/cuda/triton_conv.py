@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import (
     Block,
     Depthwise,
@@ -33,7 +33,7 @@ class TritonConv1x1(TritonProduct):
     def read(self, site: Site) -> Reading:
         conv = _read(site)
         if not conv.is_pointwise:
-            raise Refusal(f"kernel {list(conv.kernel)} stride {list(conv.stride)}, want 1x1 stride 1")
+            raise RefusedError(f"kernel {list(conv.kernel)} stride {list(conv.stride)}, want 1x1 stride 1")
         images, depth, *size = conv.x.shape
         positions = math.prod(size)
         stride = row_stride(depth, ITEM_BITS[conv.x.dtype] // 8)
@@ -45,7 +45,7 @@ class TritonConv1x1(TritonProduct):
                 positions, *sizes, (depth * positions, 1, positions), (0, stride, 1), batch=images
             )
         else:
-            raise Refusal(f"{images} contiguous images, a grid has {GRID_LIMIT}")
+            raise RefusedError(f"{images} contiguous images, a grid has {GRID_LIMIT}")
         return _reading(conv, problem, lambda stored: pack_weight(stored.reshape(conv.channels, depth)))
 
 
@@ -57,9 +57,9 @@ class TritonConv(TritonProduct):
     def read(self, site: Site) -> Reading:
         conv = _read(site)
         if conv.groups != 1:
-            raise Refusal(f"{conv.groups} groups, want one")
+            raise RefusedError(f"{conv.groups} groups, want one")
         if conv.is_pointwise:
-            raise Refusal("a plain product: triton.conv1x1 takes it")
+            raise RefusedError("a plain product: triton.conv1x1 takes it")
         window = _window(conv, Window)
         return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
@@ -73,9 +73,11 @@ class TritonDepthwise(TritonProduct):
         conv = _read(site)
         channels = conv.x.shape[1]
         if not conv.groups == channels == conv.channels:
-            raise Refusal(f"{conv.groups} groups of {channels} channels into {conv.channels}, want all alike")
+            raise RefusedError(
+                f"{conv.groups} groups of {channels} channels into {conv.channels}, want all alike"
+            )
         if conv.x.layout != "channels_last":
-            raise Refusal("channels of x do not lie together")
+            raise RefusedError("channels of x do not lie together")
         return _reading(conv, _window(conv, Depthwise), lambda stored: pack_depthwise(_as_image(stored)))
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
@@ -92,7 +94,7 @@ def _read(site: Site) -> ConvSite:
     conv = read_conv(site)
     require_dtype(conv.x.dtype, site.specs[conv.weight].dtype)
     if conv.rank > 2:
-        raise Refusal(f"{conv.rank} spatial axes, want at most 2")
+        raise RefusedError(f"{conv.rank} spatial axes, want at most 2")
     return conv
 
 

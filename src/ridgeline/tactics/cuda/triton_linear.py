@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS, Config, Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
 from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
@@ -41,10 +41,10 @@ class TritonGemv(TritonProduct):
     def read(self, site: Site) -> Reading:
         anchor, x, w = _read_operands(site)
         if not is_constant(site, anchor.inputs[1]):
-            raise Refusal(f"{anchor.inputs[1]!r} changes between runs, want a constant weight")
+            raise RefusedError(f"{anchor.inputs[1]!r} changes between runs, want a constant weight")
         reading = _read_weight(site, anchor, x, w, FewRows)
         if reading.problem.extent > GEMV_ROWS:
-            raise Refusal(f"{reading.problem.extent} rows, want at most {GEMV_ROWS}")
+            raise RefusedError(f"{reading.problem.extent} rows, want at most {GEMV_ROWS}")
         return reading
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile]:
@@ -64,22 +64,22 @@ def _read_operands(site: Site) -> tuple[Op, TensorSpec, TensorSpec]:
     anchor = find_anchor(site.body, ("MatMul", "Gemm"))
     data, weight = anchor.inputs[:2]
     if data not in site.body.inputs:
-        raise Refusal(f"{data!r} is not an input of the region")
+        raise RefusedError(f"{data!r} is not an input of the region")
     x, w = site.specs[data], site.specs[weight]
     require_dtype(x.dtype, w.dtype)
     if not x.shape or len(w.shape) < 2:
-        raise Refusal(f"operands have {len(x.shape)} and {len(w.shape)} axes, want rows and a matrix")
+        raise RefusedError(f"operands have {len(x.shape)} and {len(w.shape)} axes, want rows and a matrix")
     if not x.numel or not w.numel:
-        raise Refusal("a tensor is empty")
+        raise RefusedError("a tensor is empty")
     if anchor.attrs.get("transA", 0) or x.layout != "contiguous":
-        raise Refusal("rows of x are not contiguous")
+        raise RefusedError("rows of x are not contiguous")
     return anchor, x, w
 
 
 def _read_weight(site: Site, anchor: Op, x: TensorSpec, w: TensorSpec, kind: type[Product]) -> Reading:
     """All rows of x with one constant matrix."""
     if math.prod(w.shape[:-2]) != 1 or len(w.shape) > max(len(x.shape), 2):
-        raise Refusal(f"weight has shape {list(w.shape)}, want one matrix")
+        raise RefusedError(f"weight has shape {list(w.shape)}, want one matrix")
     is_transposed = bool(anchor.attrs.get("transB", 0))
     depth, columns = w.shape[-1:-3:-1] if is_transposed else w.shape[-2:]
     stride = row_stride(depth, ITEM_BITS[w.dtype] // 8)
@@ -100,9 +100,9 @@ def _read_activations(site: Site, anchor: Op, x: TensorSpec, w: TensorSpec) -> R
     """Two inputs of the region, matrix by matrix."""
     name = anchor.inputs[1]
     if name not in site.body.inputs:
-        raise Refusal(f"{name!r} is not an input of the region")
+        raise RefusedError(f"{name!r} is not an input of the region")
     if w.layout != "contiguous" or len(x.shape) < 2:
-        raise Refusal("matrices of an operand are not contiguous")
+        raise RefusedError("matrices of an operand are not contiguous")
     is_transposed = bool(anchor.attrs.get("transB", 0))
     depth, columns = w.shape[-1:-3:-1] if is_transposed else w.shape[-2:]
     inner = (depth, 1) if is_transposed else (1, columns)
@@ -110,12 +110,12 @@ def _read_activations(site: Site, anchor: Op, x: TensorSpec, w: TensorSpec) -> R
     if w_batches == 1:  # one matrix for all rows
         rows, strides, batch = x.numel // depth, ((0, depth, 1), (0, *inner)), 1
     elif x_batches != 1 and _batches(x) != _batches(w):
-        raise Refusal(f"batches {list(x.shape[:-2])} and {list(w.shape[:-2])} broadcast in part")
+        raise RefusedError(f"batches {list(x.shape[:-2])} and {list(w.shape[:-2])} broadcast in part")
     else:
         x_step = rows * depth if x_batches > 1 else 0
         strides, batch = ((x_step, depth, 1), (depth * columns, *inner)), w_batches
     if batch > GRID_LIMIT:
-        raise Refusal(f"{batch} matrices, a grid has {GRID_LIMIT}")
+        raise RefusedError(f"{batch} matrices, a grid has {GRID_LIMIT}")
     problem = Product(rows, columns, depth, x.dtype, *strides, batch=batch, has_weight=False)
     slot = site.body.inputs.index(anchor.inputs[0])
     return Reading(anchor, problem, x=slot, weight=name, pack=None, columns_axis=-1)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Op, Site
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
@@ -53,7 +53,7 @@ class TritonProduct(TritonTactic):
     """epilogue(Σ x · w) in one kernel."""
 
     def read(self, site: Site) -> Reading:
-        """The sum of the region, or `Refusal`."""
+        """The sum of the region, or `RefusedError`."""
         raise NotImplementedError
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile] | Sequence[Block]:
@@ -69,7 +69,7 @@ class TritonProduct(TritonTactic):
         return product_us(site, problem, self.cut_of(problem, config))
 
     def product(self, site: Site) -> ProductSite:
-        """The sum of the region with what follows it, or `Refusal`."""
+        """The sum of the region with what follows it, or `RefusedError`."""
         reading = self.read(site)
         tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
         return ProductSite(site, reading, tail)
@@ -143,7 +143,7 @@ class ProductSite:
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
             if problem_bytes(reading.problem)[1] > weight.nbytes:
-                raise Refusal(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
+                raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
         extras = tuple(torch.from_numpy(array).to(device) for array in self.tail.extras)
         return Operands(reading.problem, cut, self.tail, reading.x, weight, extras, packed_bytes, device)
 
@@ -198,4 +198,4 @@ def _config(cut: Tile | Block) -> Config:
 
 def require_dtype(dtype: str, other: str) -> None:
     if dtype not in TYPES or dtype != other:
-        raise Refusal(f"operands are {dtype} and {other}, want both {' or '.join(TYPES)}")
+        raise RefusedError(f"operands are {dtype} and {other}, want both {' or '.join(TYPES)}")

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.ir.moves import moves_of
 from ridgeline.ir.op_given import given_of
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.base import Call
 from ridgeline.tactics.read.epilogue import find_anchor, to_layout
 
@@ -180,7 +180,7 @@ class AttentionSite:
 
 
 def read_attention(site: Site) -> AttentionSite:
-    """The attention of the region; `Refusal` where it is not one that fused kernels take."""
+    """The attention of the region; `RefusedError` where it is not one that fused kernels take."""
     op = find_anchor(site.body, ("Attention",))
     _require_plain(site, op)
     q, k, v = (site.specs[name] for name in op.inputs[:3])
@@ -212,20 +212,20 @@ def read_attention(site: Site) -> AttentionSite:
 def _require_plain(site: Site, op: Op) -> None:
     """Refuse what only the floor computes."""
     if any(op.inputs[4:]):
-        raise Refusal("past keys and values, or padded lengths, come in")
+        raise RefusedError("past keys and values, or padded lengths, come in")
     if any(op.outputs[1:]):
-        raise Refusal("present keys and values, or the scores, go out")
+        raise RefusedError("present keys and values, or the scores, go out")
     if op.attrs.get("softcap", 0.0):
-        raise Refusal(f"softcap is {op.attrs['softcap']}")
+        raise RefusedError(f"softcap is {op.attrs['softcap']}")
     if any(op.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
-        raise Refusal("a query sees a window of keys only")
+        raise RefusedError("a query sees a window of keys only")
     specs = [site.specs[name] for name in op.inputs[:3]]
     if not specs[0].is_float or len({spec.dtype for spec in specs}) != 1:
-        raise Refusal("dtypes are " + ", ".join(s.dtype for s in specs) + ", want one float type")
+        raise RefusedError("dtypes are " + ", ".join(s.dtype for s in specs) + ", want one float type")
     if op.attrs.get("softmax_precision", 1) == 11 and specs[0].dtype != "float64":
-        raise Refusal("softmax is asked for in float64")
+        raise RefusedError("softmax is asked for in float64")
     if any(not spec.numel for spec in specs):
-        raise Refusal("a tensor is empty")
+        raise RefusedError("a tensor is empty")
 
 
 def _heads(op: Op, spec: TensorSpec, attr: str) -> int:
@@ -239,18 +239,18 @@ def _width(spec: TensorSpec, heads: int) -> int:
 def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) -> Operand:
     """The mask spread over the scores, in strides alone."""
     if name not in site.body.inputs:
-        raise Refusal(f"mask {name!r} is made inside the region")
+        raise RefusedError(f"mask {name!r} is made inside the region")
     spec = site.specs[name]
     if spec.dtype not in ("bool", dtype):
-        raise Refusal(f"mask is {spec.dtype}, want bool or {dtype}")
+        raise RefusedError(f"mask is {spec.dtype}, want bool or {dtype}")
     if not 2 <= len(spec.shape) <= 4:
-        raise Refusal(f"mask has {len(spec.shape)} axes, want 2 to 4")
+        raise RefusedError(f"mask has {len(spec.shape)} axes, want 2 to 4")
     # newer opsets pad a shorter mask, older ones broadcast it: the floor knows which
     if spec.shape[-1] != scores[3]:
-        raise Refusal(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
+        raise RefusedError(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
     whole = (1,) * (4 - len(spec.shape)) + spec.shape
     if any(size not in (1, full) for size, full in zip(whole, scores, strict=True)):
-        raise Refusal(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
+        raise RefusedError(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
     # the fused operators want two or four axes
     views = (Reshape(spec.shape, whole),) if len(spec.shape) == 3 else ()
     lying = torch.empty_strided(spec.shape, spec.strides, device="meta").view(whole).expand(scores)
@@ -293,7 +293,7 @@ def _views_before(site: Site, name: str) -> tuple[int, tuple[View, ...]]:
         op = site.body.producer(name)
         view = _view(site, op, name) if op is not None else None
         if op is None or view is None:
-            raise Refusal(f"{op.op_type if op else 'a constant'} feeds the Attention inside the region")
+            raise RefusedError(f"{op.op_type if op else 'a constant'} feeds the Attention inside the region")
         views.append(view)
         name = op.inputs[0]
     return site.body.inputs.index(name), tuple(reversed(views))
@@ -308,17 +308,17 @@ def _guard(site: Site, op: Op, heads: int) -> tuple[Operand | str | None, str]:
     where, other = users["Where"], users["Where"].inputs[1]
     keys = 2 if len(site.specs[name].shape) == 4 else 1
     if where.inputs != (users["IsNaN"].outputs[0], other, name) or site.specs[other].shape[keys] != 1:
-        raise Refusal("what stands for NaN is not one row for all queries")
+        raise RefusedError("what stands for NaN is not one row for all queries")
     if other in body.inputs:
         return _operand(site, other, heads), where.outputs[0]
     total = body.producer(other)
     product = body.producer(total.inputs[0]) if total is not None else None
     if total is None or product is None or (product.op_type, total.op_type) != ("Mul", "ReduceSum"):
-        raise Refusal(f"{total.op_type if total else 'a constant'} makes what stands for NaN")
+        raise RefusedError(f"{total.op_type if total else 'a constant'} makes what stands for NaN")
     zero = body.constants.get(product.inputs[1])
     is_nothing = product.inputs[0] == op.inputs[2] and zero is not None and not np.any(zero)
     if not is_nothing or _known(site, total.inputs[1]) != [keys]:
-        raise Refusal("what stands for NaN is not zero times the values")
+        raise RefusedError("what stands for NaN is not zero times the values")
     return IN_REGION, where.outputs[0]
 
 
@@ -329,7 +329,7 @@ def _views_after(site: Site, name: str) -> tuple[Around, ...]:
         view = _view(site, users[0], users[0].outputs[0]) if len(users) == 1 else None
         if view is None or isinstance(view, Part):
             followed_by = users[0].op_type if users else "another output"
-            raise Refusal(f"{followed_by} follows the Attention inside the region")
+            raise RefusedError(f"{followed_by} follows the Attention inside the region")
         views.append(view)
         name = users[0].outputs[0]
     return tuple(views)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.read.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
 
 
@@ -54,22 +54,22 @@ class ConvSite:
 
 
 def read_conv(site: Site, op_type: str = "Conv") -> ConvSite:
-    """The convolution of the region; `Refusal` where it is none with constant weights."""
+    """The convolution of the region; `RefusedError` where it is none with constant weights."""
     anchor = find_anchor(site.body, (op_type,))
     data, weight, bias = (*anchor.inputs, "")[:3]
     if data not in site.body.inputs:
         producer = site.body.producer(data)
         fed_by = producer.op_type if producer else "a constant"
-        raise Refusal(f"{fed_by} feeds the {op_type} inside the region")
+        raise RefusedError(f"{fed_by} feeds the {op_type} inside the region")
     if not is_constant(site, weight):
-        raise Refusal(f"weight {weight!r} changes between runs")
+        raise RefusedError(f"weight {weight!r} changes between runs")
     if bias and not is_constant(site, bias):
-        raise Refusal(f"bias {bias!r} changes between runs")
+        raise RefusedError(f"bias {bias!r} changes between runs")
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
     if len(x.shape) not in (3, 4, 5):
-        raise Refusal(f"activations have {len(x.shape)} axes, want 3 to 5")
+        raise RefusedError(f"activations have {len(x.shape)} axes, want 3 to 5")
     if x.numel == 0 or y.numel == 0:
-        raise Refusal("a tensor is empty")
+        raise RefusedError("a tensor is empty")
     ones = (1,) * (len(x.shape) - 2)
     attrs = anchor.attrs
     stride = tuple(attrs.get("strides") or ones)
@@ -92,7 +92,7 @@ def read_float_conv(site: Site, op_type: str = "Conv") -> ConvSite:
     """As `read_conv`, of float32 alone."""
     conv = read_conv(site, op_type)
     if conv.x.dtype != "float32":
-        raise Refusal(f"activations are {conv.x.dtype}, want float32")
+        raise RefusedError(f"activations are {conv.x.dtype}, want float32")
     return conv
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.floor import call_floor
-from ridgeline.kernels.scalar.axes import Refusal
 
 Apply: TypeAlias = Callable[[Tensor, Sequence[Any]], object]
 
@@ -195,7 +195,7 @@ def find_anchor(body: Body, op_types: Sequence[str]) -> Op:
     """The one op of the region that has one of these types."""
     found = [op for op in body.ops if op.op_type in op_types and not op.domain]
     if len(found) != 1:
-        raise Refusal(f"region has {len(found) or 'no'} {'/'.join(op_types)}, want one")
+        raise RefusedError(f"region has {len(found) or 'no'} {'/'.join(op_types)}, want one")
     return found[0]
 
 

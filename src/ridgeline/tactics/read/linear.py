@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.read.epilogue import (
     Binary,
     Epilogue,
@@ -62,28 +62,28 @@ class LinearSite:
 
 
 def read_linear(site: Site) -> LinearSite:
-    """The matrix product of the region; `Refusal` where it is none with a constant weight."""
+    """The matrix product of the region; `RefusedError` where it is none with a constant weight."""
     anchor = find_anchor(site.body, ("MatMul", "Gemm"))
     data, weight, bias = (*anchor.inputs, "")[:3]
     if data not in site.body.inputs:
         producer = site.body.producer(data)
         fed_by = producer.op_type if producer else "a constant"
-        raise Refusal(f"{fed_by} feeds the {anchor.op_type} inside the region")
+        raise RefusedError(f"{fed_by} feeds the {anchor.op_type} inside the region")
     if not is_constant(site, weight):
-        raise Refusal(f"weight {weight!r} changes between runs")
+        raise RefusedError(f"weight {weight!r} changes between runs")
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
     if math.prod(w.shape[:-2]) != 1 or len(w.shape) < 2:
-        raise Refusal(f"weight has shape {list(w.shape)}, want one matrix")
+        raise RefusedError(f"weight has shape {list(w.shape)}, want one matrix")
     if len(w.shape) > max(len(x.shape), 2):
-        raise Refusal(f"weight has {len(w.shape)} axes and the activation {len(x.shape)}")
+        raise RefusedError(f"weight has {len(w.shape)} axes and the activation {len(x.shape)}")
     if not x.numel or not y.numel:
-        raise Refusal("a tensor is empty")
+        raise RefusedError("a tensor is empty")
     gemm = anchor.attrs if anchor.op_type == "Gemm" else {}
     beta = float(gemm.get("beta", 1.0))
     epilogue = split_epilogue(site, anchor, channel_axis=-1)
     if bias and not _is_constant_row(site, bias):
         if bias not in site.body.inputs or beta != 1.0:
-            raise Refusal(f"C {bias!r} is neither a constant row nor a plain addend")
+            raise RefusedError(f"C {bias!r} is neither a constant row nor a plain addend")
         addend = Binary("add", bias, site.specs[bias].shape == y.shape)
         epilogue, bias = replace(epilogue, steps=(addend, *epilogue.steps)), ""
     is_x_transposed = bool(gemm.get("transA", 0))

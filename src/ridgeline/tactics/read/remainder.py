@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import Refusal
 from ridgeline.tactics.read.epilogue import is_constant, is_per_channel, spec_of
 
 RAW = "library.result"  # the name of the library's result inside the rest
@@ -101,7 +101,7 @@ def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None
     inside = [n for n in free if n not in body.inputs and n not in body.constants]
     missing = [n for n in body.outputs if n not in made]
     if inside or missing:
-        raise Refusal(f"{(inside or missing)[0]!r} is made before {value!r} and needed after it")
+        raise RefusedError(f"{(inside or missing)[0]!r} is made before {value!r} and needed after it")
     return Site(
         body=Body(
             (*leading, *inputs),
