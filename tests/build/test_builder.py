@@ -166,7 +166,7 @@ def test_a_lock_or_data_that_cannot_be_used_is_refused_before_any_work(
 def test_a_wrong_kernel_fails_the_build_by_name(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    right = CppGemv.bind
+    right = CppGemv._bind
 
     def wrong(self: CppGemv, *arguments: Any) -> Launch:
         launch = right(self, *arguments)
@@ -182,7 +182,7 @@ def test_a_wrong_kernel_fails_the_build_by_name(
 
         return Launch(call, writes_out=True)
 
-    monkeypatch.setattr(CppGemv, "bind", wrong)
+    monkeypatch.setattr(CppGemv, "_bind", wrong)
     with pytest.raises(VerifyError) as caught:
         ridgeline.build(tiny_model, level=0, without=("ort",))
     if harm != "scale":

@@ -115,7 +115,7 @@ def test_a_wrong_fusion(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("error", [0.01, 0.0001])
 def test_a_wrong_kernel(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    right = CppReduce.bind
+    right = CppReduce._bind
 
     def wrong(self: Any, *arguments: Any) -> Launch:
         launch = right(self, *arguments)
@@ -126,7 +126,7 @@ def test_a_wrong_kernel(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch,
 
         return Launch(call, writes_out=True)
 
-    monkeypatch.setattr(CppReduce, "bind", wrong)
+    monkeypatch.setattr(CppReduce, "_bind", wrong)
     said = failure(model)
     assert "wrong: " not in said
     assert "by cpp.reduce" in said

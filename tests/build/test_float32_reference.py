@@ -16,7 +16,7 @@ import ridgeline
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.types import half_type
 from ridgeline.verify.compare import compare
-from ridgeline.verify.float32_reference import Wide, halves_inside
+from ridgeline.verify.float32_reference import Float32Model, halves_inside
 from ridgeline.verify.reference import Reference
 
 GRAPH = """
@@ -67,7 +67,7 @@ def test_the_reference_computes_in_float32(kind: str, feeds: dict[str, Any]) -> 
 def test_every_half_tensor_is_widened() -> None:
     model = half_model("float16")
     assert half_type(model) == "float16"
-    wide = Wide(model, "")
+    wide = Float32Model(model, "")
     assert wide.weights["w"].dtype == np.float32
     assert half_type(wide.proto) == ""
     onnx.checker.check_model(half_model("float16"))
@@ -181,7 +181,7 @@ def test_weights_that_no_node_reads_do_not_hinder_the_reference() -> None:
         weight = np.arange(3, 3 + size, dtype=np.float16)
         model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
     x = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float16)
-    wide = Wide(model, "")
+    wide = Float32Model(model, "")
     assert wide.weights.keys() == {"branch", "told"}
     for run in (
         wide.rounding_session(ort.SessionOptions()),

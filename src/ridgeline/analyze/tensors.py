@@ -57,7 +57,9 @@ def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -
             same = a is not None and bool(np.array_equal(a, b))
             rows.append(Difference(name, 0.0 if same else math.inf, 0.0))
             continue
-        rows.append(Difference(name, _max_difference(_wide(a), _wide(b)), _largest(_wide(b))))
+        rows.append(
+            Difference(name, _max_difference(_as_float64(a), _as_float64(b)), _largest(_as_float64(b)))
+        )
     return tuple(rows)
 
 
@@ -65,7 +67,7 @@ def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
     dtype, shape = element_name(array), tuple(array.shape)
     if not _is_numeric(array):
         return TensorRow(name, dtype, shape, None, None, None, 0, 0, file)
-    wide = _wide(array)
+    wide = _as_float64(array)
     finite = wide[np.isfinite(wide)]
     nans = int(np.isnan(wide).sum())
     infs = wide.size - finite.size - nans
@@ -80,7 +82,7 @@ def _is_numeric(array: np.ndarray) -> bool:
     return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
 
 
-def _wide(array: np.ndarray) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _as_float64(array: np.ndarray) -> np.ndarray[Any, np.dtype[np.float64]]:
     return array.astype(np.float64)
 
 

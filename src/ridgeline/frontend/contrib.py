@@ -1,6 +1,6 @@
-"""ONNX Runtime's own ops (com.microsoft) written out in standard ones, so that every later stage knows them.
+"""ONNX Runtime's own ops (com.microsoft) written out in standard ones, so that every later stage reads them.
 
-Their meanings are in `contrib_ops` and `contrib_quant`. What has none stays, and runs where somebody has it.
+Their meanings are in `contrib_ops` and `contrib_quant`. An op without one runs in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STANDARD = {
 
 
 def write_out_contrib(model: ir.Model) -> None:
-    """Replace what can be replaced. A rank may be known only after another op was: so in rounds."""
+    """Replace every op that has a definition, in rounds: replacing one may give another its rank."""
     has_changed = any(node.domain == DOMAIN for graph in model.graphs() for node in graph)
     while has_changed:
         common_passes.ShapeInferencePass()(model)
@@ -43,7 +43,7 @@ def _write_out(node: ir.Node) -> bool:
 
 
 def write_node_out(node: ir.Node, definition: Definition) -> bool:
-    """Put a definition's ops in place of a node; False where it does not cover this call."""
+    """Replace a node by the ops of its definition; False if the definition does not cover this call."""
     call = Call.of(node, definition)
     body = definition.body(call)
     if body is None:

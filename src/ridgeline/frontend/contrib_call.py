@@ -1,4 +1,4 @@
-"""One node of another domain, as its definition sees it: inputs that are there, ranks, attributes."""
+"""One node of another domain as its definition reads it: present inputs, ranks, attributes."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ class Call:
         return len(value.shape) if value is not None and value.shape is not None else None
 
     def shape(self, name: str) -> tuple[int | str | None, ...]:
-        """Sizes and names of sizes; empty where not even the rank is known."""
+        """Sizes and names of sizes; empty if the rank is unknown."""
         value = self.given.get(name)
         dims = value.shape if value is not None and value.shape is not None else ()
         return tuple(dim if isinstance(dim, int) else dim.value for dim in dims)
 
     def dtype(self, name: str) -> int:
-        """The number of an input's element type; float32's where nothing says."""
+        """The number of an input's element type; float32's if it is unknown."""
         kind = self.given[name].dtype
         return int(kind if kind is not None else ir.DataType.FLOAT)
 
     def reads(self, *always: str, maybe: Sequence[str] = ()) -> str:
-        """What a statement reads: names that are there, then inputs that may be absent."""
+        """The operands of a statement: names that are present, then inputs that may be absent."""
         return listed(*always, *(name if self.has(name) else "" for name in maybe))
 
 
 def listed(*names: str) -> str:
-    """Names with commas between; absent ones at the end need no place."""
+    """The names separated by commas, without absent ones at the end."""
     return ", ".join(names).rstrip(", ")
 
 

@@ -29,7 +29,7 @@ def activated(call: Call, source: str, target: str) -> str | None:
 
 
 def _turned(call: Call, name: str, *, side: str) -> str | None:
-    """A factor with its last two axes, or its batch axis, where the product wants them."""
+    """A factor with its last two axes, or its batch axis, moved to where the product reads them."""
     swaps, moves = call.get(f"trans{side}", 0), call.get(f"transBatch{side}", 0)
     if not swaps and not moves:
         return f"{name}_turned = Identity({name})"
@@ -144,7 +144,7 @@ def embed_layer_norm(call: Call) -> str | None:
 
 
 def _rotary_heads(call: Call) -> int | None:
-    """Heads side by side in the columns of three axes: where nobody says, a table is half a head wide."""
+    """Heads that lie side by side in the columns of three axes. By default a table is half a head wide."""
     heads = int(call.get("num_heads", 0))
     if heads or call.rank("x") == 4:
         return heads
@@ -161,7 +161,7 @@ def rotary_embedding(call: Call) -> str | None:
     if rank is None or heads is None or call.get("is_packed_batching", 0) or call.get("scale", 1.0) != 1.0:
         return None
     lines = ["places = Identity(position_ids)"]
-    if rank == 1:  # the place of the first token, for all rows
+    if rank == 1:  # the position of the first token, for all rows
         axis = {3: 1, 4: 2}.get(call.rank("x") or 0)
         if axis is None:
             return None
@@ -178,7 +178,7 @@ def rotary_embedding(call: Call) -> str | None:
 
 
 def _mask(call: Call, name: str, kind: int) -> str | None:
-    """What may be seen, as numbers to add: of [batch, keys], [batch, queries, keys], or [batch] lengths."""
+    """The mask as numbers to add, from [batch, keys], [batch, queries, keys], or [batch] lengths."""
     axes = {1: (1, 2), 2: (1, 2), 3: (1,)}.get(call.rank(name) or 0)
     is_seen = f"whole_mask = Cast<to = 7>({name}) nothing = Constant<value_int = 0>()"
     is_seen += " is_seen = Greater(whole_mask, nothing)"
@@ -201,7 +201,7 @@ def _mask(call: Call, name: str, kind: int) -> str | None:
 
 
 def _attend(call: Call, mask_name: str, *, past: bool, heads: str, present: bool, kind: int) -> str | None:
-    """Attention over `q`, `k`, `v`; the mask is what the op was given in either of two ways."""
+    """Attention over `q`, `k`, `v`; the mask is given in one of two ways."""
     lines, mask = [], ""
     if call.has(mask_name):
         made = _mask(call, mask_name, kind)
@@ -220,14 +220,14 @@ def _attend(call: Call, mask_name: str, *, past: bool, heads: str, present: bool
 
 
 def multi_head_attention(call: Call) -> str | None:
-    """Queries, keys and values apart; packed ones and those of a cross-attention's cache stay as they are."""
+    """Separate queries, keys and values. Packed ones and a cross-attention's cache are not covered."""
     if any(call.rank(name) != 3 for name in ("query", "key", "value")):
         return None
     if call.has("past_sequence_length") or call.wants("scores"):
         return None
     length, n_keys = call.shape("query")[1], call.shape("key")[1]
     if call.get("unidirectional", 0) and (length is None or length != n_keys):
-        return None  # which keys come before a query is then another question there
+        return None  # a causal mask has another meaning there
     widths = [dim for name in ("query", "key", "value") if isinstance(dim := call.shape(name)[2], int)]
     if call.has("bias") and len(widths) < 3:
         return None

@@ -17,7 +17,7 @@ def _real(call: Call, name: str) -> str:
 
 
 def _rounded(call: Call, like: str) -> str | None:
-    """`y_real` as the output's integers: its zero point's, or without one those of an input."""
+    """`y_real` rounded to the output's integers: the type of its zero point, else that of an input."""
     if call.has("y_zero"):
         return "y = QuantizeLinear(y_real, y_scale, y_zero)"
     kind = call.dtype(like)
@@ -25,7 +25,7 @@ def _rounded(call: Call, like: str) -> str | None:
 
 
 def _between(text: Callable[[Call], str | None], *operands: str) -> Callable[[Call], str | None]:
-    """Operands as real numbers, then `text` that makes `y_real` of them, then rounded."""
+    """Operands as real numbers, then `text`, which computes `y_real`, then the rounding."""
 
     def body(call: Call) -> str | None:
         middle, last = text(call), _rounded(call, operands[0])

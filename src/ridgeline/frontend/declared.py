@@ -1,4 +1,4 @@
-"""Outputs that a file declares otherwise than the model makes them: dims are corrected, types refused."""
+"""Outputs whose declaration in the file is wrong: dims are corrected, types are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def other_outputs(rows: Sequence[str]) -> ModelError:
 def correct_outputs(graph: ir.Graph, specs: Mapping[str, TensorSpec], made: Mapping[str, Any]) -> list[str]:
     """Forget declared dims that are wrong at the planned shapes, and say so.
 
-    `specs` are the settled values, `made` what the original model computed for those that data decides.
+    `specs` are the inferred values, `made` the outputs of the original model whose shapes depend on data.
     """
     wrong = [
         f"{value.name}: declared {type_text(type_of(value))}, made {specs[str(value.name)]}"

@@ -28,7 +28,7 @@ PLUGIN_OPS: dict[str, type[OpRun]] = {}
 
 
 class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
-    """A class, not an argument: functions, bodies and expanded ops are run by others of the same class."""
+    """The onnx evaluator with our ops; onnx makes further evaluators of the same class."""
 
     def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **more: Any) -> None:
         super().__init__(proto, new_ops=list({Erf, *PLUGIN_OPS.values(), *(new_ops or ())}), **more)
@@ -37,7 +37,7 @@ class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
 def is_needed_for(proto: onnx.ModelProto) -> bool:
     """Whether ONNX Runtime lacks an op that a plugin brought, or computes something else than ONNX says.
 
-    The scores that an attention gives out first are those before its softcap; there, those after it.
+    An Attention returns its scores before the softcap; in ONNX Runtime, those after it.
     """
     for node in all_nodes(proto):
         if f"{node.domain}::{node.op_type}" in PLUGIN_OPS:

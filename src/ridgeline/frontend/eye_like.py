@@ -1,4 +1,4 @@
-"""EyeLike nodes that ONNX's own shape inference cannot read: it ends the process.
+"""EyeLike nodes on which ONNX's own shape inference crashes the process.
 
 It looks up the type of the input, to compare it with `dtype`, also where it knows none: behind a custom op,
 or a node that contradicts itself. An identity of the input's type and a Cast say the same.
@@ -38,7 +38,7 @@ def _split(holder: Holder, place: int, kind: int) -> None:
 
 
 def _type_of(node: onnx.NodeProto) -> int:
-    """Of an EyeLike that has one; 0 for any other node."""
+    """The `dtype` of an EyeLike that has one; 0 for any other node."""
     if node.op_type != "EyeLike" or node.domain not in ("", "ai.onnx") or not node.output:
         return 0
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "dtype"), 0)

@@ -1,6 +1,6 @@
-"""ONNX in: bytes, files, protos or onnx_ir models, brought to one canonical opset.
+"""Loads ONNX from bytes, files, protos or onnx_ir models and converts it to one canonical opset.
 
-Checks everything a stranger's file can get wrong before any other stage sees it.
+Everything that can be wrong in a file is checked before any other stage reads it.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ from ridgeline.frontend.types import say_shapes, to_ir, to_proto
 from ridgeline.frontend.wire import read_light
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
-MAX_VERSION = 2**31 - 1  # what ONNX counts versions in
+MAX_VERSION = 2**31 - 1  # versions are 32-bit integers in ONNX
 
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
 
-# of initializers among the inputs; exporters of old put every weight there, and nobody means to replace those
+# with more initializers among the inputs they are weights: old exporters list every weight as an input
 MOST_DEFAULTS = 8
-# since this version an initializer need not be an input: one that is can be replaced by the caller
+# from this version on an initializer that is an input too can be replaced by the caller
 DEFAULTS_IR = 4
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model as it came, and the same in the canonical opset."""
+    """A model as it was given, and the same in the canonical opset."""
 
     name: str
-    original: onnx.ModelProto  # external data, and a file's large weights, are still outside
-    path: Path | None  # None: it came without a file
+    original: onnx.ModelProto  # without external data and without the large weights of a file
+    path: Path | None  # None if the model was not read from a file
     model: ir.Model
-    defaults: Mapping[str, np.ndarray] = field(default_factory=dict)  # of inputs that a caller may leave out
+    defaults: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # values of inputs that a caller may leave out
 
 
 def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
-    """Read, check and convert a model. Raises one error that lists every node nobody can run."""
+    """Read, check and convert a model. Raises one error that lists every node that cannot run."""
     name, proto, path = _read(source)
     check_depth(proto)
     proto = without_typed_eyes(proto)
@@ -88,7 +90,7 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
 
 
 def refuse_model(source: Any) -> None:
-    """Raise where an engine file is wanted and this is a model, or no path; engine files are zips."""
+    """Raise if this is a model or no path, where an engine file is wanted. Engine files are zips."""
     if not isinstance(source, (str, Path)):
         raise PlanError(
             "this is not the path of an engine file",
@@ -111,7 +113,7 @@ def refuse_model(source: Any) -> None:
 
 
 def folder_of(loaded: Loaded) -> str:
-    """Where external data lies."""
+    """The folder of external data."""
     return str(loaded.path.parent) if loaded.path is not None else ""
 
 
@@ -145,7 +147,7 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
 
 
 def require_regular_file(path: Path) -> None:
-    """A pipe or a device may never end, and its bytes come only once."""
+    """Raise for pipes and devices: they may never end, and can be read only once."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -180,7 +182,7 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
 
 
 def check_opsets(proto: onnx.ModelProto, name: str) -> None:
-    """Every version is a number that ONNX can look up."""
+    """Raise if an opset version is not a number that ONNX can look up."""
     wrong = [entry for entry in proto.opset_import if not 1 <= entry.version <= MAX_VERSION]
     if wrong:
         raise ModelError(
@@ -244,7 +246,7 @@ def _check(proto: onnx.ModelProto, name: str) -> None:
 
 
 def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The structure alone, so that models over protobuf's 2 GiB and external data can be checked too."""
+    """The model without its weights, so that models over 2 GiB and with external data can be checked."""
     light = onnx.ModelProto(ir_version=proto.ir_version)
     light.opset_import.extend(proto.opset_import)
     light.functions.extend(proto.functions)
@@ -269,7 +271,7 @@ def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
-    """One error that lists every node nobody can run."""
+    """Raise one error that lists every node that cannot run."""
     if proto.graph.sparse_initializer:
         names = [tensor.values.name for tensor in proto.graph.sparse_initializer]
         raise UnsupportedError("sparse initializers are not read", rows=names, help="store them dense")
@@ -277,7 +279,7 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
     local = {(f.domain, f.name) for f in proto.functions}
     unknown: dict[tuple[str, str], list[str]] = {}
     for node in all_nodes(proto):
-        # protobuf hands over what is not UTF-8 as bytes
+        # protobuf returns text that is not UTF-8 as bytes
         if not isinstance(node.op_type, str) or not isinstance(node.domain, str):
             raise ModelError("the name of an op is not text", got=repr((node.domain, node.op_type)))
         domain = "" if node.domain == "ai.onnx" else node.domain
@@ -326,7 +328,7 @@ def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:
 
 
 def _take_defaults(model: ir.Model) -> dict[str, np.ndarray]:
-    """Initializers that are inputs too become inputs alone; their values are those of a call without them."""
+    """Turn initializers that are inputs too into inputs. Their values are the defaults of a call."""
     graph = model.graph
     names = [
         str(v.name)
@@ -351,17 +353,17 @@ def _lift_initializers(model: ir.Model) -> None:
 
 
 def _own_tensor(tensor: ir.TensorProtoTensor) -> ir.TensorProtocol:
-    """A copy of a tensor of the original, which would be another model if a pass renamed it there."""
+    """A copy of a tensor, so that a pass that renames it does not change the original model."""
     if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
         proto = onnx.TensorProto()
         proto.CopyFrom(tensor.raw)
         return ir.TensorProtoTensor(proto)
-    # protobuf hands out a fresh copy of the bytes each time it is asked
+    # protobuf copies the bytes at each access
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _read_own_weights(graph: ir.Graph, path: Path) -> None:
-    """Weights left in the model's file, into memory that starts where vectors want it to."""
+    """Read weights that were left in the model's file into memory that is aligned for vectors."""
     with path.open("rb", buffering=0) as file:
         for value in graph.initializers.values():
             tensor = value.const_value
@@ -376,7 +378,7 @@ def _read_own_weights(graph: ir.Graph, path: Path) -> None:
 
 
 def _check_weights(model: ir.Model) -> None:
-    """NaN in a weight makes NaN of everything after it; say so before spending a build on it."""
+    """Raise if a weight holds NaN, which would make every later value NaN."""
     bad = []
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -385,7 +387,7 @@ def _check_weights(model: ir.Model) -> None:
         array = tensor.numpy()
         if array.dtype.kind != "f":
             array = array.astype(np.float32)
-        # the sum is NaN if any part is: one fast pass; only a suspect is searched for
+        # the sum is NaN if any element is; only then the elements are searched
         with np.errstate(all="ignore"):
             suspect = bool(np.isnan(array.sum()))
         if suspect and np.isnan(array).any():

@@ -1,6 +1,6 @@
-"""PyTorch in: one call of a module becomes an ONNX model, and a note of how tensors go in and come out.
+"""Turns one call of a PyTorch module into an ONNX model, and records how tensors go in and come out.
 
-The module is traced by `torch.export` behind a flat face: tensors in, tensors out. What is no tensor in the
+`torch.export` traces the module inside a wrapper that takes and returns tensors. What is no tensor in the
 call is fixed in the model; what is no computed tensor in the result is noted, and put back at each call.
 """
 
@@ -74,11 +74,11 @@ class Call:
 
     @cached_property
     def _is_lone(self) -> bool:
-        """One tensor and nothing around it: the usual result, and no tree to build."""
+        """True if the result is one tensor: the usual case, which needs no tree."""
         return self.tree == flatten(0)[1] and self.parts[0].kind == "made"
 
     def outputs_of(self, result: Any) -> dict[str, Tensor]:
-        """The other way round: what a model would have made for the module to return this."""
+        """The inverse of `result`: the outputs of the model for this result of the module."""
         made: dict[str, Tensor] = {}
         for part, leaf in zip(self.parts, flatten(result)[0], strict=True):
             if part.kind == "number":
@@ -90,20 +90,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call whose result is known: what planned shapes come from, and what a build is compared with."""
+    """A call whose result is known. It gives the planned shapes, and the build is compared with it."""
 
     feeds: Mapping[str, Tensor]
-    run: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]  # the module itself, asked for the same outputs
+    run: Callable[
+        [Mapping[str, Tensor]], dict[str, Tensor]
+    ]  # runs the module itself and returns the same outputs
     export_s: float
-    assumed: Assumed = NOTHING_ASSUMED  # what the export took for granted about sizes
-    is_program: bool = False  # there is no module to ask, only its export
+    assumed: Assumed = NOTHING_ASSUMED  # what the export assumed about sizes
+    is_program: bool = False  # only the export is known, not the module
 
     def eager(self) -> dict[str, Tensor]:
-        """What the module makes of the call."""
+        """The outputs of the module itself."""
         return self.run(self.feeds)
 
     def require_runs(self) -> None:
-        """Raise where the module itself does not take the call: the tracer goes by shapes, not by types."""
+        """Raise if the module itself fails on the call. The tracer checks shapes, not types."""
         try:
             self.eager()
         except RidgelineError:
@@ -121,14 +123,14 @@ class Exported:
     """One call of a module as a model."""
 
     model: ir.Model
-    call: Call | None  # None: it came as a program, and only its engine is wanted
+    call: Call | None  # None for an ExportedProgram, which is never called
     sample: Sample
-    profile: Profile  # of dims that were given a largest size
+    profile: Profile  # ranges of dims that have a largest size
 
 
 @dataclass
 class _Trace:
-    """What the flat face saw of the result while it was traced."""
+    """What tracing recorded about the result."""
 
     parts: list[Part] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -138,13 +140,13 @@ class _Trace:
 
 
 class Flat(nn.Module):
-    """A module behind tensors in, tensors out."""
+    """A wrapper that takes tensors and returns tensors."""
 
     def __init__(self, module: nn.Module, call: Callable[[Sequence[Tensor]], Any]) -> None:
         super().__init__()
         self.module = module
         self.call = call
-        self.taken: Sequence[str] = ()  # names of inputs, which no output may have
+        self.taken: Sequence[str] = ()  # names of inputs; outputs get other names
         self.trace = _Trace()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -190,7 +192,7 @@ def _from_number(number: Any) -> Tensor:
 
 
 def _unique(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-    """ONNX values have names of their own, a lone result is called output, and no output as an input."""
+    """Unique names: a single result is called output, and no output has the name of an input."""
     made: list[str] = []
     for name in names:
         wanted = name if name and not name[0].isdigit() else f"output_{name}" if name else "output"
@@ -202,12 +204,12 @@ def _unique(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """With its values in memory: PyTorch can leave a conjugate or a sign to whoever reads."""
+    """The tensor with conjugation and negation applied, which PyTorch may leave to the reader."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_neg() or tensor.is_conj() else tensor
 
 
 def home_of(source: nn.Module | ExportedProgram, tensors: Sequence[Tensor]) -> str:
-    """The target where a module lies: that is where it is to run."""
+    """The target of the device that holds the module."""
     buffers = source.buffers()
     return "cuda" if any(t.is_cuda for t in (*tensors, *source.parameters(), *buffers)) else "cpu"
 
@@ -215,7 +217,7 @@ def home_of(source: nn.Module | ExportedProgram, tensors: Sequence[Tensor]) -> s
 def bind(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """The call by argument names, defaults left out, so that one call is one call however it is written."""
+    """The call by argument names without defaults, so that equal calls are equal however they are written."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -246,7 +248,7 @@ def read_example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def refuse_training(module: nn.Module) -> None:
-    """Dropout and batch statistics are no part of an engine."""
+    """Raise if a part of the module is in training mode, where dropout and batch statistics are active."""
     training = [name or type(module).__name__ for name, part in module.named_modules() if part.training]
     if training:
         raise UnsupportedError(
@@ -255,7 +257,7 @@ def refuse_training(module: nn.Module) -> None:
 
 
 def export(source: nn.Module | ExportedProgram, example: Any, dynamic_shapes: Any) -> Exported:
-    """What `ridgeline.build` was given besides ONNX."""
+    """Export the module or program that `ridgeline.build` was given."""
     if isinstance(source, nn.Module):
         return export_module(source, *read_example(example), dynamic_shapes=dynamic_shapes)
     if example is not None or dynamic_shapes is not None:
@@ -302,7 +304,7 @@ def export_module(
 
 
 def refuse_complex(tensors: Sequence[Tensor]) -> None:
-    """torch's exporter writes complex tensors as pairs of numbers: the model then takes other inputs."""
+    """Raise for complex tensors: torch's exporter would make them pairs of numbers."""
     found = next((t for t in tensors if t.is_complex()), None)
     if found is not None:
         raise UnsupportedError(
@@ -314,7 +316,7 @@ def refuse_complex(tensors: Sequence[Tensor]) -> None:
 
 
 def export_program(program: ExportedProgram) -> Exported:
-    """A program somebody exported, at its own example inputs."""
+    """An ExportedProgram as a model, at its own example inputs."""
     start = perf_counter()
     warn_if_untested(torch.__version__)
     with quiet(), torch.no_grad():
@@ -352,7 +354,7 @@ def export_program(program: ExportedProgram) -> Exported:
 def export_flat(
     flat: Flat, tensors: Sequence[Tensor], names: Sequence[str], axes: Sequence[Axes]
 ) -> Exported:
-    """A module behind a flat face as a model, with named inputs and outputs."""
+    """The wrapped module as a model with named inputs and outputs."""
     start = perf_counter()
     warn_if_untested(torch.__version__)
     inputs = flat.taken = _unique(names)
@@ -380,5 +382,5 @@ def export_flat(
 
     sample = Sample(dict(zip(inputs, given, strict=True)), run, perf_counter() - start, assumed)
     if noted.changed:
-        sample.require_runs()  # twice: is what the trace saw true of every call?
+        sample.require_runs()  # a second call shows whether what the trace recorded holds for every call
     return Exported(model, call, sample, bounded_profile(inputs, given, axes))

@@ -1,4 +1,4 @@
-"""Functions become plain nodes: the model's own, and standard ops that are best defined by others."""
+"""Functions become plain nodes: those of the model, and standard ops that ONNX defines by other ops."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Holder: TypeAlias = onnx.GraphProto | onnx.FunctionProto  # of nodes
 FunctionId: TypeAlias = tuple[str, str, str]  # domain, name, overload
 
 LOCAL = "ridgeline.defined"
-# no kernel of its own: what it computes follows from the nodes that ONNX defines it by
+# these have no kernel: they run as the nodes that ONNX defines them by
 FLEX_ATTENTION = ("ai.onnx.preview", "FlexAttention")
-# with a scale for each group instead of each channel; deprecated at once, written by exporters all the same
+# has a scale for each group instead of each channel; deprecated, but exporters write it
 GROUP_NORM, GROUP_NORM_OPSETS = ("", "GroupNormalization"), range(18, 21)
 # ONNX Runtime writes these as if they were standard in every opset
 RUNTIME_DOMAIN = "com.microsoft"
@@ -27,7 +27,7 @@ RUNTIME_OPS = frozenset({("", "LayerNormalization"), ("", "SimplifiedLayerNormal
 
 
 def define_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model, with a function of its own for each node that no later stage knows as an op."""
+    """The same model with a function for each node whose op no later stage reads."""
     versions = {
         "" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import
     }
@@ -52,7 +52,7 @@ def define_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def name_runtime_ops(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Norms that the model's opset does not have yet, under the domain of the runtime that wrote them."""
+    """Move norms that the model's opset does not have to the domain of the runtime that wrote them."""
     version = max(
         (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
     )
@@ -77,7 +77,7 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def require_inlinable(proto: onnx.ModelProto, limits: Limits) -> None:
-    """Functions may double the model as often as they call each other; none may call itself."""
+    """Raise if inlining makes the model too large, or if a function calls itself."""
     functions = {_id(function.domain, function.name, function): function for function in proto.functions}
     calls: dict[FunctionId, list[FunctionId]] = {}
     sizes: dict[FunctionId, int] = {}
@@ -85,7 +85,7 @@ def require_inlinable(proto: onnx.ModelProto, limits: Limits) -> None:
         made = [_id(node.domain, node.op_type, node) for node in _nodes_within([function])]
         sizes[key], calls[key] = len(made), [callee for callee in made if callee in functions]
     try:
-        order = tuple(TopologicalSorter(calls).static_order())  # what is called comes before its callers
+        order = tuple(TopologicalSorter(calls).static_order())  # functions come before their callers
     except CycleError as error:
         path = " calls ".join(f"{domain}::{name}" for domain, name, _ in reversed(error.args[1]))
         raise ModelError("a function of the model calls itself", got=path) from error
@@ -133,7 +133,7 @@ def all_holders(first: Sequence[Holder]) -> Iterator[Holder]:
 
 
 def count_nodes(nodes: Iterable[onnx.NodeProto]) -> int:
-    """How many of them compute something: Constant nodes hold weights, and are never counted."""
+    """The number of nodes without Constant nodes, which hold weights."""
     return sum(node.op_type != "Constant" for node in nodes)
 
 
@@ -144,7 +144,7 @@ def _key(node: onnx.NodeProto) -> tuple[str, str]:
 def _flex_attention(
     node: onnx.NodeProto, versions: Mapping[str, int], types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto:
-    """As ONNX defines it, which depends on the node's attributes and types."""
+    """The definition of ONNX, which depends on the node's attributes and types."""
     schema = onnx.defs.get_schema(node.op_type, versions[node.domain], node.domain)
     given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
     return onnx.FunctionProto.FromString(
@@ -153,7 +153,7 @@ def _flex_attention(
 
 
 def _group_norm(node: onnx.NodeProto) -> onnx.FunctionProto:
-    """A group is one channel of an image whose channels are the groups."""
+    """The op as an instance norm: each group is one channel of an image."""
     attrs = {attr.name: attr for attr in node.attribute}
     epsilon = attrs["epsilon"].f if "epsilon" in attrs else 1e-5
     return onnx.parser.parse_function(f"""

@@ -8,7 +8,7 @@ from onnx import parser
 from ridgeline.frontend.functions import all_nodes
 
 OP, DOMAIN = "GroupNormalization", "ridgeline.exact"
-# before, scale and bias were given by group
+# before this version scale and bias had one value for each group
 SINCE = 21
 TEXT = """<domain: "{domain}", opset_import: ["" : {version}]>
 {op} <num_groups, epsilon: float = 1e-5, stash_type: int = 1> (x, scale, bias) => (y) {{
@@ -44,7 +44,7 @@ TEXT = """<domain: "{domain}", opset_import: ["" : {version}]>
 
 
 def with_exact_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with another expansion of the op, by the deviations themselves; itself if there is none."""
+    """The model with an expansion that squares the deviations; the same model if it has no such op."""
     version = next((entry.version for entry in proto.opset_import if not entry.domain), 0)
     if version < SINCE or not any(_is_group_norm(node) for node in all_nodes(proto)):
         return proto

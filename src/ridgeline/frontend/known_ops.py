@@ -1,4 +1,4 @@
-"""Ops outside the ONNX standard that ONNX Runtime's CPU build carries, so that real files are not refused."""
+"""Ops outside the ONNX standard that ONNX Runtime's CPU build has. Models with them are not refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What old opsets meant and ONNX's own converter does not carry over, rewritten before or after it."""
+"""Rewrites for meanings of old opsets that ONNX's own converter loses, before and after it runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import onnx_ir.passes.common as common_passes
 
 from ridgeline.errors import UnsupportedError
 
-# ops in this domain pass the converter as they are
+# the converter leaves ops of this domain alone
 KEPT = "ridgeline.kept"
 
 
 def before_conversion(model: ir.Model, version: int) -> None:
-    """In the old opset's own ops: what the converter would leave as it stands."""
+    """Rewrites in ops of the old opset, which the converter would leave unchanged."""
     if version < 13:
         for node in _nodes(model, "Hardmax"):
             _flatten_around(node)
@@ -26,21 +26,21 @@ def before_conversion(model: ir.Model, version: int) -> None:
 
 
 def release(model: ir.Model) -> None:
-    """Give kept ops their domain back, once the converter is past the opset that it misreads."""
+    """Give kept ops their domain back after the converter has passed the opset that it misreads."""
     for node in _nodes(model, "Scan", domain=KEPT):
         node.domain = ""
     model.opset_imports.pop(KEPT, None)
 
 
 def after_conversion(model: ir.Model, version: int) -> None:
-    """In the canonical opset's ops: what the converter forgot to say."""
+    """Rewrites in ops of the canonical opset: attributes that the converter leaves out."""
     if version < 11:
         for node in _nodes(model, "Resize"):
             _say_how_to_resize(node)
     if version < 7:
         common_passes.ShapeInferencePass()(model)
         for node in _nodes(model, "PRelu"):
-            _spread_slope(node)
+            _slope_per_channel(node)
 
 
 def _nodes(model: ir.Model, op_type: str, domain: str = "") -> Iterator[ir.Node]:
@@ -49,7 +49,7 @@ def _nodes(model: ir.Model, op_type: str, domain: str = "") -> Iterator[ir.Node]
 
 
 def _say_how_to_resize(node: ir.Node) -> None:
-    """Before opset 11 first pixels lay on each other, and an axis that shrank took the pixel behind."""
+    """State the meaning before opset 11: first pixels coincide, and a shrinking axis takes the next pixel."""
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     factors = None if scales is None or scales.const_value is None else scales.const_value.numpy()
     node.attributes["coordinate_transformation_mode"] = ir.AttrString(
@@ -64,7 +64,7 @@ def _say_how_to_resize(node: ir.Node) -> None:
 
 
 def _grow_after(node: ir.Node, scales: ir.Value, factors: np.ndarray | None) -> None:
-    """Leave to the node the axes that shrink; a second one grows the others, and rounds in another way."""
+    """The node keeps the axes that shrink; a second one, which rounds otherwise, grows the rest."""
     graph, y = node.graph, node.outputs[0]
     sizes = [
         _bounded(node, scales, factors, "Min", f"{y.name}/shrunk_by"),
@@ -82,7 +82,7 @@ def _grow_after(node: ir.Node, scales: ir.Value, factors: np.ndarray | None) -> 
 
 
 def _bounded(node: ir.Node, scales: ir.Value, factors: np.ndarray | None, op: str, name: str) -> ir.Value:
-    """Scales of at most or at least 1: a weight where they are known, else made of them by a node."""
+    """Scales clipped to at most or at least 1: a weight if they are known, else the output of a node."""
     known = {"Min": np.minimum, "Max": np.maximum}[op]
     number = np.ones(1, np.float32) if factors is None else known(factors, np.float32(1))
     weight = ir.Value(name=name if factors is not None else f"{name}/one")
@@ -97,7 +97,7 @@ def _bounded(node: ir.Node, scales: ir.Value, factors: np.ndarray | None, op: st
 
 
 def _flatten_around(node: ir.Node) -> None:
-    """Before opset 13 the axes from `axis` on counted as one."""
+    """Flatten around the op: before opset 13 the axes from `axis` on counted as one."""
     x, y, graph = node.inputs[0], node.outputs[0], node.graph
     axis = node.attributes.get_int("axis", 1)
     shape = ir.node("Shape", [x])
@@ -115,7 +115,7 @@ def _flatten_around(node: ir.Node) -> None:
 
 
 def _scan_by_item(node: ir.Node) -> None:
-    """In opset 8 a scan ran for each item of a batch: a scan over the batch around one over time."""
+    """In opset 8 a Scan ran for each item of a batch: it becomes a Scan over the batch around one."""
     lengths, *reads = node.inputs
     if lengths is not None:
         raise UnsupportedError(
@@ -147,8 +147,8 @@ def _scan_by_item(node: ir.Node) -> None:
         node.replace_input_with(i, value)
 
 
-def _spread_slope(node: ir.Node) -> None:
-    """Before opset 7 PRelu's slopes, one for each channel, needed no axes behind them."""
+def _slope_per_channel(node: ir.Node) -> None:
+    """Add the trailing axes to PRelu's slopes, which before opset 7 needed none."""
     x, slope = node.inputs
     if x is None or slope is None or x.shape is None or slope.shape is None or len(slope.shape) != 1:
         return

@@ -1,4 +1,4 @@
-"""What ONNX's checker lets pass and later stages rely on: how many values a node takes and gives."""
+"""Checks that ONNX's checker does not make: how many values a node takes and gives."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import onnx
 from ridgeline.errors import ModelError
 from ridgeline.frontend.functions import all_nodes, node_label
 
-MAX_DEPTH = 33  # protobuf reads 100 messages inside each other, and a subgraph takes three
+MAX_DEPTH = 33  # protobuf reads 100 nested messages, and a subgraph takes three
 VALUES = frozenset({"value", "value_int", "value_ints", "value_float", "value_floats", "value_string",
                     "value_strings", "sparse_value"})  # fmt: skip
 
 
 def check_depth(proto: onnx.ModelProto) -> None:
-    """Subgraphs nest no deeper than a file can hold; a model that was made in memory might."""
+    """Raise if subgraphs nest deeper than a file can hold, as in a model made in memory."""
     pending: list[tuple[onnx.GraphProto | onnx.FunctionProto, int]] = [(proto.graph, 0)]
     pending += [(function, 0) for function in proto.functions]
     while pending:

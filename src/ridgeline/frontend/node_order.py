@@ -1,4 +1,4 @@
-"""Nodes in the order ONNX wants: some converters append casts at the end, and runtimes do not mind."""
+"""Sorts nodes into the order that ONNX requires. Some converters append casts at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 
 def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its main graph's nodes sorted; itself if they are, or if they cannot be."""
+    """The model with the nodes of its main graph sorted; the same model if they are, or cannot be."""
     nodes = proto.graph.node
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     needs = [[maker[name] for name in _read_by(node) if name in maker] for node in nodes]
@@ -18,7 +18,7 @@ def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         order = _stable_order(needs)
     except CycleError:
-        return proto  # the checker says what is wrong with it
+        return proto  # the checker reports what is wrong
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     del made.graph.node[:]
@@ -41,7 +41,7 @@ def _read_by(node: onnx.NodeProto) -> list[str]:
 
 
 def _stable_order(needs: Sequence[Sequence[int]]) -> list[int]:
-    """As they stand, as far as possible."""
+    """An order that changes as little as possible."""
     sorter = TopologicalSorter(dict(enumerate(needs)))
     sorter.prepare()
     order: list[int] = []

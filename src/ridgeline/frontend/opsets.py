@@ -1,4 +1,4 @@
-"""Any opset in, one canonical opset out: the structure is converted, weights stay aside."""
+"""Converts any opset to one canonical opset. The graph is converted without its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CANONICAL_OPSET = 23
 # the first IR version that lets weights stand apart from inputs in every opset, and names local functions
 CONVERTIBLE_IR = 10
 LIFTED_BYTES = 1024
-# how ONNX says that it cannot convert a model
+# what ONNX raises if it cannot convert a model
 REFUSALS = (
     RuntimeError,
     onnx.checker.ValidationError,
@@ -51,14 +51,14 @@ def to_canonical(model: ir.Model, name: str) -> ir.Model:
         value.const_value = weights[value.name]
         fresh.graph.register_initializer(value)
     after_conversion(fresh, version)
-    # the converter forgets dim names on some models; the originals stay true
+    # the converter drops dim names of some models; the original names still hold
     for value, (port, shape, kind) in zip((*fresh.graph.inputs, *fresh.graph.outputs), ports, strict=True):
         value.name, value.shape, value.type = port, shape, kind
     return fresh
 
 
 def _default_version(model: ir.Model) -> int:
-    """The opset of standard ops. A model of other domains' ops alone need not name one: any will do."""
+    """The opset of standard ops. A model with ops of other domains only need not name one."""
     imports = model.opset_imports
     if "ai.onnx" in imports:
         imports[""] = imports.pop("ai.onnx")
@@ -66,7 +66,7 @@ def _default_version(model: ir.Model) -> int:
 
 
 def _lift_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    """Turn large initializers into inputs: protobuf ends at 2 GiB, and copies of weights take time."""
+    """Turn large initializers into inputs: protobuf holds 2 GiB at most, and copying weights takes time."""
     lifted = {}
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value

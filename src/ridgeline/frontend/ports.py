@@ -12,7 +12,7 @@ from ridgeline.errors import ModelError
 from ridgeline.frontend.types import type_of, type_text
 from ridgeline.options import DimRange
 
-# guesses for a dim nobody gave a size for, in the order they are tried
+# guesses for a dim without a size, in the order they are tried
 GUESSES = (64, 32, 224, 320, 512, 16, 128, 1024, 16000, 1)
 IMAGE_GUESSES = (224, 320, 64, 32, 48, 640, 1)
 ALIKE_GUESSES = (64, 32, 16)
@@ -42,7 +42,7 @@ def _dim(dim: int | ir.SymbolicDim, fallback: str) -> int | str:
 def guessed_shapes(
     inputs: Sequence[Port], symbols: Mapping[str, DimRange]
 ) -> Iterator[dict[str, TensorSpec]]:
-    """Shapes worth trying where no profile says: batch 1, then sizes models are usually made for.
+    """Shapes to try if there is no profile: batch 1, then the usual sizes of models.
 
     First every open dim gets the guess, then all the same; then only those of the first input, since states
     and caches beside it often have a batch that the file forgot to name. Dims of one name have one size.

@@ -14,7 +14,7 @@ from ridgeline.options import DimRange, Profile, Ranges, ValueRange, Values
 
 @dataclass(frozen=True)
 class Resolved:
-    """A profile in the terms of the model: every input and every named dim that it settles."""
+    """A profile for the inputs of a model: the ranges of every input and of every named dim."""
 
     shapes: dict[str, Ranges] = field(default_factory=dict)
     values: dict[str, Values] = field(default_factory=dict)  # of shape tensors
@@ -22,7 +22,7 @@ class Resolved:
 
 
 def resolve_profile(inputs: Sequence[Port], profile: Profile) -> Resolved:
-    """Check a profile, and spread its named dims over all inputs that have them."""
+    """Check a profile, and apply the range of a named dim to all inputs that have it."""
     known = {port.name: port for port in inputs}
     dims = [dim for port in inputs for dim in port.dims or () if isinstance(dim, str)]
     made = Resolved()
@@ -39,12 +39,12 @@ def resolve_profile(inputs: Sequence[Port], profile: Profile) -> Resolved:
             raise OptionError(f"the model has no input {name!r}", help=did_you_mean(name, names))
     for port in inputs if made.symbols else ():
         if port.name not in made.shapes and port.dims is not None:
-            _spread(made, port, port.dims)
+            _apply_named_dims(made, port, port.dims)
     return made
 
 
 def with_own_names(inputs: Sequence[Port], profiles: Sequence[Profile]) -> tuple[Port, ...]:
-    """Dims that share a name and are given several sizes, each under a name of its own.
+    """Give dims that share a name but have several sizes a name each.
 
     Exporters write one name for all dims they do not know; only exact sizes tell, ranges may be a slip.
     """
@@ -107,7 +107,7 @@ def _take_shape(made: Resolved, origin: dict[str, str], port: Port, ranges: Rang
 
 
 def _agree(made: Resolved, origin: dict[str, str], dim: str, size: DimRange, where: str) -> None:
-    """A name stands for one size, wherever it is written."""
+    """Raise if one name has two ranges."""
     other = made.symbols.setdefault(dim, size)
     if other != size:
         raise OptionError(
@@ -119,7 +119,7 @@ def _agree(made: Resolved, origin: dict[str, str], dim: str, size: DimRange, whe
     origin.setdefault(dim, where)
 
 
-def _spread(made: Resolved, port: Port, dims: Sequence[int | str]) -> None:
+def _apply_named_dims(made: Resolved, port: Port, dims: Sequence[int | str]) -> None:
     ranges = [DimRange(d, d, d) if isinstance(d, int) else made.symbols.get(d) for d in dims]
     if any(isinstance(dim, str) for dim in dims) and None not in ranges:
         made.shapes[port.name] = tuple(r for r in ranges if r is not None)
@@ -138,7 +138,7 @@ def _checked_values(port: Port, values: Values) -> Values:
 
 
 def profile_shapes(inputs: Sequence[Port], profile: Resolved, which: str) -> dict[str, TensorSpec] | None:
-    """The inputs at the profile's ``min``, ``opt`` or ``max``; None while a dim has no size."""
+    """The inputs at the profile's ``min``, ``opt`` or ``max``; None if a dim has no size."""
     made = {}
     for port in inputs:
         sizes = _sizes(port, profile)
@@ -175,7 +175,7 @@ def shapes_text(shapes: Mapping[str, TensorSpec]) -> str:
 
 
 def shapes_flags(shapes: Mapping[str, TensorSpec]) -> str:
-    """As the command line takes them."""
+    """The shapes as `--shapes` options."""
     return " ".join(f"--shapes {shlex.quote(pair)}" for pair in _pairs(shapes))
 
 

@@ -1,4 +1,4 @@
-"""What a tensor's entry in a file says of its data: sizes that fit together, before any memory is taken."""
+"""Checks a tensor of a file before any memory is allocated: its type, dims and data must fit together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-SHOWN = 80  # of a file's name, in an error
-# where data lies that is not raw; all other types lie in int32_data
+SHOWN = 80  # characters of a file name that an error shows
+# the fields that hold data which is not raw; all other types use int32_data
 _FIELDS = {
     "FLOAT": "float_data", "COMPLEX64": "float_data", "DOUBLE": "double_data", "COMPLEX128": "double_data",
     "INT64": "int64_data", "UINT32": "uint64_data", "UINT64": "uint64_data", "STRING": "string_data",

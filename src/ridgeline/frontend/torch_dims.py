@@ -1,4 +1,4 @@
-"""Which dims of a module's tensors may change, as `torch.export` wants it said, and what they are called."""
+"""Which dims of a module's tensors may change, in the form that `torch.export` takes, and their names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def axes_of(arguments: Mapping[str, Any], dynamic_shapes: Any) -> list[Axes]:
     dims: dict[str, Any] = {}
     made: list[Axes] = []
     for name, value in arguments.items():
-        made += _spread(value, dynamic_shapes.get(name), name, dims)
+        made += _per_tensor(value, dynamic_shapes.get(name), name, dims)
     return made
 
 
@@ -52,8 +52,8 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
-def _spread(value: Any, entry: Any, where: str, dims: dict[str, Any]) -> list[Axes]:
-    """The entry of one argument over its tensors."""
+def _per_tensor(value: Any, entry: Any, where: str, dims: dict[str, Any]) -> list[Axes]:
+    """The entry of one argument for each of its tensors."""
     tensors = _tensors(value)
     if entry is None or not tensors:
         return [{} for _ in tensors]
@@ -69,7 +69,7 @@ def _spread(value: Any, entry: Any, where: str, dims: dict[str, Any]) -> list[Ax
         parts = [(str(i), part, entry[i]) for i, part in enumerate(inside)]
     else:
         raise _misfit(where, entry, f"an entry of the shape of the argument, a {type(value).__name__}")
-    return [axes for key, part, inner in parts for axes in _spread(part, inner, f"{where}.{key}", dims)]
+    return [axes for key, part, inner in parts for axes in _per_tensor(part, inner, f"{where}.{key}", dims)]
 
 
 def _axes(tensor: Tensor, entry: Any, where: str, dims: dict[str, Any]) -> Axes:
@@ -88,7 +88,7 @@ def _axes(tensor: Tensor, entry: Any, where: str, dims: dict[str, Any]) -> Axes:
 
 
 def _dim(given: Any, where: str, dims: dict[str, Any]) -> Any:
-    """One object for each name: that is how torch.export knows two dims are the same.
+    """One object for each name, because torch.export compares dims by identity.
 
     A string is a name and no more; the module may bound such a dim, as a table of positions does.
     """
@@ -110,12 +110,12 @@ def _misfit(where: str, entry: Any, want: str) -> OptionError:
 
 
 def to_export(axes: Axes) -> Axes:
-    """As torch.export takes them: what is only named may take any size the module does."""
+    """The dims as torch.export takes them. A dim with only a name may have any size the module takes."""
     return {axis: Dim.DYNAMIC if isinstance(dim, str) else dim for axis, dim in axes.items()}
 
 
 def name_dims(model: ir.Model, axes: Sequence[Axes]) -> None:
-    """Give symbols the names users gave them, in every shape of the model; the rest are named by place."""
+    """Give symbols the names that users gave them, else names after input and axis, in every shape."""
     names: dict[str, str] = {}
     for is_named in (True, False):
         for value, entry in zip(model.graph.inputs, axes, strict=True):

@@ -1,4 +1,4 @@
-"""`torch.export` and its ONNX exporter, run quietly in memory, with refusals that say why."""
+"""Runs `torch.export` and its ONNX exporter in memory without output, with errors that say why."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ REAL_TYPES = {
 # loaded by the first export: importing it here would bring onnxscript to whoever builds from a file
 TRANSLATIONS = "torch.onnx._internal.exporter._registration"
 _TRANSLATIONS_LOCK = threading.RLock()
-# releases of PyTorch that the whole suite was run with: what export records is no stable interface
+# releases of PyTorch that the whole suite was run with; the records of an export are not a stable interface
 TESTED = ((2, 11), (2, 13))
 HELP_TRACE = 'torch.compile(module, backend="ridgeline") takes modules that branch on data, piece by piece'
 HELP_DIMS = "leave such dims out of dynamic_shapes, or write torch.export.Dim.AUTO for them"
 
 
 def warn_if_untested(version: str) -> None:
-    """Say that this PyTorch is newer than those its export was tested with."""
+    """Warn if this PyTorch is newer than those that the export was tested with."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) > TESTED[1]:
         low, high = (".".join(map(str, release)) for release in TESTED)
@@ -78,7 +78,7 @@ def trace(flat: nn.Module, tensors: Sequence[Tensor], axes: Sequence[Axes]) -> t
         return _trace(flat, tensors, axes, is_oblivious=False), False
     except UnsupportedError:
         raise
-    except Exception as error:  # whatever the module's own code or the tracer raises
+    except Exception as error:  # the module's own code may raise anything
         _blame_the_call(flat, tensors)
         is_about_dims = "Constraints violated" in str(error)
         raise UnsupportedError(
@@ -97,7 +97,7 @@ def _trace(
 
 
 def _blame_the_call(flat: nn.Module, tensors: Sequence[Tensor]) -> None:
-    """Raise where the module itself does not take these inputs: the tracer is not to blame then."""
+    """Raise the module's own error if the module itself fails on these inputs."""
     try:
         flat(*tensors)
     except Exception as error:
@@ -178,7 +178,7 @@ def _own_outputs(graph: ir.Graph) -> None:
 
 
 def cast_outputs(model: ir.Model, wanted: Sequence[torch.dtype]) -> None:
-    """Results get the module's types: the exporter leaves sums of narrow floats in float32."""
+    """Cast results to the module's types: the exporter leaves sums of half values in float32."""
     for i, (value, dtype) in enumerate(zip(model.graph.outputs, wanted, strict=True)):
         want = REAL_TYPES.get(dtype)
         if want is None or value.dtype in (None, want):
@@ -195,7 +195,7 @@ def _is_random(node: ir.Node) -> bool:
 
 
 def rename_ports(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Ports get their names; whoever inside had such a name gets another."""
+    """Rename inputs and outputs. Inner values with such a name get another."""
     ports = [*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)]
     wanted = {id(value) for value, _ in ports}
     taken = set(inputs) | set(outputs)
@@ -210,7 +210,7 @@ def rename_ports(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str])
 
 
 def said(error: Exception) -> str:
-    """What the first cause said, in its first lines."""
+    """The first lines of the first exception in the chain."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -222,7 +222,7 @@ def said(error: Exception) -> str:
 def kept_translations() -> Iterator[None]:
     """PyTorch reads its table of translations anew at each export, which takes a second: here it is kept.
 
-    The piece between two graph breaks is often smaller than that. Where PyTorch keeps it elsewhere, so be it.
+    The piece between two graph breaks is often smaller than that. If that table moves, nothing is kept.
     """
     home: Any = getattr(sys.modules.get(TRANSLATIONS), "ONNXRegistry", object)
     with _TRANSLATIONS_LOCK:
@@ -244,7 +244,7 @@ def _translations(read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter talks of what it skipped and of its own deprecations; errors say what matters."""
+    """Silence the exporter's warnings about skipped parts and its own deprecations."""
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
     handlers = {h for name in ("", *names) for h in logging.getLogger(name).handlers}
     handlers |= {logging.lastResort} if logging.lastResort is not None else set()

@@ -1,4 +1,4 @@
-"""What `torch.export` took for granted about sizes: guards, ranges, equal dims, sizes that are not 0 or 1."""
+"""What `torch.export` assumed about sizes: guards, ranges, equal dims, sizes that are not 0 or 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ridgeline.base.guards import ARITY, MAX_DEPTH, SIZE, Term, evaluate, holds,
 from ridgeline.errors import UnsupportedError
 from ridgeline.options import MAX_DIM
 
-# torch takes every open size to be at least this, and writes no guard for it
+# torch assumes that every open size is at least this, and records no guard for it
 LEAST = 2
 COMPARED: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -39,7 +39,7 @@ class OpenDim:
     """A dim that may change: every input and axis that has its size, the first of them telling it."""
 
     places: tuple[tuple[str, int], ...]
-    is_bounded: bool  # the user's own range, or the module's code, leaves no room for 0 and 1
+    is_bounded: bool  # the user's range or the module's code excludes 0 and 1
 
     @property
     def term(self) -> Term:
@@ -64,7 +64,7 @@ NOTHING_ASSUMED = Assumed()
 
 
 class UnreadableError(Exception):
-    """A guard that says more than sizes and numbers do."""
+    """A guard about something other than sizes and numbers."""
 
 
 def read_assumed(
@@ -98,7 +98,7 @@ def read_assumed(
         guards += [reader.read(line) for line in recorded]
         sizes += _computed_sizes(program, reader) if is_oblivious else []
     except (UnreadableError, SyntaxError, RecursionError):
-        # what cannot be read cannot be kept at another size: then there is none
+        # a guard that cannot be read cannot be checked at another size, so the sizes are fixed
         guards += [("==", (SIZE, *place), shapes[place[0]][place[1]]) for place in reader.places()]
     guards = [guard for guard in dict.fromkeys(guards) if not _is_plain_truth(guard)]
     sizes = [size for size in dict.fromkeys(sizes) if _least(size) < LEAST]
@@ -294,7 +294,7 @@ def _least(term: Term) -> float:
 
 
 def _is_plain_truth(guard: Term) -> bool:
-    """A guard without sizes, or of a size with itself, says nothing."""
+    """True for a guard that holds always: it names no size, or compares a size with itself."""
     if not list(sizes_in(guard)):
         return holds(guard, {})
     return isinstance(guard, tuple) and guard[0] == "==" and guard[1] == guard[2]

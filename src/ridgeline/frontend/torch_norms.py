@@ -1,4 +1,4 @@
-"""Norms that PyTorch computes and ONNX's ops cannot say: of half values by float32 weights, and in double.
+"""Norms that ONNX's ops cannot express: of half values with float32 weights, and in double.
 
 Under autocast a layer's weights stay float32, and the exporter hands both types to an op that takes one. In
 double the ops still hold epsilon as a float32, and some their state. Both are written out.
@@ -61,7 +61,7 @@ def _in_float(op_type: str, call: Call) -> str | None:
 
 
 def _in_double(op_type: str, call: Call) -> str | None:
-    """(x - mean) / sqrt(variance + epsilon) · w + b; nobody reads some of the constants."""
+    """(x - mean) / sqrt(variance + epsilon) · w + b; some of the constants are unused."""
     rank = call.rank("x")
     if rank is None or call.get("training_mode", 0) or call.wants("second", "third"):
         return None

@@ -1,4 +1,4 @@
-"""Python values that a module keeps: an engine computes one call, and knows nothing of earlier ones."""
+"""Python values that a module keeps between calls. A module whose calls change them is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ridgeline.errors import UnsupportedError
 
 Values = Mapping[str, Any]  # attribute -> what it holds, in a form that compares by content
-# what every module has: the rest is its own
+# attributes that every module has; others are its own
 INNER = vars(nn.Module()).keys()
 SCALARS = (
     int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device,

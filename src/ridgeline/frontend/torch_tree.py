@@ -80,7 +80,7 @@ def leaf_names(value: Any, prefix: str) -> list[str]:
     """A name for each leaf: keys, fields and positions, joined by underscores."""
     leaves, _ = flatten(value)
     names = list(_names(value, prefix))
-    if len(names) != len(leaves):  # a registered type with a mind of its own
+    if len(names) != len(leaves):  # a registered type whose parts have no keys
         names = [f"{prefix}_{i}" if prefix else str(i) for i in range(len(leaves))]
     return names
 

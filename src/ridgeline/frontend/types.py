@@ -1,4 +1,4 @@
-"""ONNX's types under our names: element types by number, and what is no plain tensor in words."""
+"""ONNX's types under our names: element types by number, and text for types that are not tensors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
 
 
 def say_shapes(graph: onnx.GraphProto) -> None:
-    """Give ports without a shape an empty one: ONNX's checker wants the field, and runtimes do without."""
+    """Give ports without a shape an empty one. ONNX's checker requires the field, and runtimes do not."""
     for port in (*graph.input, *graph.output):
         if port.type.HasField("tensor_type"):
             port.type.tensor_type.shape.SetInParent()

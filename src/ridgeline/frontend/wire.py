@@ -1,6 +1,6 @@
 """Reads an ONNX file without copying its large weights: they stay in the file, as external data of itself.
 
-Only protobuf's outer frames are walked here. Whatever looks unusual is left to the whole parser.
+Only protobuf's outer frames are walked here. Anything unusual is left to the full parser.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def read_light(path: Path) -> bytes | None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
             return _light_model(content, path.name)
-        except (ValueError, IndexError, DecodeError):  # not a protobuf: the whole parser says so better
+        except (
+            ValueError,
+            IndexError,
+            DecodeError,
+        ):  # not a protobuf: the full parser gives the better error
             return None
 
 

@@ -131,14 +131,14 @@ class Piece:
         except VerifyError:
             if not any(a.free_axes for a in arguments):
                 raise
-            built = build([{} for _ in arguments])  # its sizes cannot be open
+            built = build([{} for _ in arguments])  # open sizes are not possible for this module
         if self._on_engine is not None:
             self._on_engine(built.engine)
         return built
 
     def _made(self, filled: nn.Module, tensors: Sequence[Tensor]) -> Options:
         target = self._options.get("target") or home_of(filled, tensors)
-        # PyTorch's own number of threads: another would be a change of state that dynamo compiles anew for
+        # with another number of threads than PyTorch's, Dynamo would compile again
         return make_options({"threads": torch.get_num_threads(), **self._options, "target": target})
 
     def _in_torch(self, values: Sequence[Any], why: str) -> Any:

@@ -18,20 +18,20 @@ from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
 from ridgeline.options import Options
 from ridgeline.runtime.engine import Engine
 
-# shapes whose verdict an engine keeps
+# shapes for which an engine remembers whether they fit
 KEPT_VERDICTS = 256
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine with the tensors' way in and the result's way out."""
+    """An engine, and how tensors become its inputs and its outputs become the result."""
 
     engine: Engine
     call: Call
     _verdicts: dict[tuple[torch.Size, ...], bool] = field(default_factory=dict, compare=False)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Do these shapes keep to the dims and guards of the engine? Its ranges are its own to refuse."""
+        """Whether these shapes fit the dims and guards of the engine. The engine itself checks ranges."""
         shapes = tuple([tensor.shape for tensor in tensors])
         known = self._verdicts.get(shapes)
         if known is None:

@@ -34,7 +34,7 @@ class Layout:
         core = made
         for axis, stride in enumerate(strides):
             if stride == 0 and made.shape[axis] > 1:
-                core = core.narrow(axis, 0, 1)  # one value seen many times
+                core = core.narrow(axis, 0, 1)  # a broadcast value
         home = torch.empty_strided(core.shape, strides, dtype=made.dtype, device=made.device)
         return home.copy_(core).expand(made.shape)
 
@@ -70,7 +70,7 @@ class Layouts:
         return None if strides == _in_order(example) else Layout(strides, None, 0)
 
     def _sizes(self, values: Sequence[Any]) -> dict[Number, int]:
-        """What the symbols of the trace are in this call."""
+        """The sizes of the trace's symbols in this call."""
         known: dict[Number, int] = {}
         for example, value in zip(self._examples, values, strict=True):
             pairs = [(example, value)]
@@ -81,7 +81,7 @@ class Layouts:
 
 
 def _is_view(example: Tensor, base: Tensor) -> bool:
-    """On the same memory, with nothing left to do but to look at it otherwise."""
+    """Whether the result is the same memory with other strides."""
     return (
         base.layout is torch.strided
         and example.untyped_storage()._cdata == base.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""`ridgeline.compile`: a module that answers with engines instead of its own code."""
+"""`ridgeline.compile`: a module that runs engines instead of its own code."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import Built, build_call, refuse_gradients
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
 
-# the structure of a call, its values that are no tensors, types and ranks of its tensors, and what is around
+# structure of a call, its values that are not tensors, types and ranks of its tensors, autocast
 Kind = tuple[Tree | tuple[str, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 # arguments that need not be taken apart
 PLAIN = (Tensor, int, float, str, type(None))
-# methods that call the module itself, over and over: people expect engines there
+# methods that call the module itself many times, where users expect engines
 LOOPS = frozenset({"generate"})
 NO_ENGINE = "calls the module, not its engines: write the loop around the compiled module"
 # attributes of a compiled module that are made anew in a copy of it
 OF_ENGINES = frozenset(
     {"forward", "_signature", "_built", "_weights", "_structure", "_lock", "_wants_gradients"}
 )
-# engines for one kind of call, where the module's code depends on sizes: the oldest gives way
+# engines for one kind of call if the module's code depends on sizes; the oldest is dropped
 MANY_ENGINES, MAX_ENGINES = 8, 32
 BRANCHES = (
     "the module's code depends on the sizes of its inputs: {} engines for one kind of call so far, each "
@@ -82,7 +82,7 @@ class CompiledModule(nn.Module):
         self._start()
 
     def _start(self) -> None:
-        """Without engines yet."""
+        """Start without engines."""
         self._signature = inspect.signature(self.module.forward)
         self._built: dict[Kind, list[Built]] = {}
         self._weights: Weights | None = None
@@ -90,7 +90,7 @@ class CompiledModule(nn.Module):
         self._lock = threading.RLock()
         self._wants_gradients: bool | None = None  # by its weights; False once that was said
 
-        @functools.wraps(self.module.forward)  # whoever asks for the signature is told the module's
+        @functools.wraps(self.module.forward)  # the signature is the module's
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._answer(args, kwargs)
 
@@ -182,7 +182,9 @@ class CompiledModule(nn.Module):
                 options = replace(options, progress=progress)
                 options.tell("export", 0, 0)
                 built = self._build(known, tensors, args, kwargs, options)
-            self._structure = Structure(self.module)  # now: tracing a module may set attributes of it
+            self._structure = Structure(
+                self.module
+            )  # taken now, since tracing a module may set its attributes
             if self._wants_gradients is None:
                 self._wants_gradients = any(p.requires_grad for p in self.module.parameters())
             if len(known) == MANY_ENGINES:

@@ -1,4 +1,4 @@
-"""What Dynamo's graphs take: weights to keep, tensors to be given, sizes that tensors tell, and numbers."""
+"""The arguments of Dynamo's graphs: weights, tensors, sizes that follow from tensors, and numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STATIC = "_dynamo_static_input_type"
 
 
 def _is_wrapped(node: fx.Node, example: Tensor) -> bool:
-    """Dynamo hands floats over as tensors when it takes them to change."""
+    """Whether Dynamo passes a float as a tensor, as it does for floats that may change."""
     return example.ndim == 0 and bool(node.users) and all(_is_item(user) for user in node.users)
 
 

@@ -1,4 +1,4 @@
-"""What engines were built from, kept in mind: a write, a swap or another surrounding is noticed at a call."""
+"""Records what engines were built from, so that a call notices changed weights, parts or settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 MODULES, HOOKS = "_modules", ("_forward_hooks", "_forward_pre_hooks")
-# where a module keeps what its forward goes by, besides its attributes
+# where a module keeps what its forward uses besides its attributes
 PLACES = ("_parameters", "_buffers", MODULES, *HOOKS)
-# what every module has: the rest is its own
+# attributes that every module has; others are its own
 INNER = vars(nn.Module()).keys()
 # attributes that are the same if they are equal; of others, a new object is a change
 PLAIN = (int, float, complex, str, bytes, tuple, frozenset, torch.dtype, torch.device, torch.Size)
@@ -43,7 +43,7 @@ class Weights:
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
-    """Where it lies and how often it was written; nobody counts that for inference tensors."""
+    """Address and version of a tensor. Inference tensors have no version."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
@@ -59,7 +59,7 @@ class Structure:
         self._kept = list(self._now())
 
     def is_unchanged(self) -> bool:
-        """Asked at every call, so the usual answer comes from C."""
+        """Called at every run, so the usual case is one comparison in C."""
         try:
             if sum(map(len, self._places)) != self._size:
                 return False

@@ -1,4 +1,4 @@
-"""What one call of an engine takes, and how much of that is around its steps."""
+"""The time of one call of an engine, and how much of it is spent outside its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call_overhead(context: Context, feeds: Mapping[str, Any], run_s: float) -> t
 
 
 def busy_notes(plan: Plan, run_us: float) -> list[str]:
-    """A remark where the steps add up to far more than a run takes: they were timed beside other work."""
+    """A note if the steps add up to far more than a run: then they were timed on a busy machine."""
     times = [step.median_us for step in plan.steps]
     steps_us = sum(us for us in times if us is not None)
     if steps_us <= APART * run_us + SLACK_US:

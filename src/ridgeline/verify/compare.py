@@ -1,4 +1,4 @@
-"""Verification: no engine leaves unless it computes what the model computes, within what rounding may do."""
+"""Compares outputs with the reference: an engine must compute what the model computes, up to rounding."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _compare_one(
 
 
 def nan_share(array: np.ndarray) -> float:
-    """The share of NaN; 0 for what cannot hold one, and for nothing."""
+    """The share of NaN elements; 0 for empty arrays and for types without NaN."""
     is_float = str(array.dtype) in EPSILON and bool(array.size)
     return float(np.mean(np.isnan(array))) if is_float else 0.0
 
@@ -87,7 +87,7 @@ def nan_notes(expected: Outputs) -> list[str]:
 
 
 class Telling:
-    """Which outputs of the original tell right engines from wrong ones: those that are not always alike."""
+    """Which outputs of the original distinguish right engines from wrong ones: those that vary."""
 
     def __init__(self, outputs: Iterable[str]) -> None:
         self.are_nan = set(outputs)  # throughout
@@ -100,7 +100,7 @@ class Telling:
         return {name for name in self._ends if self._why(name)}
 
     def add(self, want: Outputs) -> bool:
-        """Take in what one trial made; whether more outputs tell something since."""
+        """Add the outputs of one trial; True if more outputs are now known to distinguish engines."""
         before = self.untold
         for name, ends in self._ends.items():
             array = want[name]
@@ -115,7 +115,7 @@ class Telling:
         return bool(before - self.untold)
 
     def notes(self) -> list[str]:
-        """Warnings about the outputs that told nothing."""
+        """Warnings about outputs that distinguish nothing."""
         return [UNTOLD.format(name, self._why(name)) for name in sorted(self.untold)]
 
     def _why(self, name: str) -> str:
@@ -165,7 +165,7 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
             continue  # refused: nothing is padded along this dim
         try:
             want = reference.run(feeds)
-        except Exception:  # so few rows are none of the original's inputs: there is nothing to compare with
+        except Exception:  # the original does not take so few rows, so there is nothing to compare with
             continue
         shapes = ", ".join(f"{name}[{'x'.join(map(str, spec.shape))}]" for name, spec in specs.items())
         rows += compare(f"padded along {dim}", got, want, reference.tolerance(feeds, want), shapes)
@@ -174,7 +174,7 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Users' files of inputs: at least one."""
+    """The user's files of inputs, at least one."""
     if not folder.exists():
         raise OptionError(f"there is no folder {str(folder)!r}", want="a folder of .npz files, or one")
     files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
@@ -203,7 +203,7 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes here, for reports."""
+    """Versions of the libraries that compute, for reports."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

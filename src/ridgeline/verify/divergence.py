@@ -65,7 +65,7 @@ class Expected:
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
         try:
             return self.reference.run_other(proto, arrays, self.feeds, names)
-        except Exception:  # it runs without these outputs, and nothing more can be said
+        except Exception:  # the graph runs without these outputs, and no more is known
             return None
 
 
@@ -80,7 +80,7 @@ def find_culprit(engine: Engine, expected: Expected, *, has_run: bool = True) ->
 
 
 def _wrong_stage(engine: Engine, expected: Expected) -> str:
-    """The graph is wrong: of all stages that made it, the first."""
+    """The first stage whose graph is wrong."""
     loaded = expected.reference.loaded
     try:
         model = load(loaded.original if loaded.path is None else loaded.path).model
@@ -137,7 +137,7 @@ def _name(value: ir.Value | None) -> str | None:
 
 
 def _wrong_rule(expected: Expected, stage: Stage, model: ir.Model) -> str:
-    """Of a pass that applies rules, the first one that makes the graph wrong."""
+    """The first rule of a pass that makes the graph wrong."""
     run: Any = stage.run
     for rule in run.keywords.get("rules", ()) if isinstance(run, partial) else ():
         run.func(model, **{**run.keywords, "rules": (rule,)})
@@ -147,7 +147,7 @@ def _wrong_rule(expected: Expected, stage: Stage, model: ir.Model) -> str:
 
 
 def _wrong_value(expected: Expected, before: ir.Model, after: ir.Model) -> str:
-    """The first value that a pass kept by name and made another of."""
+    """The first value that has the same name after a pass and other contents."""
     weights = weights_of(after)
     left = {out.name for node in after.graph for out in node.outputs}
     made = [str(out.name) for node in before.graph for out in node.outputs]
@@ -189,7 +189,7 @@ def _run(
             if entry.name in arrays:
                 write_inside(entry, to_torch(arrays[entry.name]))
         return dict(zip(reference.names, Evaluator(proto).run(None, feeds), strict=True))
-    except Exception:  # whatever it is, this graph says nothing
+    except Exception:  # any exception: this graph gives no information
         return None
 
 
@@ -235,7 +235,7 @@ def _as_tensors(values: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def _give_right_inputs(instance: Instance, names: tuple[str, ...], want: Mapping[str, Tensor]) -> None:
-    """Overwrite what the steps before have made, so that an earlier error is not told of a later step."""
+    """Overwrite the results of earlier steps, so that their errors are not attributed to a later step."""
     for name in names:
         right, there = want.get(name), instance.tensors.get(name)
         if right is not None and there is not None and there.shape == right.shape:

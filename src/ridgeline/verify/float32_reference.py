@@ -29,7 +29,7 @@ def halves_inside(model: onnx.ModelProto) -> dict[str, str]:
     """By output, the coarsest half type that any value on the way to it has; "" where none has."""
     coarsest = {f.name: _coarsest_in(f.node, {}) for f in model.functions}
     known = _half_ports(model.graph)
-    _spread(model.graph.node, known, coarsest)
+    _propagate(model.graph.node, known, coarsest)
     return {port.name: known.get(port.name, "") for port in model.graph.output}
 
 
@@ -39,8 +39,8 @@ def _half_ports(graph: onnx.GraphProto) -> dict[str, str]:
     return {name: HALVES[kind] for name, kind in typed if kind in HALVES}
 
 
-def _spread(nodes: Iterable[onnx.NodeProto], known: dict[str, str], functions: Mapping[str, str]) -> None:
-    """Add to `known` the values that half ones reach, in the order of the nodes."""
+def _propagate(nodes: Iterable[onnx.NodeProto], known: dict[str, str], functions: Mapping[str, str]) -> None:
+    """Add to `known` the values that depend on half values, in the order of the nodes."""
     for node in nodes:
         inner = known if any(a.HasField("g") or a.graphs for a in node.attribute) else {}
         own = [_coarsest_in([node], inner), functions.get(node.op_type, "")]
@@ -51,7 +51,7 @@ def _spread(nodes: Iterable[onnx.NodeProto], known: dict[str, str], functions: M
 
 
 def _coarsest_in(nodes: Iterable[onnx.NodeProto], outer: Mapping[str, str]) -> str:
-    """Of the half types that nodes name themselves, and that their subgraphs read or hold."""
+    """The coarsest half type that nodes name themselves or that their subgraphs read or hold."""
     found = []
     for node in nodes:
         for attribute in node.attribute:
@@ -69,7 +69,7 @@ def coarsest(halves: Iterable[str]) -> str:
     return max(halves, key=lambda half: EPSILON.get(half, 0.0), default="")
 
 
-class Wide:
+class Float32Model:
     """The model with every half tensor in float32.
 
     Weights that are half, or that a Cast makes half, lie outside: they are handed over in memory, so that
@@ -89,7 +89,7 @@ class Wide:
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(tensor, folder)
             is_cast = tensor.name in is_narrowed and tensor.data_type == TensorProto.FLOAT
-            # ONNX Runtime drops what nobody reads, and then refuses to be handed it
+            # ONNX Runtime drops unused inputs, and then refuses values for them
             if tensor.name not in is_read or (tensor.data_type not in HALVES and not is_cast):
                 self.proto.graph.initializer.append(numpy_helper.from_array(array, tensor.name))
                 continue
@@ -138,7 +138,7 @@ def _half_values(model: onnx.ModelProto) -> dict[str, int]:
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.functions.extend(model.functions)
     light.graph.CopyFrom(onnx.GraphProto(name="types", node=model.graph.node, output=model.graph.output))
-    # a type is all that is asked of weights: their bytes need no second copy
+    # only the types of weights are needed, not their bytes
     given = {tensor.name: _typed_port(tensor) for tensor in model.graph.initializer}
     light.graph.input.extend(({port.name: port for port in model.graph.input} | given).values())
     graph = onnx.shape_inference.infer_shapes(light).graph

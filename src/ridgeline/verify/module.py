@@ -1,4 +1,4 @@
-"""The module itself as a witness: an engine made from PyTorch is compared with it, not only its export."""
+"""Compares an engine that was made from PyTorch with the module itself, not only with its export."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def check_guards(reference: Reference | None, sample: Sample) -> tuple[Term, ...
     guards = sample.assumed.all_guards(example)
     if reference is None or not sample.assumed.dims:
         return guards
-    if not sample.is_program:  # that is an export already: what its module does at 1 is not known
+    if not sample.is_program:  # the module of an ExportedProgram is not known, so it cannot be run at size 1
         guards = _relaxed(reference, sample, guards, example)
-    for shapes in _elsewhere(sample.assumed, guards, example):
+    for shapes in _other_shapes(sample.assumed, guards, example):
         _require_export(_rows_at(reference, sample, shapes))
     return guards
 
@@ -107,7 +107,7 @@ def _or_at(guard: Term, places: set[Place], shapes: Sizes) -> Term:
     return ("or", guard, reduce(lambda one, other: ("and", one, other), equal))
 
 
-def _elsewhere(assumed: Assumed, guards: Sequence[Term], example: Sizes) -> Iterator[Sizes]:
+def _other_shapes(assumed: Assumed, guards: Sequence[Term], example: Sizes) -> Iterator[Sizes]:
     """Shapes that the guards take, each open dim with another size: near the example's, and small."""
     places = [(place, i) for i, dim in enumerate(assumed.dims) for place in dim.places]
     at = {place: example[place[0]][place[1]] for place, _ in places}
@@ -148,7 +148,7 @@ def _rows_at(reference: Reference, sample: Sample, shapes: Sizes) -> list[Check]
         return []
     try:
         want = reference.run(feeds)
-    except Exception as error:  # whoever runs the reference
+    except Exception as error:  # the reference may raise anything
         return [Check(RESIZED, next(iter(eager)), _text(feeds), math.inf, 0.0, False, first_line(error))]
     return compare(RESIZED, want, eager, reference.tolerance(feeds, want), _text(feeds))
 
@@ -173,5 +173,5 @@ def _text(feeds: Mapping[str, np.ndarray]) -> str:
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """As engine and reference take them."""
+    """The tensors as arrays, for engine and reference."""
     return {name: as_numpy(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""The checks of a build once more: on the machine that runs the engine, by somebody who has the model."""
+"""Repeats the checks of a build on the machine that runs the engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def verify_engine(
 
 
 def _of_another(error: VerifyError, engine: Engine) -> VerifyError:
-    """The same for somebody who did not build the engine, and may have another model, machine or version."""
+    """The error with advice for a user who did not build the engine."""
     here = versions()
     others = [
         f"made with {name} {version}, here is {here.get(name)}"

@@ -30,7 +30,7 @@ from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
-from ridgeline.verify.float32_reference import Wide, coarsest, halves_inside, widen_feeds
+from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_inside, widen_feeds
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
@@ -74,8 +74,8 @@ class Reference:
 
     @cached_property
     def _run(self) -> Callable[[Feeds], Outputs]:
-        """Opened when it is first asked: what is known of a model needs no second run."""
-        wide = self._open_wide() if self._half else None
+        """The session, opened at the first run: facts that are remembered need none."""
+        wide = self._open_float32() if self._half else None
         if wide is not None:
             return wide
         loaded = self.loaded
@@ -96,7 +96,7 @@ class Reference:
             return lambda feeds: self._named(evaluator.run(None, dict(feeds)))
 
     def open(self) -> None:
-        """Raise now if nobody can run the model."""
+        """Raise now if neither ONNX Runtime nor the evaluator can run the model."""
         _ = self._run
 
     def run(self, feeds: Feeds, *, keep: bool = False) -> Outputs:
@@ -124,11 +124,11 @@ class Reference:
         return made
 
     @cached_property
-    def _wide(self) -> Wide | None:
+    def _float32(self) -> Float32Model | None:
         """A half model in float32."""
         try:
-            return Wide(self.loaded.original, folder_of(self.loaded))
-        except Exception:  # whatever it is, the model as it stands is the next best reference
+            return Float32Model(self.loaded.original, folder_of(self.loaded))
+        except Exception:  # any exception: the model as it is serves as the reference
             return None
 
     def _run_limited(self, feeds: Feeds) -> Outputs:
@@ -136,10 +136,10 @@ class Reference:
             self._limited.require_end(feeds)
         return self._run(feeds)
 
-    def _open_wide(self) -> Callable[[Feeds], Outputs] | None:
+    def _open_float32(self) -> Callable[[Feeds], Outputs] | None:
         """A half model as float32 computes it; None where ONNX Runtime does not take it so."""
         try:
-            run = self._wide.session(self._options(), self._wide.weights) if self._wide else None
+            run = self._float32.session(self._options(), self._float32.weights) if self._float32 else None
         except Exception:  # ONNX Runtime lacks an op, as in the model itself
             return None
         self.who = f"onnxruntime {ort.__version__} in float32, all optimisations off"
@@ -147,17 +147,18 @@ class Reference:
 
     def _half_probes(self) -> Iterator[Probe]:
         """What rounding every result to half does: done op by op, else weights moved by as much."""
-        if self._wide is None:
+        if self._float32 is None:
             yield from self._moved_probes()
             return
         steps = EPSILON[self._half] / EPSILON["float32"]
         try:
-            yield partial(_run_half, self._wide.rounding_session(self._options()), steps)
-        except Exception:  # whatever it is, moved weights are the next best measure
+            yield partial(_run_half, self._float32.rounding_session(self._options()), steps)
+        except Exception:  # any exception: moved weights serve as the measure
             with suppress(Exception):  # or none at all
                 for seed in range(PROBES):
-                    moved = {n: jitter(a, HALF_STEPS * steps, seed) for n, a in self._wide.weights.items()}
-                    yield partial(_run_half, self._wide.session(self._options(), moved), HALF_STEPS * steps)
+                    moved = {n: jitter(a, HALF_STEPS * steps, seed) for n, a in self._float32.weights.items()}
+                    session = self._float32.session(self._options(), moved)
+                    yield partial(_run_half, session, HALF_STEPS * steps)
 
     @cached_property
     def _crosses(self) -> bool:
@@ -222,7 +223,7 @@ class Reference:
         try:
             source = with_exact_group_norms(proto).SerializeToString()
             session_run = self._timed(ort.InferenceSession(source, options, PROVIDERS))
-        except Exception:  # the reference is not ONNX Runtime then either
+        except Exception:  # then the reference is not ONNX Runtime either
             return None
         try:
             wanted = self.names if names is None else names
@@ -300,7 +301,7 @@ class Reference:
         for seed in range(PROBES if self._is_small else 1):
             try:
                 run = self._moved(seed)
-            except Exception:  # the onnx reference has no such door: inputs alone are moved then
+            except Exception:  # the onnx evaluator takes no other weights, so only the inputs are moved
                 run = self._run
             yield partial(_run_moved, run, self._step)
 
@@ -331,7 +332,7 @@ def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed
 
 
 def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
-    """The first as it is: rounding alone. Further ones differ, or they would say the same again."""
+    """The first draw uses the inputs as they are; further draws move them, or all would be equal."""
     return run(jitter_feeds(widen_feeds(feeds), steps, seed) if seed else feeds)
 
 
@@ -352,7 +353,7 @@ def _is_narrower(error: Exception) -> bool:
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    """Of the code that measures tolerances and verdicts."""
+    """The digest of the code that measures tolerances and verdicts."""
     here = Path(__file__)
     return hashlib.sha256(here.read_bytes() + here.with_name("float32_reference.py").read_bytes()).hexdigest()
 

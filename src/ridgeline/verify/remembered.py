@@ -83,7 +83,7 @@ class Facts:
             self.has_news = True
 
     def find_arrays(self, key: str | None) -> dict[str, np.ndarray] | None:
-        """None where none were kept, or where they cannot be read."""
+        """The kept arrays; None if there are none or they cannot be read."""
         path = self._arrays_path(key)
         try:
             with open_regular(path) as file:
@@ -96,7 +96,7 @@ class Facts:
             return None
 
     def keep_arrays(self, key: str | None, arrays: Mapping[str, Any]) -> bool:
-        """Whether they were kept: large ones and types that numpy does not write are not."""
+        """Keep arrays; False for large ones and for types that numpy does not write."""
         plain = {name: np.asarray(array) for name, array in arrays.items()}
         path = self._arrays_path(key)
         is_small = sum(array.nbytes for array in plain.values()) <= MAX_ARRAY_BYTES
@@ -139,7 +139,7 @@ def _read_facts(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _digest_facts(facts: Mapping[str, Any]) -> str:
-    """Unlike timings these are not for editing by hand, and a torn one must not loosen a check."""
+    """A checksum, so that a damaged or edited file cannot loosen a check."""
     return digest_texts([json.dumps(facts, sort_keys=True)])
 
 
@@ -150,7 +150,7 @@ class ModelDigest:
         pool = ThreadPoolExecutor(1, "digest")
         self._made: Future[str | None] = pool.submit(_digest_model, loaded)
         pool.shutdown(wait=False)
-        # held, so that no other array can come to lie where one of these lay
+        # kept alive, so that no other array gets the same address
         self._own = {
             name: value.const_value.numpy() for name, value in loaded.model.graph.initializers.items()
         }
@@ -161,7 +161,7 @@ class ModelDigest:
         return self._made.result()
 
     def of_weights(self, weights: Mapping[str, np.ndarray]) -> str:
-        """Of a fused graph's weights. Those that are the model's own, untouched, go by their names there."""
+        """The digest of a fused graph's weights. Unchanged weights of the model count by name."""
         made = hashlib.sha256()
         for name, array in weights.items():
             own = self._places.get(array.ctypes.data)
@@ -183,7 +183,7 @@ def _digest_model(loaded: Loaded) -> str | None:
         path = Path(folder_of(loaded)) / location
         made.update(f"{location} {path.stat().st_size} ".encode())
         if path.stat().st_size:
-            # one call over mapped memory: it leaves the other threads alone, and copies nothing
+            # one call over mapped memory copies nothing and releases the interpreter lock
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 made.update(content)
     return made.hexdigest()
@@ -202,7 +202,7 @@ def outside_files(proto: onnx.ModelProto) -> list[str]:
 
 
 def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
-    """Of names, types, shapes and every element."""
+    """The digest of names, types, shapes and all elements."""
     made = hashlib.sha256()
     for name, array in arrays.items():
         made.update(f"{name} {array.dtype} {array.shape} ".encode())

@@ -1,4 +1,4 @@
-"""Values moved by as much as rounding moves them: the measure of what a right engine may be off."""
+"""Moves values by as much as rounding does, to measure how far a right engine may be off."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def run_probes(probes: Sequence[Probe], feeds: Mapping[str, Any], draws: int) ->
 def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:
     """The array with every element moved by up to `steps` eps of its type."""
     reach = steps * EPSILON[str(array.dtype)]
-    # a short pattern repeated: as good as fresh numbers here, and many times quicker on large weights
+    # a repeated short pattern is many times faster on large weights than fresh numbers, and as good here
     pattern = np.random.default_rng(seed).uniform(-reach, reach, min(array.size, 65521)).astype(array.dtype)
     moved = np.resize(pattern, array.shape)
     moved *= array
-    # masks hold the largest float there is, and that cannot move up
+    # masks hold the largest float, which cannot move up
     np.copyto(moved, 0, where=np.abs(array) > 1e30)
     moved += array
     return moved

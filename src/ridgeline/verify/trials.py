@@ -1,4 +1,4 @@
-"""The checks a build runs on its engine: which inputs, at which shapes, against whom."""
+"""The checks that a build runs on its engine: with which inputs, at which shapes, against which reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from ridgeline.verify.remembered import FROM_CACHE
 
 BATCH = 3
 BOUND_AGAIN_BYTES = 64 << 20
-# what an engine for another machine takes along to check its first run with, and under which names
+# inputs and outputs that travel with an engine for another machine, to check its first run
 EXPECTED_BYTES = 64 << 20
 GIVEN, WANTED = "given/", "wanted/"
 WRITTEN_AND_READ = "plan and graph written and read"
@@ -192,7 +192,7 @@ def verify_profiles(engine: Engine, reference: Reference, options: Options) -> R
 
 
 def unverified(plan: Plan) -> str:
-    """Why an engine for a GPU elsewhere is not verified yet, and what was seen to hold."""
+    """Why an engine for a GPU that is not here is not verified yet, and what was checked."""
     if plan.target.is_null:
         return "built for no machine"
     steps = [step for each in (plan, *plan.others) for step in each.steps]
@@ -201,7 +201,7 @@ def unverified(plan: Plan) -> str:
 
 
 def verify_graph(engine: Engine, reference: Reference, options: Options) -> Report:
-    """Where its GPU is not: the fused graph against the original, as another runtime computes both.
+    """Without the GPU: compare the fused graph with the original, both run by another runtime.
 
     The engine takes the expected outputs along, so that its first run can be checked.
     """
@@ -232,7 +232,7 @@ def verify_graph(engine: Engine, reference: Reference, options: Options) -> Repo
 
 
 def _telling_run(engine: Engine, reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Inputs that the original makes something else than NaN of, and that."""
+    """Inputs for which the original computes something other than NaN, and its outputs."""
     first = engine.example_inputs(0)
     for name, feeds in chain([("", first)], _other_values(engine)):
         try:
@@ -269,7 +269,7 @@ def compare_expected(engine: Engine) -> list[Check]:
 
 
 def _check_declared(plan: Plan, made: Mapping[str, np.ndarray]) -> None:
-    """A file may declare outputs that its graph does not make; nobody downstream should believe it."""
+    """Raise if the file declares outputs otherwise than the graph makes them."""
     wrong = []
     for port in plan.outputs:
         if port.is_non_tensor and port.name not in made:
@@ -309,7 +309,7 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
 
 
 def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Inputs at the planned shapes whose floats are no normal ones."""
+    """Inputs at the planned shapes with floats of other distributions."""
     for name, floats in OTHER_FLOATS.items():
         feeds = example_feeds(engine.inference, engine.plan.planned_shapes, seed=4, floats=floats)
         yield f"planned shapes, {name}", feeds
@@ -337,7 +337,7 @@ def _same_bits(
 def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, Any]) -> list[Check]:
     """The engine as its file gives it back: plan and graph through their written forms."""
     rows, plan, model, program = _read_back(engine, feeds)
-    # binding a large engine once more takes longer than all else; the same plan and graph bind the same
+    # binding a large engine again would take longer than all other checks; equal plans and graphs bind alike
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
         inference = Inference(program, engine.weights)
         fused = replace(engine.fused, graph=model, inference=inference, notes=[])
@@ -373,7 +373,7 @@ def _fused_against_unfused(
     key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
     known = reference.facts.find_as(dict[str, tuple[Check, ...]], key)
     if known is not None:
-        # only a verdict that passed is kept, so all rows are there and all are good
+        # only a verdict that passed is kept
         return [replace(row, note=f"verdict {FROM_CACHE}") for row in known["rows"]]
     got = reference.run_other(proto, arrays, feeds)
     rows = [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))

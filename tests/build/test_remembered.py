@@ -50,7 +50,7 @@ def test_a_wrong_kernel_fails_with_everything_remembered(
     cache = tmp_path / "timings.toml"
     build(tiny_model, cache)
     assert remembered(build(tiny_model, cache).report.checks)
-    right = CppGemv.bind
+    right = CppGemv._bind
 
     def wrong(self: CppGemv, *arguments: Any) -> Launch:
         launch = right(self, *arguments)
@@ -61,7 +61,7 @@ def test_a_wrong_kernel_fails_with_everything_remembered(
 
         return Launch(call, writes_out=True)
 
-    monkeypatch.setattr(CppGemv, "bind", wrong)
+    monkeypatch.setattr(CppGemv, "_bind", wrong)
     with pytest.raises(VerifyError, match=r"cpp\.gemv"):
         build(tiny_model, cache)
 
