@@ -148,17 +148,16 @@ class Reference:
     def _half_probes(self) -> Iterator[Probe]:
         """What rounding every result to half does: done op by op, else weights moved by as much."""
         if self._float32 is None:
-            yield from self._moved_probes()
-            return
+            return (yield from self._moved_probes())
         steps = EPSILON[self._half] / EPSILON["float32"]
         try:
             yield partial(_run_half, self._float32.rounding_session(self._options()), steps)
         except Exception:  # any exception: moved weights serve as the measure
             with suppress(Exception):  # or none at all
+                steps *= HALF_STEPS
                 for seed in range(PROBES):
-                    moved = {n: jitter(a, HALF_STEPS * steps, seed) for n, a in self._float32.weights.items()}
-                    session = self._float32.session(self._options(), moved)
-                    yield partial(_run_half, session, HALF_STEPS * steps)
+                    moved = {n: jitter(a, steps, seed) for n, a in self._float32.weights.items()}
+                    yield partial(_run_half, self._float32.session(self._options(), moved), steps)
 
     @cached_property
     def _crosses(self) -> bool:
