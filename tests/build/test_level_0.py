@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ridgeline
+from offers import change_launches
 from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cpu.cpp import CppProduct, CppTactic
+from ridgeline.runtime import launches
+from ridgeline.select import loop
+from ridgeline.tactics.base import Bind, Launch, Tactic
+from ridgeline.tactics.cpu.cpp import CppTactic
 
 
 def test_level_0_compiles_only_what_it_takes(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: set[tuple[str, str]] = set()
 
-    def note(self: CppTactic, sites: Sequence[tuple[Site, Config]]) -> None:
-        jobs.update((site.key, self.name) for site, _ in sites)
+    def note(tactic: Tactic, todo: Iterable[tuple[Site, Any, Config]]) -> list[Exception]:
+        jobs.update((site.key, tactic.name) for site, _, _ in todo if tactic.name.startswith("cpp."))
+        return []
 
-    monkeypatch.setattr(CppTactic, "precompile", note)
+    for module in (loop, launches):
+        monkeypatch.setattr(module, "precompile", note)
     whole = ridgeline.build(tiny_model, level=0, verify="off")
     assert [step.tactic for step in whole.plan.steps] == ["ort"]
     assert not jobs, "the library runs the whole graph: no kernel is needed"
@@ -33,11 +38,14 @@ def test_level_0_compiles_only_what_it_takes(tiny_model: Path, monkeypatch: pyte
 def test_level_0_takes_the_next_where_the_first_breaks(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: CppTactic, *args: Any) -> Launch:
-        raise RuntimeError("broken on purpose")
+    def broken(bind: Bind) -> Bind:
+        def fail(*_: Any) -> Launch:
+            raise RuntimeError("broken on purpose")
 
-    for tactic in (CppTactic, CppProduct, *CppTactic.__subclasses__(), *CppProduct.__subclasses__()):
-        monkeypatch.setattr(tactic, "bind", broken)
+        return fail
+
+    for tactic in (CppTactic, *CppTactic.__subclasses__()):
+        change_launches(monkeypatch, tactic, broken)
     engine = ridgeline.build(tiny_model, level=0, without=("ort",))
     assert not any(step.tactic.startswith("cpp.") for step in engine.plan.steps)
     refused = [c.refused or "" for region in engine.plan.regions for c in region.candidates]
