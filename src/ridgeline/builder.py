@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -26,7 +24,7 @@ from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.infer import Inferred
-from ridgeline.options import NULL_TARGETS, Limits, Options, logger, make_limits, make_options
+from ridgeline.options import Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
 from ridgeline.passes.partition import partition
@@ -34,7 +32,6 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
-from ridgeline.runtime.device import current_device, is_here, require_device
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
@@ -50,9 +47,9 @@ from ridgeline.select.planner import SelectingPlanner
 from ridgeline.select.planning import plan_variant
 from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.select.subgraphs import with_bodies
-from ridgeline.select.timers import timer_of
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
-from ridgeline.tactics.registry import leave_out, missing_tools, tactics_for
+from ridgeline.tactics.registry import leave_out
+from ridgeline.targets import Machine, TacticOptions, machine_of, target_named
 from ridgeline.verify import trials as checks
 from ridgeline.verify.compare import data_files, load_data, versions
 from ridgeline.verify.limited_run import LimitedRun
@@ -62,7 +59,6 @@ from ridgeline.verify.remembered import Facts
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
-NULL_CPU, NULL_CUDA = Target("cpu", "x86_64", 2, is_null=True), Target("cuda", "sm_90", 1, is_null=True)
 PLANNER = SelectingPlanner(checks.compare_expected)
 HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
@@ -137,9 +133,9 @@ def build_exported(exported: Exported, options: Options) -> Engine:
 def build_with(source: Source, options: Options, sample: Sample | None = None) -> Engine:
     """The table of contents. A sample is a call of the PyTorch module that the source came from."""
     clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
-    target = require_process(resolve_target(options))
-    runs_here = is_here(target)
-    check_choices(options, target)
+    target = require_process(target_named(options))
+    machine = machine_of(target)
+    check_choices(options, machine)
     with clock.stage("load"):
         loaded, facts = load(source, options.limits), Facts.beside(options.timing_cache)
         if options.data is not None:
@@ -156,13 +152,13 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             unfused = Inference.of(loaded.model, options.limits, weights)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
             refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target)
-            fused = fused_model(loaded, every_shapes, options, target)
-            contexts = selection_contexts(fused, every_shapes, options)
+            fused = fused_model(loaded, every_shapes, options, machine)
+            contexts = selection_contexts(fused, every_shapes, options, machine)
         with clock.stage("reference"):
             made = checks.run_first(reference, limited, fused.inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        selections = select_every(contexts)
+        selections = select_every(contexts, machine)
         write_timings(contexts, selections)
     with clock.stage("plan"):
         chosen = zip(contexts, every_shapes, selections, strict=True)
@@ -177,10 +173,10 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         stage_seconds=clock.seconds,
         sites_timed=sum(selection.timed for selection in selections),
         sites_cached=sum(selection.cached for selection in selections),
-        islands=report_islands(engine, is_timed=runs_here and options.level > 0),
+        islands=report_islands(engine, is_timed=machine.is_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
-            *missing_tools(target),
+            *machine.missing_tools(),
             *corrections,
             *report.warnings,
             *engine.notes,
@@ -206,7 +202,8 @@ def load_engine(
     plan, model = stored.plan, stored.model
     kernels = EmbeddedKernels.of(stored.kernels, is_signed_here=stored.is_signed_here, is_trusted=trust)
     try:
-        tactics = tactics_for(plan.target, dict(model.opset_imports), store=kernels.store, limits=allowed)
+        asked = TacticOptions(dict(model.opset_imports), allowed, store=kernels.store)
+        tactics = machine_of(plan.target).tactics(asked)
         inference = Inference.of(model, allowed, stored.weights)
         check_ports(plan, inference.program)
         by_name = {tactic.name: tactic for tactic in tactics}
@@ -217,19 +214,9 @@ def load_engine(
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
 
 
-def resolve_target(options: Options) -> Target:
-    """The machine that is built for: this one's processor, this one's GPU, or a GPU by its architecture."""
-    if options.target in NULL_TARGETS:
-        return NULL_CUDA if ":" in options.target else NULL_CPU
-    if options.target == "cpu":
-        return Target("cpu", platform.machine(), options.cores)
-    kind, _, arch = options.target.partition(":")
-    return Target(kind, arch or current_device().arch, 1)
-
-
-def check_choices(options: Options, target: Target) -> None:
+def check_choices(options: Options, machine: Machine) -> None:
     """What can be refused at once is refused before any work."""
-    leave_out(tactics_for(target, {}), options.without)
+    leave_out(machine.tactics(TacticOptions({})), options.without)
     require_own(options.timing_cache)
     read_lock(options.lock)
     if options.data is not None:
@@ -262,27 +249,24 @@ def fuse(loaded: Loaded, inferred: Inferred, target: Target) -> list[Refusal]:
 
 
 def fused_model(
-    loaded: Loaded, every_shapes: Sequence[Shapes], options: Options, target: Target
+    loaded: Loaded, every_shapes: Sequence[Shapes], options: Options, machine: Machine
 ) -> FusedModel:
     """The fused graph with the tactics that may run it."""
-    if target.kind == "cpu" and not target.is_null and torch.get_num_threads() != target.threads:
-        torch.set_num_threads(target.threads)
-    tactics = tactics_for(
-        target,
+    machine.prepare()
+    asked = TacticOptions(
         dict(loaded.model.opset_imports),
+        options.limits,
         fixed_shapes=len(every_shapes) == 1 and every_shapes[0].are_fixed,
         deterministic=options.deterministic,
-        limits=options.limits,
     )
-    by_name = {tactic.name: tactic for tactic in leave_out(tactics, options.without)}
-    return FusedModel(loaded.model, Inference.of(loaded.model, options.limits), by_name, target)
+    by_name = {tactic.name: tactic for tactic in leave_out(machine.tactics(asked), options.without)}
+    return FusedModel(loaded.model, Inference.of(loaded.model, options.limits), by_name, machine.target)
 
 
 def selection_contexts(
-    fused: FusedModel, every_shapes: Sequence[Shapes], options: Options
+    fused: FusedModel, every_shapes: Sequence[Shapes], options: Options, machine: Machine
 ) -> list[SelectionContext]:
     """What selection needs, for each profile; model and timings are the same for all."""
-    has_gpu = fused.is_cuda and is_here(fused.target)
     lock = read_lock(options.lock)
     cache = TimingCache.read(options.timing_cache) if options.timing_cache is not None else TimingCache()
     return [
@@ -290,8 +274,8 @@ def selection_contexts(
             fused=fused,
             inferred=fused.inference.at(shapes.opt),
             inputs=shapes.opt,
-            device_key=require_device(fused.target).key if has_gpu else "",
-            timer=timer_of(fused.target, is_timed=options.level > 0 or lock is not None),
+            device_key=machine.device_key,
+            timer=machine.timer(is_timed=options.level > 0 or lock is not None),
             options=options,
             cache=cache,
             lock=lock,
@@ -301,11 +285,11 @@ def selection_contexts(
     ]
 
 
-def select_every(contexts: list[SelectionContext]) -> list[Selection]:
+def select_every(contexts: list[SelectionContext], machine: Machine) -> list[Selection]:
     """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
     made = []
     for i, context in enumerate(contexts):
-        if context.target.kind == "cpu":
+        if machine.plans_bodies:
             contexts[i] = with_bodies(context)
         made.append(select(contexts[i]))
     return made
@@ -329,7 +313,7 @@ def check_engine(
     engine: Engine, reference: Reference | None, options: Options, sample: Sample | None
 ) -> Report:
     """What can be verified here: the engine at every profile, or the graph of one for another machine."""
-    runs_here = is_here(engine.plan.target)
+    runs_here = machine_of(engine.plan.target).is_here
     if reference is None:
         return Report(unverified="" if runs_here else checks.unverified(engine.plan))
     verify = checks.verify_profiles if runs_here else checks.verify_graph

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
+from ridgeline.base.spec import TRAITS
 from ridgeline.errors import OptionError, did_you_mean
 
 logger = logging.getLogger("ridgeline.build")
@@ -19,11 +20,14 @@ NewShapes: TypeAlias = Literal["serve", "wait"]
 Verify: TypeAlias = Literal["off", "fast", "full"]
 
 VERIFY_MODES = ("off", "fast", "full")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 # of no machine: every machine makes the same plan for them, and runs it nowhere
 NULL_TARGETS = ("null", "null:sm_90")
 # `cuda` alone is the GPU of this machine; with an architecture it need not be here
-TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHITECTURES), *NULL_TARGETS)
+TARGETS = (
+    *TRAITS,
+    *(f"{kind}:{arch}" for kind, traits in TRAITS.items() for arch in traits.architectures),
+    *NULL_TARGETS,
+)
 PRECISIONS = ("fp32",)
 MAX_LEVEL = 5
 MAX_THREADS = 1024

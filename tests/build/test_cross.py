@@ -32,6 +32,7 @@ from ridgeline.select.shapes import choose_every_shapes
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
+from ridgeline.targets import machine_of
 
 ARCHS = ("sm_90", "sm_80")
 
@@ -161,11 +162,11 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     unfused = Inference.of(loaded.model, DEFAULT_LIMITS)
     (shapes,) = choose_every_shapes(loaded, unfused, None, options)
     fuse(loaded, unfused.at(shapes.opt), target)
-    fused = fused_model(loaded, [shapes], options, target)
+    fused = fused_model(loaded, [shapes], options, machine_of(target))
     fused = replace(
         fused, tactics={"triton.broken": Broken(), "aten": Aten(dict(loaded.model.opset_imports))}
     )
-    (context,) = selection_contexts(fused, [shapes], options)
+    (context,) = selection_contexts(fused, [shapes], options, machine_of(target))
     selection = select(context)
     (step,) = selection.steps
     assert step.tactic == "aten"

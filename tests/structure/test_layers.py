@@ -11,7 +11,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
     "errors", "base", "options", "frontend", "ir", "passes", "kernels", "tactics", "plugins", "plan",
-    "runtime", "select",
+    "runtime", "select", "targets",
     "verify", "builder", "analyze", "surgery", "torch_in", "serve", "onnx_backend", "__init__", "cli",
 )  # fmt: skip
 FILES = sorted(SRC.rglob("*.py"))

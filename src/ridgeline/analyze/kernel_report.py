@@ -61,7 +61,7 @@ def report_kernels(
 
     Evidence takes a run of the disassembler for each kernel.
     """
-    if plan.target.kind != "cuda":
+    if not plan.target.traits.is_gpu:
         raise OptionError(
             f"{plan.model or 'this engine'} is for {plan.target} and has no GPU kernels",
             help="ridge build MODEL.onnx --target cuda:sm_90 makes one that has, on any machine",

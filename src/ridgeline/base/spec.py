@@ -177,13 +177,56 @@ def _attr_text(attr: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a kind of target is like, as far as passes, tactics and the runtime need to know."""
+
+    device: str  # where PyTorch keeps its tensors
+    architectures: tuple[str, ...] = ()  # that can be built for elsewhere
+    arch_pattern: str = ".*"  # of all there may be
+    is_gpu: bool = False  # it has memory of its own, and replays a whole run as one graph
+    reads_by_index: bool = False  # its generated kernels do: regions take in views, moves and whole rows
+    view_alignment: int = 1  # bytes; kernels are compiled for tensors that begin so
+    dependent_launch_from: int = 0  # the first architecture whose kernels start before the last ends; 0: none
+
+
+# a new kind of target is a line here, its object in `targets/`, and its tactics
+TRAITS = {
+    "cpu": Traits("cpu"),
+    "cuda": Traits(
+        "cuda", ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), "sm_[0-9]{2,3}", is_gpu=True,
+        reads_by_index=True, view_alignment=16, dependent_launch_from=90,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Target:
-    """The machine an engine is for."""
+    """The machine an engine is for, as plans and locks have it. `targets/` has objects that know more."""
 
     kind: str = "cpu"
     arch: str = ""
     threads: int = 1
     is_null: bool = False  # of no machine: choices follow a rule, so that they are the same everywhere
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.kind]
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything can run there."""
+        return not self.is_null
+
+    @property
+    def arch_number(self) -> int:
+        """Of an architecture that is counted: 90 for sm_90."""
+        return int("".join(filter(str.isdigit, self.arch)))
+
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may start before the one in front of it has ended."""
+        first = self.traits.dependent_launch_from
+        return first > 0 and self.arch_number >= first
 
     def __str__(self) -> str:
         kind = f"null {self.kind}" if self.is_null else self.kind

@@ -11,7 +11,6 @@ from ridgeline.ir.op_given import given_of
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 
-VIEW_ALIGNMENT = 16  # bytes that a GPU kernel loads at once
 Views = tuple[tuple[str, str, int], ...]
 
 
@@ -29,13 +28,14 @@ def views_of(site: Site) -> Views:
         return ()
     if is_a(op, Kind.VIEW):
         return ((op.outputs[0], op.inputs[0], 0),)
-    is_cut = op.op_type == "Split" or (op.op_type == "Slice" and site.target.kind == "cuda")
+    is_cut = op.op_type == "Split" or (op.op_type == "Slice" and site.target.traits.reads_by_index)
     return _parts(op, site) if is_cut else ()
 
 
 def _spells_channels_last(site: Site) -> bool:
     op = site.body.ops[0]
-    if site.target.kind != "cuda" or op.key != "Transpose" or tuple(op.attrs.get("perm", ())) != (0, 2, 3, 1):
+    is_turn = op.key == "Transpose" and tuple(op.attrs.get("perm", ())) == (0, 2, 3, 1)
+    if not is_turn or not site.target.traits.reads_by_index:
         return False
     source, result = site.specs.get(op.inputs[0]), site.specs.get(op.outputs[0])
     if source is None or result is None or op.inputs[0] in site.weights:
@@ -56,8 +56,8 @@ def _parts(op: Op, site: Site) -> Views:
 
 
 def _may_start(source: TensorSpec, first: int, target: Target) -> bool:
-    """Whether kernels can read from this element on: those of a GPU are compiled for aligned memory."""
-    return target.kind != "cuda" or first * ITEM_BITS[source.dtype] % (8 * VIEW_ALIGNMENT) == 0
+    """Whether kernels can read from this element on: they may be compiled for aligned memory."""
+    return first * ITEM_BITS[source.dtype] % (8 * target.traits.view_alignment) == 0
 
 
 def joins_of(site: Site) -> tuple[tuple[str, int], ...]:

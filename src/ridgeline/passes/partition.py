@@ -33,11 +33,11 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
         for node in model.graph:
             if is_a(node, kind) and _settles(part, node):
                 _start(part, Draft(name, [node]))
-    for node in model.graph if target.kind == "cuda" else ():
+    for node in model.graph if target.traits.reads_by_index else ():
         if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
             _start(part, Draft("product", [node]))
     _pointwise_regions(part)
-    if target.kind == "cuda":
+    if target.traits.reads_by_index:
         gather_regions(part)
     groups = [draft.nodes for draft in part.drafts if len(draft.nodes) > 1]
     outline(model, groups, order=part.order)
@@ -56,7 +56,7 @@ def _start(part: Partition, draft: Draft) -> None:
     if draft.anchor.op_type == "Attention":
         guard = guard_of(draft.anchor)
         part.take(draft, guard if all(map(part.is_free, guard)) else [])
-    if part.target.kind == "cuda" and draft.anchor.op_type == "Attention":
+    if part.target.traits.reads_by_index and draft.anchor.op_type == "Attention":
         _take_views(part, draft)
     _grow_down(part, draft)
 
@@ -113,7 +113,7 @@ def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Nod
 def _reads_row_again(part: Partition, draft: Draft, node: ir.Node) -> bool:
     """Whether an op spreads a reduction over the row it came from, which a GPU kernel still holds."""
     row, made = draft.anchor.inputs[0], part.spec(node.outputs[0])
-    if part.target.kind != "cuda" or draft.kind != "row" or row not in node.inputs or made is None:
+    if not part.target.traits.reads_by_index or draft.kind != "row" or row not in node.inputs or made is None:
         return False
     held = part.spec(row)
     # a row op behind it, over another axis maybe, takes it as its own beginning

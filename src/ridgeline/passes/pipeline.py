@@ -179,7 +179,7 @@ def canonicalise(
         if after == before:
             break
         before = after
-    if target.kind == "cuda":
+    if target.traits.reads_by_index:
         _refresh_shapes(model)
         refusals += run(CUDA_PASSES)
     run(LAST_PASSES)

@@ -11,15 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ridgeline.base.spec import ITEM_BITS, Port, TensorSpec
+from ridgeline.base.spec import ITEM_BITS, TRAITS, Port, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.options import MAX_DIM, MAX_THREADS
 from ridgeline.plan.plan import Plan
 
 if TYPE_CHECKING:  # `ridge show` checks a plan without importing what reads graphs
     from ridgeline.ir.body import Program, Region
-
-ARCH = re.compile(r"sm_[0-9]{2,3}")
 
 
 def check_steps(plan: Plan, program: Program, steps: Sequence[Region], tactics: Collection[str]) -> None:
@@ -128,8 +126,10 @@ def _wrong_target(plan: Plan) -> Iterator[str]:
     target = plan.target
     if not 1 <= target.threads <= MAX_THREADS:
         yield f"threads: {target.threads}, want 1 to {MAX_THREADS}"
-    if target.kind == "cuda" and not ARCH.fullmatch(target.arch):
-        yield f"target: {target}, want cuda:sm_…"
+    if target.kind not in TRAITS:
+        yield f"target: {target}, want one of {', '.join(TRAITS)}"
+    elif not re.fullmatch(pattern := target.traits.arch_pattern, target.arch):
+        yield f"target: {target}, want {target.kind}:{pattern}"
 
 
 def _wrong_memory(plan: Plan) -> Iterator[str]:

@@ -93,7 +93,7 @@ class GatedTactic(Tactic):
 def _problem(site: Site, launch: Launch, inputs: Sequence[Any]) -> str:
     """What is wrong with one launch over these inputs; "" where nothing is."""
     run, _ = compile_body(
-        site.body, site.specs, {"": CANONICAL_OPSET}, site.target.kind, site.values,
+        site.body, site.specs, {"": CANONICAL_OPSET}, site.target.traits.device, site.values,
         non_tensor=site.non_tensor,
     )  # fmt: skip
     kept = [cloned(t) if isinstance(t, Tensor) else t for t in inputs]
@@ -118,7 +118,9 @@ def _run(site: Site, launch: Launch, inputs: Sequence[Any]) -> tuple[Sequence[An
     if not launch.writes_out:
         launch.run(inputs, ())
         return launch.run(inputs, ()) or (), ""
-    device = next((t.device for t in inputs if isinstance(t, Tensor)), torch.device(site.target.kind))
+    device = next(
+        (t.device for t in inputs if isinstance(t, Tensor)), torch.device(site.target.traits.device)
+    )
     blocks = [Guarded(spec.nbytes, device) for spec in site.outputs]
     made = [block.tensor(spec) for block, spec in zip(blocks, site.outputs, strict=True)]
     call = launch.frozen(inputs, made)

@@ -135,7 +135,7 @@ class OpTactic(Tactic):
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             tensors = [*given, *outputs]
             placed = [_placed(t, spec, self.alignment) for t, spec in zip(tensors, specs, strict=True)]
-            held = [make_workspace(scratch, at.site.target.kind)] if scratch else []
+            held = [make_workspace(scratch, at.site.target.traits.device)] if scratch else []
             held += [self.state(at)] if self.state is not None else []
             call = run(placed[:count], placed[count:], held)
             pairs = list(zip(tensors, placed, strict=True))

@@ -85,15 +85,15 @@ def current_device() -> Device:
 
 def is_here(target: Target) -> bool:
     """Whether this machine is the one that is built for, so that candidates can be timed on it."""
-    if target.is_null or target.kind == "cpu":
-        return not target.is_null
+    if not target.exists or not target.traits.is_gpu:
+        return target.exists
     return why_no_gpu() is None and current_device().arch == target.arch
 
 
 def require_runs(target: Target) -> None:
     """Raise in a process that lost its parent's threads, and for the null target."""
     require_process(target)
-    if target.is_null:
+    if not target.exists:
         raise PlanError(
             f"an engine for the target {target} runs nowhere",
             help="it shows what a plan would be: build with --target cpu or cuda to run the model",

@@ -56,8 +56,8 @@ class Engine:
         self._own = PerProcess(self.fused.target)
         self._bindings = Bindings(self.profiles, planner, self._own)
         self._observer = Observer()
-        uses_pool = not self.fused.is_cuda and any(step.tactic != "ort" for step in self.plan.steps)
-        if uses_pool and torch.get_num_threads() != self.plan.target.threads:
+        pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
+        if pooled and not self.fused.is_gpu and torch.get_num_threads() != self.plan.target.threads:
             torch.set_num_threads(self.plan.target.threads)
 
     @staticmethod
@@ -121,7 +121,7 @@ class Engine:
         With `wait` new shapes are planned before they run; without it nothing is compiled before they run.
         """
         require_runs(self.plan.target)
-        if self.fused.is_cuda:
+        if self.fused.is_gpu:
             require_device(self.plan.target)
             self.retune()
             return CudaContext(self.signature, self._bindings.on_gpu, self._bindings.gpu_instance)
@@ -135,7 +135,7 @@ class Engine:
 
     @property
     def serves_new_shapes(self) -> bool:
-        return not (self.fused.is_cuda or self.plan.waits or self.plan.pads)
+        return not (self.fused.is_gpu or self.plan.waits or self.plan.pads)
 
     def wait(self) -> None:
         """Return when every plan that is being made in the background is there."""
@@ -169,7 +169,7 @@ class Engine:
         """Write the engine file: whole, or not at all."""
         target, store = path_given(path, what="this"), self.fused.kernels.store
         kernels: dict[str, Compiled] = {}
-        for variant in self.variants if self.fused.is_cuda else ():
+        for variant in self.variants if self.fused.is_gpu else ():
             kernels |= collect(variant.executable.planned_sites(), self.fused.tactics, store)
         stored = Stored(
             self.plan, self.report, self.model, self.weights, kernels, self.expected,

@@ -74,7 +74,7 @@ class Executable:
         """
         fused = self.fused
         require_runs(fused.target)
-        if fused.is_cuda:
+        if fused.is_gpu:
             require_device(fused.target)
             if dict(inputs) == self.planned_shapes:
                 self.require_kernels()
@@ -84,7 +84,7 @@ class Executable:
             if compiles:
                 self.launches.compile_ahead([(index, site) for index, _, site in sites])
             bind = self.launches.launch if compiles else self.launches.uncompiled
-            make = CudaInstance if fused.is_cuda else Instance
+            make = CudaInstance if fused.is_gpu else Instance
             instance = make(fused.program, inferred, sites, fused.placed_weights, bind, given)
         if isinstance(instance, CudaInstance):
             instance.notes = fused.notes

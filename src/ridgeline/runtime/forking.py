@@ -43,8 +43,8 @@ class PerProcess:
 
     def __init__(self, target: Target) -> None:
         require_process(target)
-        process.uses_gpu |= target.kind == "cuda"
-        process.uses_threads |= target.kind == "cpu" and target.threads > 1
+        process.uses_gpu |= target.traits.is_gpu
+        process.uses_threads |= target.threads > 1
         self.after_fork()
         _alive.add(self)
 
@@ -70,12 +70,12 @@ class PerProcess:
 def require_process(target: Target) -> Target:
     """The target again; raise in a child that would wait for threads or a GPU of its parent."""
     is_lost = (
-        process.has_lost_gpu if target.kind == "cuda" else process.has_lost_threads and target.threads > 1
+        process.has_lost_gpu if target.traits.is_gpu else process.has_lost_threads and target.threads > 1
     )
     if is_lost:
         raise ProcessError(
             "an engine for the GPU cannot be used in a forked process"
-            if target.kind == "cuda"
+            if target.traits.is_gpu
             else f"an engine of {target.threads} threads cannot be used in a forked process",
             got=f"process {os.getpid()}, forked after an engine was made, without its threads",
             help="start workers with multiprocessing's 'spawn' or 'forkserver', fork before the first engine "

@@ -38,10 +38,10 @@ class FusedModel:
         return self.inference.weights
 
     @property
-    def is_cuda(self) -> bool:
-        return self.target.kind == "cuda"
+    def is_gpu(self) -> bool:
+        return self.target.traits.is_gpu
 
     @cached_property
     def placed_weights(self) -> Mapping[str, Tensor]:
         """Where the target reads them."""
-        return DeviceWeights(self.weights) if self.is_cuda else self.weights
+        return DeviceWeights(self.weights) if self.is_gpu else self.weights

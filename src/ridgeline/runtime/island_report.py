@@ -38,7 +38,7 @@ def report_islands(engine: Engine, *, is_timed: bool) -> tuple[Island, ...]:
         step = step_of.get(name)
         us = times.get(step.name) if step is not None and len(step.regions) == 1 else None
         # a library that takes a step takes the bodies in it: those that lost are not told
-        is_inside = step is not None and (len(step.regions) > 1 or step.tactic == "ort")
+        is_inside = step is not None and engine.fused.tactics[step.tactic].takes_spans
         inside = f"inside {step.tactic}: " if step is not None and is_inside else ""
         keys = () if is_inside else [key for key, _ in subgraphs(regions[name]) if key in engine.plan.bodies]
         body = "; ".join(_body_text(engine.plan.bodies[key]) for key in keys)

@@ -61,7 +61,7 @@ def _memory(executable: Executable, ios: Sequence[StepIO], packed_bytes: int) ->
 def held_memory(variants: Sequence[Variant]) -> dict[str, int]:
     """Bytes that an engine of these variants holds, by kind: counted on a GPU, else as planned."""
     first = variants[0]
-    if first.executable.fused.is_cuda:
+    if first.executable.fused.is_gpu:
         return first.executable.gpu_memory()
     planned = first.plan.memory
     parts = {

@@ -51,7 +51,7 @@ class Aten(Tactic):
         )
 
     def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        device = site.target.kind
+        device = site.target.traits.device
         run, notes = compile_body(
             site.body, site.specs, self.opset_imports, device, site.values,
             non_tensor=site.non_tensor, limits=self.limits,
@@ -116,7 +116,7 @@ def _format(spec: TensorSpec | None) -> torch.memory_format | None:
 
 def _picker(op: Op, site: Site) -> Callable[[Sequence[Any]], list[Any]]:
     body = site.body
-    constants = placed_constants(body, site.target.kind, site.values)
+    constants = placed_constants(body, site.target.traits.device, site.values)
     places: list[Any] = []
     for i, name in enumerate(op.inputs):
         fixed = constants.get((name, is_read_on_host(op, i)))

@@ -152,7 +152,7 @@ class Tactic:
     """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
 
     name: str
-    runs_on = ""  # a kind of target; "": every kind
+    runs_on = ""  # the device of its tensors; "": any
     is_floor = False  # runs any region, op by op
     takes_open_shapes = False  # also where shapes inside a region depend on data
     takes_spans = False  # may run neighbouring regions as one step

@@ -17,7 +17,7 @@ __all__ = ["Offer", "Refused", "kernels_of", "precompile", "read_offer", "requir
 
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
     """What the tactic makes of the site. The only place where a reader's `RefusedError` becomes `Refused`."""
-    if tactic.runs_on and site.target.kind != tactic.runs_on:
+    if tactic.runs_on and site.target.traits.device != tactic.runs_on:
         return Refused(f"target is {site.target}, want {tactic.runs_on}")
     if not (tactic.takes_open_shapes or site.is_inferred):
         return Refused("a shape inside depends on data")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ridgeline.base.spec import Target
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.kernels.triton.source import triton_version
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.aten import Aten
 from ridgeline.tactics.base import Tactic
@@ -82,41 +79,17 @@ def cuda_tactics(
     )
 
 
-def missing_tools(target: Target) -> tuple[str, ...]:
-    """What this machine lacks to make kernels for the target, and what runs instead."""
-    if target.kind == "cpu" and find_compiler() is None:
-        return (
-            "no C++ compiler found: no kernels are generated, libraries run all regions; install g++ or "
-            "clang++",
-        )
-    if target.kind == "cuda" and triton_version() is None:
-        return (
-            "Triton is not installed: no kernels of our own were compiled, PyTorch and the libraries run all "
-            "regions; pip install 'ridgeline[gpu]'",
-        )
-    return ()
-
-
-def tactics_for(
-    target: Target,
-    opset_imports: Mapping[str, int],
-    *,
-    fixed_shapes: bool = False,
-    deterministic: bool = False,
-    store: KernelStore = COMPILED_HERE,
-    limits: Limits = DEFAULT_LIMITS,
-) -> tuple[Tactic, ...]:
-    """Everything that may run a region on this target."""
-    if target.kind == "cuda":
-        own = cuda_tactics(opset_imports, limits, store=store)
-    else:
-        own = cpu_tactics(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic)
-    return (*(make(store) for make in PLUGIN_TACTICS.values()), *own)
+def plugin_tactics(store: KernelStore) -> tuple[Tactic, ...]:
+    """Those of plugins, which come before our own."""
+    return tuple(make(store) for make in PLUGIN_TACTICS.values())
 
 
 def leave_out(tactics: Sequence[Tactic], names: Sequence[str]) -> tuple[Tactic, ...]:
     """All but those named, by full name or by family (`ort`, `cpp`, `onednn`). The floor always stays."""
-    families = sorted({part for t in tactics for part in (t.name, t.name.split(".")[0])} - {"aten"})
+    families = sorted(
+        {part for t in tactics for part in (t.name, t.name.split(".")[0])}
+        - {t.name for t in tactics if t.is_floor}
+    )
     for name in names:
         if name not in families:
             raise OptionError(f"there is no tactic {name!r} to leave out", help=did_you_mean(name, families))

@@ -54,7 +54,7 @@ class Built:
 
     def run(self, tensors: Sequence[Tensor], own: Callable[[str], Tensor]) -> Any:
         """What the module would return. On the CPU, tensors are read and made where they lie."""
-        if self.engine.plan.target.kind == "cuda":
+        if self.engine.plan.target.traits.is_gpu:
             made = self.engine.run(dict(zip(self.call.inputs, map(resolved, tensors), strict=True)))
         else:
             given = [resolved(t.detach() if t.requires_grad else t) for t in tensors]

@@ -193,7 +193,7 @@ def verify_profiles(engine: Engine, reference: Reference, options: Options) -> R
 
 def unverified(plan: Plan) -> str:
     """Why an engine for a GPU that is not here is not verified yet, and what was checked."""
-    if plan.target.is_null:
+    if not plan.target.exists:
         return "built for no machine"
     steps = [step for each in (plan, *plan.others) for step in each.steps]
     kernels = "its kernels compile and none spills; " if any("triton" in s.tactic for s in steps) else ""

@@ -1,0 +1,48 @@
+"""The processor of this machine."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from ridgeline.base.spec import Target
+from ridgeline.kernels.cpp.compiler import find_compiler
+from ridgeline.select.context import Timer
+from ridgeline.select.wall_clock import FirstThatRuns, WallClock
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.registry import cpu_tactics
+from ridgeline.targets.machine import Machine, TacticOptions
+
+
+class Cpu(Machine):
+    """Candidates are timed by the wall clock, and whole plans as well."""
+
+    plans_bodies = True
+
+    @staticmethod
+    def named(arch: str, cores: int) -> Target:
+        return Target("cpu", platform.machine(), cores)
+
+    def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
+        return cpu_tactics(
+            options.opset_imports,
+            options.limits,
+            fixed_shapes=options.fixed_shapes,
+            deterministic=options.deterministic,
+        )
+
+    def missing_tools(self) -> tuple[str, ...]:
+        if find_compiler() is not None:
+            return ()
+        return (
+            "no C++ compiler found: no kernels are generated, libraries run all regions; install g++ or "
+            "clang++",
+        )
+
+    def timer(self, *, is_timed: bool) -> Timer:
+        return WallClock() if is_timed else FirstThatRuns()
+
+    def prepare(self) -> None:
+        if torch.get_num_threads() != self.target.threads:
+            torch.set_num_threads(self.target.threads)

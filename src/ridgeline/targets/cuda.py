@@ -1,0 +1,39 @@
+"""An NVIDIA GPU: the one of this machine, or another one by its architecture."""
+
+from __future__ import annotations
+
+from ridgeline.base.spec import Target
+from ridgeline.kernels.triton.source import triton_version
+from ridgeline.runtime.device import current_device, require_device
+from ridgeline.select.context import Timer
+from ridgeline.select.graph_replay import GraphReplay
+from ridgeline.select.prediction import Prediction
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.registry import cuda_tactics
+from ridgeline.targets.machine import Machine, TacticOptions
+
+
+class Cuda(Machine):
+    """Candidates are timed as CUDA graphs if the GPU is here; else they are compiled and predicted."""
+
+    @property
+    def device_key(self) -> str:
+        return require_device(self.target).key if self.is_here else ""
+
+    @staticmethod
+    def named(arch: str, cores: int) -> Target:
+        return Target("cuda", arch or current_device().arch, 1)
+
+    def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
+        return cuda_tactics(options.opset_imports, options.limits, store=options.store)
+
+    def missing_tools(self) -> tuple[str, ...]:
+        if triton_version() is not None:
+            return ()
+        return (
+            "Triton is not installed: no kernels of our own were compiled, PyTorch and the libraries run all "
+            "regions; pip install 'ridgeline[gpu]'",
+        )
+
+    def timer(self, *, is_timed: bool) -> Timer:
+        return GraphReplay() if self.is_here else Prediction()

@@ -1,0 +1,68 @@
+"""What a build asks of the machine it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.base.spec import Target
+from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
+from ridgeline.options import DEFAULT_LIMITS, Limits
+from ridgeline.runtime.device import is_here
+from ridgeline.select.context import Timer
+from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.registry import plugin_tactics
+
+
+@dataclass(frozen=True)
+class TacticOptions:
+    """What tactics are made with."""
+
+    opset_imports: Mapping[str, int]
+    limits: Limits = DEFAULT_LIMITS
+    fixed_shapes: bool = False  # no input can ever have another size
+    deterministic: bool = False
+    store: KernelStore = COMPILED_HERE  # kernels that may be used
+
+
+class Machine:
+    """A target that answers. There is one class for each kind of target."""
+
+    plans_bodies = False  # bodies of control flow are planned as the main graph is
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @property
+    def is_here(self) -> bool:
+        """Whether candidates can be timed, and engines verified."""
+        return is_here(self.target)
+
+    @property
+    def device_key(self) -> str:
+        """The GPU that timings are taken on."""
+        return ""
+
+    @staticmethod
+    def named(arch: str, cores: int) -> Target:
+        """The target that a user names; without an architecture it is this machine."""
+        raise NotImplementedError
+
+    def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
+        """Those of ours, in order of preference when times are equal."""
+        raise NotImplementedError
+
+    def tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
+        """Everything that may run a region there."""
+        return (*plugin_tactics(options.store), *self.own_tactics(options))
+
+    def missing_tools(self) -> tuple[str, ...]:
+        """What this machine lacks to make kernels for the target, and what runs instead."""
+        return ()
+
+    def timer(self, *, is_timed: bool) -> Timer:
+        """How choices are made: `is_timed` unless the level asks for none and no lock pins them."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Set this process up before anything is bound or timed."""
