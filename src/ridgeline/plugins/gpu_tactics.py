@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
-from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros, no_scalars
+from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cuda.own_kernels import require_fit
 from ridgeline.tactics.offer import Offer, Refused
@@ -31,17 +31,13 @@ BYTES = "*u8"
 LARGEST_INT32 = 2**31 - 1
 
 
-def _no_constants(at: OpSite) -> Mapping[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuTactic(OpTactic):
     """What both share: where the kernel runs, and the numbers it is given."""
 
-    grid: Callable[[OpSite, Config], Sequence[int]] = field(kw_only=True)
-    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
-    alignment: int = field(default=16, kw_only=True)
+    grid: Callable[[OpSite, Config], Sequence[int]]
+    scalars: Callable[[OpSite], Sequence[Scalar]] = lambda at: ()
+    alignment: int = 16
 
     runs_on = "cuda"
     compiles = True
@@ -50,14 +46,14 @@ class GpuTactic(OpTactic):
         return [BYTES] * (bool(self.workspace_bytes(at, config)) + (self.state is not None))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TritonTactic(GpuTactic):
     """A `@triton.jit` kernel. With `epilogue_axis` it runs the whole region behind the op as well."""
 
-    kernel: Any = field(kw_only=True)
-    constants: Callable[[OpSite], Mapping[str, Any]] = field(default=_no_constants, kw_only=True)
-    epilogue_axis: int | None = field(default=None, kw_only=True)
-    store: KernelStore = field(default=COMPILED_HERE, kw_only=True)
+    kernel: Any
+    constants: Callable[[OpSite], Mapping[str, Any]] = lambda at: {}
+    epilogue_axis: int | None = None
+    store: KernelStore = COMPILED_HERE
 
     def read(self, site: Site) -> OpSite:
         if self.epilogue_axis is None:
@@ -147,13 +143,13 @@ def _scalar_type(value: Scalar) -> str:
     return "fp32" if isinstance(value, float) else "i32" if abs(value) <= LARGEST_INT32 else "i64"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NvrtcTactic(GpuTactic):
     """An `extern "C" __global__` function in CUDA C++; the entries of a config are macros."""
 
-    source: str = field(kw_only=True)
-    function: str = field(kw_only=True)
-    threads: Callable[[OpSite, Config], int] = field(kw_only=True)  # of a block; whole warps
+    source: str
+    function: str
+    threads: Callable[[OpSite, Config], int]  # of a block; whole warps
 
     def why_no_tools(self, at: OpSite) -> str | None:
         return None if has_nvrtc() else "cuda-core is not installed, which brings NVRTC"

@@ -62,35 +62,19 @@ class OpSite:
         return self.site.target.threads
 
 
-def _always(at: OpSite) -> str | None:
-    return None
-
-
-def _one_config(at: OpSite) -> Sequence[Config]:
-    return ({},)
-
-
-def _no_bytes(at: OpSite, config: Config) -> int:
-    return 0
-
-
-def no_scalars(at: OpSite) -> Sequence[Scalar]:
-    return ()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpTactic(Tactic):
     """A way to run one op, alone in its region. What the fields mean: docs/writing-a-plugin.md."""
 
-    name: str
-    op: str = field(kw_only=True)  # as Op.key has it
-    when: Callable[[OpSite], str | None] = field(default=_always, kw_only=True)
-    configs: Callable[[OpSite], Sequence[Config]] = field(default=_one_config, kw_only=True)
-    workspace_bytes: Callable[[OpSite, Config], int] = field(default=_no_bytes, kw_only=True)
-    state: Callable[[OpSite], Any] | None = field(default=None, kw_only=True)
-    layouts: Sequence[Layout] = field(default=("contiguous",), kw_only=True)
-    alignment: int = field(default=1, kw_only=True)
-    in_place: bool = field(default=False, kw_only=True)
+    name: str = field(kw_only=False)
+    op: str  # as Op.key has it
+    when: Callable[[OpSite], str | None] = lambda at: None
+    configs: Callable[[OpSite], Sequence[Config]] = lambda at: ({},)
+    workspace_bytes: Callable[[OpSite, Config], int] = lambda at, config: 0
+    state: Callable[[OpSite], Any] | None = None
+    layouts: Sequence[Layout] = ("contiguous",)
+    alignment: int = 1
+    in_place: bool = False
 
     compiles = False
 
@@ -197,11 +181,11 @@ def _onnx_defaults(op_type: str) -> dict[str, Any]:
     return {name: attr_value(ir.serde.deserialize_attribute(proto)) for name, proto in protos.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PythonTactic(OpTactic):
     """`run(*inputs, out=[...], **attrs)`, with the config's entries and the state as further keywords."""
 
-    run: Callable[..., None] = field(kw_only=True)
+    run: Callable[..., None]
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
@@ -219,13 +203,13 @@ class PythonTactic(OpTactic):
             raise PluginError(f"{self.name} {failure(error)}") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CppTactic(OpTactic):
     """A C++ function over pointers; the entries of a config are macros."""
 
-    source: str = field(kw_only=True)
-    function: str = field(kw_only=True)
-    scalars: Callable[[OpSite], Sequence[Scalar]] = field(default=no_scalars, kw_only=True)
+    source: str
+    function: str
+    scalars: Callable[[OpSite], Sequence[Scalar]] = lambda at: ()
 
     runs_on = "cpu"
     compiles = True
