@@ -1,4 +1,4 @@
-"""`ridge show`, `ridge explain` and `ridge kernels` read an engine file as text: no framework, no numpy."""
+"""`ridge show`, `explain`, `kernels` and `shapes` read text: no framework, no numpy."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def test_show_and_explain_import_no_framework(words: list[str], tiny_engine: Pat
 @pytest.mark.parametrize("words", [["kernels"], ["kernels", "--no-sass"], ["show"]])
 def test_kernels_import_no_framework(words: list[str], cross_engine: Path) -> None:
     read(*words, cross_engine)
+
+
+def test_shapes_import_no_framework(tmp_path: Path) -> None:
+    seen = {"dims": {"x": ["N", 8]}, "seen": [{"shapes": {"x": [3, 8]}, "count": 2}]}
+    (tmp_path / "observed.json").write_text(json.dumps(seen))
+    read("shapes", tmp_path / "observed.json")
 
 
 def rewritten(engine: Path, path: Path, change: Callable[[dict[str, bytes]], None]) -> Path:

@@ -32,15 +32,16 @@ def shapes(
       ridge shapes observed.json --buckets 8 --engine model.ridge
     """
     from ridgeline.analyze.buckets import propose
-    from ridgeline.analyze.padding import padding_verdict, work_of_engine
     from ridgeline.cli.draw_shapes import draw_proposal
-    from ridgeline.cli.engines import load_file
     from ridgeline.runtime.observation import read_histogram
 
     seen = read_histogram(observed)
     if engine is None:
         made = propose(seen, buckets=buckets)
     else:
+        from ridgeline.analyze.padding import padding_verdict, work_of_engine
+        from ridgeline.cli.engines import load_file
+
         loaded = load_file(engine)
         made = propose(seen, buckets=buckets, work=work_of_engine(loaded, seen), unit="operations")
         made = replace(made, paddable=padding_verdict(loaded, made.moving))
