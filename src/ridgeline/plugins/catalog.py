@@ -209,12 +209,12 @@ def code_digest(part: Any) -> str:
     values = [getattr(part, f.name) for f in fields(part)] if is_dataclass(part) else []
     texts = [value for value in values if isinstance(value, str)]
     files = {_file_of(value) for value in (type(part), *values) if callable(value)}
-    content = b"".join(Path(file).read_bytes() for file in sorted(filter(None, files)))
+    content = b"".join(file.read_bytes() for file in sorted(files) if file.is_file())
     return hashlib.sha256("\0".join(texts).encode() + content).hexdigest()[:12]
 
 
-def _file_of(value: Any) -> str:
+def _file_of(value: Any) -> Path:
     try:
-        return inspect.getsourcefile(getattr(value, "fn", value)) or ""  # `fn`: a Triton kernel's function
-    except TypeError:  # a builtin, or made in an interpreter
-        return ""
+        return Path(inspect.getfile(getattr(value, "fn", value)))  # `fn`: a Triton kernel's function
+    except TypeError:  # a builtin
+        return Path()
