@@ -16,12 +16,10 @@ MAX_LINES, MAX_PARAMETERS, MAX_ROOT_MODULES = 60, 6, 8
 REASON = "Parameters: "
 
 TOO_LONG = {
-    "select: choose_shapes",
     "tactics: compile_body",
 }
 TOO_MANY_PARAMETERS = {
     "passes: _function",
-    "plan: step_of",
     "tactics: _launch",
     "tactics: _transpose_pads",
     "tactics: compile_body",

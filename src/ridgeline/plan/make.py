@@ -1,14 +1,13 @@
-"""Making the plan: choices, memory and provenance into one frozen value."""
+"""What a plan says of a choice: its candidates in order, the work at the least, and the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Config, Site
-from ridgeline.ir.body import Region
+from ridgeline.base.spec import Site
 from ridgeline.ir.work import body_bytes, body_flops
-from ridgeline.plan.plan import RegionNote, Step, Work
+from ridgeline.plan.plan import Work
 from ridgeline.tactics.cache import Entry
 
 
@@ -16,48 +15,6 @@ def candidates(entry: Entry) -> tuple[Candidate, ...]:
     """The chosen one first, then the rest as they stand."""
     chosen = entry.chosen
     return (entry.candidates[chosen], *entry.candidates[:chosen], *entry.candidates[chosen + 1 :])
-
-
-def step_of(
-    region: Region,
-    parts: Sequence[Region],
-    *,
-    tactic: str,
-    config: Config,
-    site: Site,
-    entry: Entry,
-    kernels: Sequence[str] = (),
-) -> Step:
-    ranked = candidates(entry)
-    return Step(
-        name=region.name,
-        regions=tuple(part.name for part in parts),
-        op_types=region.op_types,
-        sources=region.sources,
-        inputs=region.inputs,
-        outputs=region.outputs,
-        tactic=tactic,
-        config=dict(config),
-        site=site.key,
-        work=work_of(site),
-        median_us=ranked[0].median_us,
-        predicted_us=ranked[0].predicted_us,
-        losers=ranked[1:],
-        why=reason(ranked),
-        kernels=tuple(kernels),
-    )
-
-
-def region_note(region: Region, site: Site, entry: Entry | None) -> RegionNote:
-    return RegionNote(
-        name=region.name,
-        function=region.function,
-        op_types=region.op_types,
-        sources=region.sources,
-        site=site.key,
-        work=work_of(site),
-        candidates=() if entry is None else candidates(entry),
-    )
 
 
 def work_of(site: Site) -> Work:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ridgeline.base.choices import Refusal
-from ridgeline.base.spec import TensorSpec
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
 from ridgeline.frontend.types import half_type
 from ridgeline.ir.sites import merge
-from ridgeline.plan.make import candidates, reason, region_note, step_of
+from ridgeline.plan.make import candidates, reason, work_of
 from ridgeline.plan.plan import Plan, RegionNote, Step
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
-from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.shapes import Shapes
 
 # the types of the model decide; fp32 is what is left of the option
@@ -30,7 +29,7 @@ def plan_variant(
     refusals: Sequence[Refusal],
 ) -> Variant:
     """The plan of one profile, with its memory, and the executable that memory was found with."""
-    executable = executable_of(context, planned_steps(context, selection), shapes.opt)
+    executable = Executable(context.fused, planned_steps(context, selection), shapes.opt, context.islands)
     memory, steps = planned_memory(executable)
     ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
     hosts = [n for r in context.program.regions if context.inferred.is_host(r) for n in r.outputs]
@@ -59,36 +58,48 @@ def plan_variant(
     return Variant(plan, executable)
 
 
-def executable_of(
-    context: SelectionContext, steps: Sequence[Step], planned_shapes: Mapping[str, TensorSpec]
-) -> Executable:
-    """Steps over the model that they were chosen for."""
-    return Executable(context.fused, steps, planned_shapes, context.islands)
-
-
 def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
     """What launches noted: ops that run slowly."""
     return tuple(dict.fromkeys(note for step in steps for note in step.notes))
 
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
-    return tuple(
-        step_of(
-            merge(context.program, choice.regions),
-            choice.regions,
-            tactic=choice.tactic,
-            config=choice.config,
-            site=choice.site,
-            entry=choice.entry,
-            kernels=[k.digest for k in context.kernels(choice.site, choice.tactic, choice.config)],
-        )
-        for choice in selection.steps
+    return tuple(_planned_step(context, choice) for choice in selection.steps)
+
+
+def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:
+    region, ranked = merge(context.program, choice.regions), candidates(choice.entry)
+    kernels = context.kernels(choice.site, choice.tactic, choice.config)
+    return Step(
+        name=region.name,
+        regions=tuple(part.name for part in choice.regions),
+        op_types=region.op_types,
+        sources=region.sources,
+        inputs=region.inputs,
+        outputs=region.outputs,
+        tactic=choice.tactic,
+        config=dict(choice.config),
+        site=choice.site.key,
+        work=work_of(choice.site),
+        median_us=ranked[0].median_us,
+        predicted_us=ranked[0].predicted_us,
+        losers=ranked[1:],
+        why=reason(ranked),
+        kernels=tuple(kernel.digest for kernel in kernels),
     )
 
 
 def region_notes(context: SelectionContext, selection: Selection) -> tuple[RegionNote, ...]:
+    regions = [region for region in context.program.regions if region.name in selection.sites]
     return tuple(
-        region_note(region, selection.sites[region.name], selection.entries.get(region.name))
-        for region in context.program.regions
-        if region.name in selection.sites
+        RegionNote(
+            name=region.name,
+            function=region.function,
+            op_types=region.op_types,
+            sources=region.sources,
+            site=selection.sites[region.name].key,
+            work=work_of(selection.sites[region.name]),
+            candidates=candidates(entry) if (entry := selection.entries.get(region.name)) else (),
+        )
+        for region in regions
     )

@@ -20,7 +20,7 @@ from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Competitors, Selection, SelectionContext
 from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.loop import select
-from ridgeline.select.planning import executable_of, planned_steps, region_notes, slow_ops
+from ridgeline.select.planning import planned_steps, region_notes, slow_ops
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
@@ -44,7 +44,7 @@ def retune(variant: Variant) -> tuple[Variant, Selection]:
         islands=executable.islands,
     )
     selection = select(context)
-    retuned = executable_of(context, planned_steps(context, selection), shapes)
+    retuned = Executable(fused, planned_steps(context, selection), shapes, executable.islands)
     memory, steps = planned_memory(retuned)
     made = replace(
         plan, steps=steps, memory=memory, slow_ops=slow_ops(steps), regions=region_notes(context, selection)

@@ -129,10 +129,23 @@ def choose_shapes(
         return Shapes(inputs, opt, corners["min"], corners["max"], profile=profile)
     if sample is not None:
         return Shapes(inputs, sample_shapes(tensors, profile, sample), None, None, profile=profile)
-    problems: dict[str, str] = {}
-    over: list[LimitError] = []
     if reference is not None:
         reference.open()
+    guess = _first_guess(tensors, profile, inference, reference, sized_by)
+    named = with_names_that_fit(inputs, guess)
+    return Shapes(named, guess, None, None, is_guess=True, profile=profile)
+
+
+def _first_guess(
+    tensors: Sequence[Port],
+    profile: Resolved,
+    inference: Inference,
+    reference: Original | None,
+    sized_by: Collection[str],
+) -> dict[str, TensorSpec]:
+    """The first guess that the model takes, or an error that lists what was tried."""
+    problems: dict[str, str] = {}
+    over: list[LimitError] = []
     # where every guess leaves some value empty, that value may be empty at any size: the first will do
     spare: list[dict[str, TensorSpec]] = []
     guesses = list(guessed_shapes(tensors, _sizes_of_defaults(tensors, inference.weights) | profile.symbols))
@@ -145,7 +158,7 @@ def choose_shapes(
         if shapes_text(guess) in problems and not is_spare:
             continue
         if sum(guess[name].nbytes for name in moving if name in guess) > GUESSED_BYTES:
-            problems[shapes_text(guess)] = "larger than anybody means who says nothing"
+            problems[shapes_text(guess)] = f"a guess of more than {GUESSED_BYTES:,} bytes"
             continue
         try:
             empty = empty_values(inference.at(guess), inference.weights)
@@ -161,8 +174,7 @@ def choose_shapes(
             problems[shapes_text(guess)] = first_line(error)
             over += [error] if isinstance(error, LimitError) else []
             continue
-        named = with_names_that_fit(inputs, guess)
-        return Shapes(named, guess, None, None, is_guess=True, profile=profile)
+        return guess
     if over and len(over) == len(problems):
         raise over[0]
     raise BuildError(

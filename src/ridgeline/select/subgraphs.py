@@ -17,13 +17,14 @@ from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Memory, Plan
+from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import Islands, entry_specs, subgraphs
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import SelectionContext
 from ridgeline.select.loop import select
-from ridgeline.select.planning import executable_of, planned_steps, region_notes
+from ridgeline.select.planning import planned_steps, region_notes
 from ridgeline.tactics.cpu.ort import inside_bodies
 
 # a body's instances are made while it runs, one for each shape that its state takes: none is planned
@@ -66,7 +67,7 @@ def _plan_body(
         )
     )
     selection = select(inner)
-    executable = executable_of(inner, planned_steps(inner, selection), specs)
+    executable = Executable(fused, planned_steps(inner, selection), specs, inner.islands)
     plan = Plan(
         model=key,
         target=context.target,
