@@ -309,6 +309,17 @@ def test_a_bad_tactic_is_out_of_the_race_and_named(run: Any, said: str, level: i
     np.testing.assert_allclose(engine.run({"x": X})["y"], expected(), rtol=1e-6)
 
 
+def test_a_tactic_that_a_lock_pins_is_examined_too(tmp_path: Any) -> None:
+    lock = tmp_path / "choices.lock"
+    register_haar(tactics=[python()])
+    for _ in range(2):  # the first build writes the lock, the second follows it
+        assert step_of(build(lock=lock)).tactic == "acme.haar.python"
+    unregister(ACME.name)
+    register_haar(tactics=[python(run=off_by_one)])
+    with pytest.raises(PluginError, match=r"acme-dsp 1\.0: writes outside output 0"):
+        build(lock=lock)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

@@ -21,6 +21,7 @@ from ridgeline.select.plans import compose_timed, compose_untimed
 from ridgeline.select.race import EFFORTS, PAUSE_S, race, ranked
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
+from ridgeline.tactics.registry import PLUGIN_TACTICS
 
 
 class Measuring(Timer):
@@ -35,6 +36,8 @@ class Measuring(Timer):
         fresh = [contest for contest in contests if not contest.is_known]
         precompile_all(context, [(contest.site, c) for contest in fresh for c in contest.willing])
         self.time_sites(context, fresh)
+        for contest in (contest for contest in contests if contest.is_known):
+            _examine_chosen(context, contest)
         if context.options.level:
             made.timed, made.unsteady = len(fresh), sum(contest.entry.is_unsteady for contest in fresh)
 
@@ -50,6 +53,16 @@ class Measuring(Timer):
     def time_site(self, context: SelectionContext, contest: Contest) -> Entry:
         """The candidates in the order of their times, then those that refused."""
         raise NotImplementedError
+
+
+def _examine_chosen(context: SelectionContext, contest: Contest) -> None:
+    """A tactic of a plugin that a lock or a cache chose is run here before it is believed."""
+    site, best = contest.site, contest.entry.candidates[contest.entry.chosen]
+    if best.tactic in PLUGIN_TACTICS and best.tactic in context.by_name and site.is_inferred:
+        weights = context.weights_of(contest.region, site)
+        launch = context.bind(site, best.tactic, best.config, weights)
+        inputs = site_inputs(site, weights, device=context.target.kind)
+        context.by_name[best.tactic].examine(site, launch, inputs)
 
 
 class WallClock(Measuring):
