@@ -29,7 +29,7 @@ from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorS
 from ridgeline.errors import first_line
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import compile_kernels
-from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.base import Refused, Tactic
 from ridgeline.tactics.cuda import triton_attention
 from ridgeline.tactics.cuda.sdpa import BACKENDS, CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import (
@@ -39,7 +39,7 @@ from ridgeline.tactics.cuda.triton_attention import (
     kernel_of,
     rank_blocks,
 )
-from ridgeline.tactics.offer import Refused, read_offer, require_offer
+from ridgeline.tactics.offer import read_offer, require_offer
 from ridgeline.tactics.read.attention import AttentionSite, read_attention
 
 CALLS = 10

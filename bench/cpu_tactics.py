@@ -23,13 +23,13 @@ from torch import Tensor
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.base.timing import Timing, interleave
 from ridgeline.kernels.floor import call_floor
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Refused
 from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv
 from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
 from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
-from ridgeline.tactics.offer import Refused, read_offer, require_offer
+from ridgeline.tactics.offer import read_offer, require_offer
 
 THREADS = 2
 # beside a busy neighbour an OpenMP barrier lasts a time slice: such a layer is measured again

@@ -24,10 +24,11 @@ from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import first_line
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
+from ridgeline.tactics.base import Refused
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_product import TritonProduct
-from ridgeline.tactics.offer import Refused, read_offer, require_offer
+from ridgeline.tactics.offer import read_offer, require_offer
 
 TACTICS: tuple[TritonProduct, ...] = (
     TritonGemv(), TritonGemm(), TritonConv1x1(), TritonConv(), TritonDepthwise(),

@@ -11,7 +11,7 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.stage import Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.base import Bind, Offer, Refused, Tactic
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton
 from ridgeline.tactics.offer import read_offer
 
 
@@ -40,6 +40,6 @@ def change_launches(
     monkeypatch.setattr(tactic, "offer", offer)
 
 
-def stages_of(tactic: GeneratedTactic, site: Site, config: Config) -> Stages:
+def stages_of(tactic: GeneratedTriton, site: Site, config: Config) -> Stages:
     """The launches of one config, whether or not the tactic would offer it."""
     return tactic.stages(site, lower(site), config)

@@ -14,7 +14,7 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.runtime import launches
 from ridgeline.select import loop
 from ridgeline.tactics.base import Bind, Launch, Tactic
-from ridgeline.tactics.cpu.cpp import CppTactic
+from ridgeline.tactics.cpu.cpp import GeneratedCpp
 
 
 def test_level_0_compiles_only_what_it_takes(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_level_0_takes_the_next_where_the_first_breaks(
 
         return fail
 
-    for tactic in (CppTactic, *CppTactic.__subclasses__()):
+    for tactic in (GeneratedCpp, *GeneratedCpp.__subclasses__()):
         change_launches(monkeypatch, tactic, broken)
     engine = ridgeline.build(tiny_model, level=0, without=("ort",))
     assert not any(step.tactic.startswith("cpp.") for step in engine.plan.steps)

@@ -28,7 +28,7 @@ from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, bind_stages
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, bind_stages
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 from ridgeline.tactics.read.attention import read_attention
 from ridgeline.tactics.staging import staged_launch
@@ -194,7 +194,7 @@ def near(got: Tensor, plain: Tensor, exact: Tensor) -> None:
 
 
 def check_generated(
-    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
+    tactic: GeneratedTriton, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
 ) -> None:
     """As `triton_cases.check`, on the GPU and in every float type; half types in the first cut."""
     for dtype in FLOATS if any(t.is_floating_point() for t in inputs.values()) else FLOATS[:1]:
@@ -212,7 +212,7 @@ def check_generated(
 
 
 def _check_generated(
-    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], config: Config
+    tactic: GeneratedTriton, site: Site, inputs: Mapping[str, Tensor], config: Config
 ) -> None:
     if WANTED.is_asking:
         WANTED.kernels += [stage.kernel for stage in stages_of(tactic, site, config).launches]
@@ -226,7 +226,7 @@ def _check_generated(
         near(got, plain[name], exact[name])
 
 
-def bind_generated(tactic: GeneratedTactic, site: Site, config: Config) -> Launch:
+def bind_generated(tactic: GeneratedTriton, site: Site, config: Config) -> Launch:
     """Through the tactic; a cut that spills is refused there, and still must compute what it should."""
     try:
         return offered(tactic, site).bind(config, {})

@@ -20,7 +20,7 @@ from ridgeline.base.gpu_timing import capture
 from ridgeline.base.spec import Config, Op, Target
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, TritonPointwise, TritonRows
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 
 ROWS, COLUMNS = 64, 65536
 LOOP: Config = {"rows": 1, "cols": 1024, "warps": 4, "whole": False, "splits": 1, "stages": 1}
@@ -49,7 +49,7 @@ class Chain:
         ]
 
     def call(
-        self, tactic: GeneratedTactic, ops: list[Op], config: Config, reads: tuple[Tensor, Tensor],
+        self, tactic: GeneratedTriton, ops: list[Op], config: Config, reads: tuple[Tensor, Tensor],
         writes: Tensor, *, waits: bool | None = None,
     ) -> Call:  # fmt: skip
         shapes = {"a": torch.zeros(ROWS, COLUMNS), "b": torch.zeros(ROWS, COLUMNS)}

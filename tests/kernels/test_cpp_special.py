@@ -12,13 +12,13 @@ from torch import Tensor
 from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
-from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce, CppTactic
+from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce, GeneratedCpp
 
 UINT32, UINT64 = 12, 13
 NAN, INF = float("nan"), float("inf")
 
 
-def require_the_same(kind: type[CppTactic], folder: Path, op: Op, *inputs: Tensor) -> None:
+def require_the_same(kind: type[GeneratedCpp], folder: Path, op: Op, *inputs: Tensor) -> None:
     (want,) = call_floor(op, inputs)
     values = dict(zip((*op.inputs, *op.outputs), (*inputs, want), strict=True))
     specs = {name: TensorSpec(dtype_name(t), tuple(t.shape)) for name, t in values.items()}

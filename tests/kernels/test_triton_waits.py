@@ -25,7 +25,7 @@ from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cuda.triton_attention import TritonAttention
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic, TritonPointwise, TritonRows
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 
@@ -127,7 +127,7 @@ def kernels_of(tactic: Tactic, site: Site) -> list[tuple[Kernel, frozenset[str]]
     configs = offered(tactic, site).configs
     made = []
     for config in configs[:: max(1, len(configs) - 1)]:
-        if isinstance(tactic, GeneratedTactic):
+        if isinstance(tactic, GeneratedTriton):
             stages = stages_of(tactic, site, config)
             slots = stages.pointers.inputs
             count = len(slots) + len(stages.pointers.extras)

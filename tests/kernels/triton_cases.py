@@ -27,7 +27,7 @@ from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.cuda.triton_codegen import GeneratedTactic
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -129,7 +129,7 @@ def without_pdl(kernel: Kernel) -> Kernel:
 
 
 def check(
-    tactic: GeneratedTactic, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
+    tactic: GeneratedTriton, site: Site, inputs: Mapping[str, Tensor], configs: Sequence[Config] = ()
 ) -> None:
     """Some configs against float64, within twice the error of the floor at the dtype."""
     assert why_not(tactic, site) is None

@@ -19,7 +19,8 @@ from ridgeline.errors import PluginError
 from ridgeline.kernels.triton.source import interpret
 from ridgeline.plugins import NvrtcTactic, Plugin, TritonTactic
 from ridgeline.plugins.gpu_tactics import has_nvrtc, nvrtc_cubin
-from ridgeline.tactics.offer import Offer, Refused, read_offer
+from ridgeline.tactics.base import Offer, Refused
+from ridgeline.tactics.offer import read_offer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 M, N, K = 33, 50, 7

@@ -25,8 +25,7 @@ from ridgeline.plugins import (
     register_tactic,
     unregister,
 )
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.offer import Offer, Refused
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 
 X = np.random.default_rng(0).standard_normal((2, 64), np.float32)
 OP = "acme.dsp::Haar"

@@ -24,7 +24,7 @@ def mapped(folder: Path) -> int:
 def test_libraries_of_shapes_long_gone_are_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "KEPT_INSTANCES", KEPT)
     monkeypatch.setattr(launches, "KEPT_LAUNCHES", KEPT)
-    monkeypatch.setattr(cpp.CppTactic.__init__, "__kwdefaults__", {"cache_dir": tmp_path})
+    monkeypatch.setattr(cpp.GeneratedCpp.__init__, "__kwdefaults__", {"cache_dir": tmp_path})
     engine = quick(model_of("moving (float[N,8] x) => (float[N,8] y) { t = Tanh (x) y = Mul (t, x) }"))
     assert [step.tactic for step in engine.plan.steps] == ["cpp.pointwise"]
     for rows in range(1, SHAPES + 1):

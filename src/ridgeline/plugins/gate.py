@@ -19,8 +19,8 @@ from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.plugins.catalog import Plugin, spec_of
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.offer import Offer, Refused, read_offer
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.offer import read_offer
 
 BAND = 4096  # guard bytes on either side
 GUARD = 0xA5

@@ -22,9 +22,8 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
 from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros
-from ridgeline.tactics.base import Launch
+from ridgeline.tactics.base import Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import require_fit
-from ridgeline.tactics.offer import Offer, Refused
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
 BYTES = "*u8"

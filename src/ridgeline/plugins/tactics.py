@@ -21,8 +21,7 @@ from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
-from ridgeline.tactics.base import Footprint, Launch, Tactic
-from ridgeline.tactics.offer import Offer, Refused
+from ridgeline.tactics.base import Footprint, Launch, Offer, Refused, Tactic
 
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
 Scalar: TypeAlias = int | float

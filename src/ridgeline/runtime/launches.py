@@ -16,8 +16,8 @@ from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.offer import Offer, Refused, precompile, read_offer
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.offer import precompile, read_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
 KEPT_LAUNCHES = 8

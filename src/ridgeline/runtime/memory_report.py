@@ -12,8 +12,8 @@ from ridgeline.runtime.device import is_here
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.instance import lay_out_steps, step_io
 from ridgeline.runtime.profiles import Variant
-from ridgeline.tactics.base import Footprint
-from ridgeline.tactics.offer import Offer, read_offer
+from ridgeline.tactics.base import Footprint, Offer
+from ridgeline.tactics.offer import read_offer
 
 
 def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:

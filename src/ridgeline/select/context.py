@@ -23,9 +23,9 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, site_of
-from ridgeline.tactics.offer import Offer, Refused, read_offer
+from ridgeline.tactics.offer import read_offer
 
 # the candidates of a site: willing ones, and those that refused with their reasons
 Competitors: TypeAlias = tuple[list[Candidate], list[Candidate]]

@@ -12,8 +12,9 @@ from ridgeline.errors import BuildError
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import views_of
 from ridgeline.select.context import Competitors, Contest, Selection, SelectionContext, stale
+from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cache import Entry
-from ridgeline.tactics.offer import Offer, Refused, precompile
+from ridgeline.tactics.offer import precompile
 
 
 def select(context: SelectionContext) -> Selection:

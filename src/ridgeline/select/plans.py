@@ -24,9 +24,8 @@ from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
 from ridgeline.select.plan_times import compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
-from ridgeline.tactics.base import Launch, Tactic
+from ridgeline.tactics.base import Launch, Refused, Tactic
 from ridgeline.tactics.cache import Entry
-from ridgeline.tactics.offer import Refused
 
 REGIONS, MIXED = "regions", "mixed"
 # what a change from one library to another costs

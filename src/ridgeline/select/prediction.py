@@ -15,9 +15,9 @@ from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_ke
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.embedded_kernels import RUNNERS_UP
 from ridgeline.select.context import Contest, Selection, SelectionContext, Timer, check_workspace
+from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cache import Entry
 from ridgeline.tactics.cuda.own_kernels import require_fit
-from ridgeline.tactics.offer import Offer, Refused
 from ridgeline.tactics.predict import predict_us
 
 

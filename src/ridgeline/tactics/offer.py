@@ -12,8 +12,6 @@ from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Offer, Refused, Tactic
 
-__all__ = ["Offer", "Refused", "kernels_of", "precompile", "read_offer", "require_offer"]
-
 
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
     """What the tactic makes of the site. The only place where a reader's `RefusedError` becomes `Refused`."""

@@ -60,7 +60,7 @@ class CppReading:
     pack: Callable[[Config, Mapping[str, Tensor]], Sequence[Tensor]] = _packs_nothing
 
 
-class CppTactic(Tactic):
+class GeneratedCpp(Tactic):
     """What the tactics share: the text written once for equal sites, and the launch around it."""
 
     runs_on = "cpu"
@@ -118,7 +118,7 @@ def by_threads(site: Site) -> list[Config]:
     return [{"threads": n} for n in thread_counts(site, items, PARALLEL_ITEMS)]
 
 
-class CppPointwise(CppTactic):
+class CppPointwise(GeneratedCpp):
     """y = f(x…): one generated loop nest for any region of elementwise ops."""
 
     name = "cpp.pointwise"
@@ -135,7 +135,7 @@ class CppPointwise(CppTactic):
         return CppReading(by_threads(site), write)
 
 
-class CppReduce(CppTactic):
+class CppReduce(GeneratedCpp):
     """Pointwise, reduce over the row, pointwise: softmax, norms and means with what surrounds them."""
 
     name = "cpp.reduce"
@@ -153,7 +153,7 @@ class CppReduce(CppTactic):
         return CppReading(by_threads(site), write)
 
 
-class CppMoves(CppTactic):
+class CppMoves(GeneratedCpp):
     """y = x at other places: boxes copied from strided to strided memory."""
 
     name = "cpp.moves"
@@ -165,7 +165,7 @@ class CppMoves(CppTactic):
         )
 
 
-class CppGemv(CppTactic):
+class CppGemv(GeneratedCpp):
     """epilogue(x · W) for a few rows of x: the weight is read once, at the speed of the cache it lies in."""
 
     name = "cpp.gemv"
@@ -177,7 +177,7 @@ class CppGemv(CppTactic):
         return read_product(site, linear)
 
 
-class CppGemm(CppTactic):
+class CppGemm(GeneratedCpp):
     """epilogue(x · W) for many rows: packed panels, register-blocked tiles."""
 
     name = "cpp.gemm"

@@ -26,14 +26,14 @@ from ridgeline.kernels.cpp.linear import Linear, Lines, pack
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.cpu.cpp import (
     CppReading,
-    CppTactic,
+    GeneratedCpp,
     constant,
     product_configs,
     read_product,
     thread_counts,
     tile_of,
 )
-from ridgeline.tactics.read.conv import ConvSite, read_float_conv
+from ridgeline.tactics.read.conv import ConvSite, as_image, read_float_conv
 
 SMALL_CHANNELS = 8
 # by spatial axes: beyond it the call no longer counts, and libraries are better at the sums of images
@@ -41,7 +41,7 @@ MOST_MACS = {1: 32 << 20, 2: 8 << 20}
 TRIED = 2
 
 
-class CppConv1x1(CppTactic):
+class CppConv1x1(GeneratedCpp):
     """epilogue(x · W) over the channels of every position, or of every stride-th one."""
 
     name = "cpp.conv1x1"
@@ -59,13 +59,13 @@ class CppConv1x1(CppTactic):
         if any(s != 1 for s in conv.stride):
             if conv.rank != 2:
                 raise RefusedError(f"stride {list(conv.stride)} over {conv.rank} axes, want 2")
-            lines = Lines(_pair(size), _pair(made), _pair(conv.stride))
+            lines = Lines(as_image(size), as_image(made), as_image(conv.stride))
         rows = batch * math.prod(made)
         linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels, lines)
         return read_product(site, linear)
 
 
-class CppDepthwise(CppTactic):
+class CppDepthwise(GeneratedCpp):
     """epilogue(Σ x · w over the window) channel by channel, vectors along the channels."""
 
     name = "cpp.depthwise"
@@ -96,7 +96,7 @@ class CppDepthwise(CppTactic):
         )
 
 
-class CppConvSmall(CppTactic):
+class CppConvSmall(GeneratedCpp):
     """epilogue(Σ x · w over the window) of a contiguous image of few channels, vectors along the outputs'."""
 
     name = "cpp.conv_small"
@@ -131,7 +131,7 @@ class CppConvSmall(CppTactic):
         return CppReading(configs, write, pack_panels)
 
 
-class CppConvRows(CppTactic):
+class CppConvRows(GeneratedCpp):
     """epilogue(Σ x · w over the window) of a small line or image: windows as rows of a product.
 
     Libraries spend more on such a call than on its sums.
@@ -165,8 +165,8 @@ def _conv_rows(conv: ConvSite) -> ConvRows:
         )
     linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels)
     return ConvRows(
-        linear, channels, _pair(size), _pair(made), _pair(conv.kernel), _pair(conv.stride),
-        _pair(conv.dilation), _pair(conv.pads_begin, 0), conv.x.layout == "channels_last",
+        linear, channels, as_image(size), as_image(made), as_image(conv.kernel), as_image(conv.stride),
+        as_image(conv.dilation), as_image(conv.pads_begin, 0), conv.x.layout == "channels_last",
     )  # fmt: skip
 
 
@@ -176,14 +176,10 @@ def _conv2d(conv: ConvSite) -> Conv2d:
     batch, channels_in, *size = conv.x.shape
     return Conv2d(
         op=conv.anchor, x=conv.slot, weight=conv.weight, batch=batch, channels_in=channels_in,
-        channels=conv.channels, size=_pair(size), made=_pair(conv.y.shape[2:]), kernel=_pair(conv.kernel),
-        stride=_pair(conv.stride), dilation=_pair(conv.dilation), pads=_pair(conv.pads_begin),
+        channels=conv.channels, size=as_image(size), made=as_image(conv.y.shape[2:]),
+        kernel=as_image(conv.kernel), stride=as_image(conv.stride), dilation=as_image(conv.dilation),
+        pads=as_image(conv.pads_begin),
     )  # fmt: skip
-
-
-def _pair(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
-    """As (lines, positions): one axis is an image a single line high."""
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
 
 
 def _require_channels_together(conv: ConvSite) -> None:

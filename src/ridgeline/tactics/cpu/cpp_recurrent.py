@@ -8,7 +8,7 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS
 from ridgeline.kernels.cpp.recurrent import Cut, Recurrent, find_recurrent, pack_recurrent, recurrent_source
-from ridgeline.tactics.cpu.cpp import CppReading, CppTactic
+from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp
 from ridgeline.tactics.read.epilogue import constant_tensors
 
 # about 10 µs of work: a step in which threads share the units ends with waiting for the slowest of them
@@ -17,7 +17,7 @@ TEAM_MACS = 256 * 1024
 LARGE_BYTES = 1024 * 1024
 
 
-class CppRecurrent(CppTactic):
+class CppRecurrent(GeneratedCpp):
     """h, c = cell(x · W + h · R + b), step by step, states kept in cache between the steps."""
 
     name = "cpp.recurrent"

@@ -89,7 +89,7 @@ def _limit_loop(body: onnx.GraphProto, limit: int, name: str) -> None:
 
 
 def with_trip_errors(run: Callable[..., Any], limit: int) -> Callable[..., Any]:
-    """A run in which ONNX Runtime's complaint about that index is the error that it stands for."""
+    """The same run; raises `LimitError` where ONNX Runtime finds the index of the guard out of bounds."""
 
     def run_limited(*given: Any) -> Any:
         try:

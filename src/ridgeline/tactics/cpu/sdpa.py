@@ -1,6 +1,6 @@
 """Attention through torch: the fused operators of SDPA on strided views, and two products around a softmax.
 
-Transposes and reshapes around the Attention op become views. Caches of keys and values live elsewhere.
+Transposes and reshapes around the Attention op become views. Regions with a key-value cache are refused.
 """
 
 from __future__ import annotations

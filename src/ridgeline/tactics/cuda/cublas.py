@@ -17,8 +17,8 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, no_kernels, once
-from ridgeline.tactics.cuda.own_kernels import TritonTactic
+from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, once
+from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import read_offer
 from ridgeline.tactics.predict import cublas_us
@@ -83,7 +83,7 @@ def _read_conv(site: Site) -> LibraryProduct:
     )  # fmt: skip
 
 
-class Cublas(TritonTactic):
+class Cublas(KernelTactic):
     """epilogue(x · W) by cuBLASLt."""
 
     name = "cublas"
@@ -92,17 +92,18 @@ class Cublas(TritonTactic):
         product = read_product(site)
         taken = self._take(site, product)
         rest = read_rest(rest_of(site, taken.value), self.store)
-        if rest is None and product.channel_axis == 1 and site.outputs[0].layout != "channels_last":
+        if rest.site is None and product.channel_axis == 1 and site.outputs[0].layout != "channels_last":
             return Refused("the result is not channels last")
-        between = 0 if rest is None else rest.spec.nbytes
-        footprint = Footprint(True, packed_bytes=spec_of(site, product.weight).nbytes, scratch_bytes=between)
+        footprint = Footprint(
+            True, packed_bytes=spec_of(site, product.weight).nbytes, scratch_bytes=rest.scratch_bytes
+        )
         return Offer(
             self._configs(),
             bind=partial(self._bind, site, product, taken, rest),
-            kernels=no_kernels if rest is None else rest.kernels,
+            kernels=rest.kernels,
             footprint=lambda config: footprint,
-            predict_us=partial(self._predict_us, site, product.depth, None if rest is None else rest.site),
-            compiles=rest is not None,
+            predict_us=partial(self._predict_us, site, product.depth, rest.site),
+            compiles=rest.site is not None,
         )
 
     def _configs(self) -> Sequence[Config]:
@@ -124,7 +125,7 @@ class Cublas(TritonTactic):
         site: Site,
         product: LibraryProduct,
         taken: Taken,
-        rest: Rest | None,
+        rest: Rest,
         config: Config,
         weights: Mapping[str, Tensor],
     ) -> Launch:
@@ -137,9 +138,9 @@ class Cublas(TritonTactic):
         bias = sum_biases(taken.biases, constants, product.columns)
         fill = self._bind_fill(site, product, taken, weight, bias, config)
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)
-        if rest is None:
+        if rest.site is None:
             return Launch(fill, writes_out=True, packed_bytes=packed)
-        return after_library(site, rest, fill, rest.bind(weights), packed_bytes=packed)
+        return after_library(site, rest.site, fill, rest.bind(weights), packed_bytes=packed)
 
     def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
         """The weight in the order the config asks for; always as [K, N]."""
@@ -173,44 +174,38 @@ class Cublas(TritonTactic):
 
 @dataclass(frozen=True)
 class Rest:
-    """What one generated kernel does after a library, as a site of its own."""
+    """What one generated kernel does after a library, as a site of its own; None: nothing is left to do."""
 
-    site: Site
-    offer: Offer
+    site: Site | None = None
+    offer: Offer | None = None
 
     @property
-    def spec(self) -> TensorSpec:
-        """Of the library's result."""
-        return self.site.specs[self.site.body.inputs[0]]
+    def scratch_bytes(self) -> int:
+        """Of the library's result, which only the kernel reads."""
+        return 0 if self.site is None else self.site.specs[self.site.body.inputs[0]].nbytes
 
     def kernels(self, config: Config) -> Sequence[Kernel]:
-        return self.offer.kernels(self.offer.configs[0])
+        return () if self.offer is None else self.offer.kernels(self.offer.configs[0])
 
     def bind(self, weights: Mapping[str, Tensor]) -> Launch:
+        assert self.offer is not None, "there is a rest"
         return self.offer.bind(self.offer.configs[0], weights)
 
 
-def read_rest(site: Site | None, store: KernelStore) -> Rest | None:
-    """None where the library does everything; `RefusedError` where no kernel is generated for the rest."""
+def read_rest(site: Site | None, store: KernelStore) -> Rest:
+    """`RefusedError` where no kernel can be generated for the rest."""
     if site is None:
-        return None
+        return Rest()
     offer = read_offer(TritonPointwise(store=store), site)
     if isinstance(offer, Refused):
         raise RefusedError(offer.reason)
     return Rest(site, offer)
 
 
-def after_library(
-    site: Site,
-    rest: Rest,
-    fill: Call,
-    after: Launch,
-    *,
-    packed_bytes: int,
-) -> Launch:
+def after_library(site: Site, rest: Site, fill: Call, after: Launch, *, packed_bytes: int) -> Launch:
     """A library call into scratch, then a generated kernel from there to the outputs."""
-    spec = rest.spec
-    slots = [site.body.inputs.index(name) for name in rest.site.body.inputs[1:]]
+    spec = rest.specs[rest.body.inputs[0]]
+    slots = [site.body.inputs.index(name) for name in rest.body.inputs[1:]]
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         between = torch.empty_strided(

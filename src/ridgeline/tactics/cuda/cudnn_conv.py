@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,25 +14,16 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.cublas import DTYPES, Rest, read_rest
-from ridgeline.tactics.cuda.own_kernels import TritonTactic
+from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.predict import cudnn_us
 from ridgeline.tactics.read.conv import ConvSite, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
 from ridgeline.tactics.read.remainder import BIAS, RAW, Taken, rest_of, take_epilogue
 
 
-@dataclass(frozen=True)
-class _Form:
-    """One of the library's fused calls: what it takes of the epilogue, and what is left."""
-
-    taken: Taken
-    rest: Rest | None
-
-
-class CudnnConv(TritonTactic):
+class CudnnConv(KernelTactic):
     """y = epilogue(conv(x, w) + b) by cuDNN."""
 
     name = "cudnn"
@@ -53,31 +43,23 @@ class CudnnConv(TritonTactic):
             return Refused("the rest of the region cannot be generated")
         packed_bytes = spec_of(site, conv.weight).nbytes
 
-        def rest_of_form(config: Config) -> Rest | None:
-            return forms[str(config["form"])].rest
-
-        def kernels(config: Config) -> Sequence[Kernel]:
-            rest = rest_of_form(config)
-            return () if rest is None else rest.kernels(config)
-
-        def predict_us(config: Config) -> float:
-            rest = rest_of_form(config)
-            return cudnn_us(site, conv, None if rest is None else rest.site)
+        def rest(config: Config) -> Rest:
+            return forms[str(config["form"])][1]
 
         return Offer(
             [{"form": form} for form in forms],
             bind=lambda config, weights: _bind(
-                site, conv, str(config["form"]), forms[str(config["form"])], weights
+                site, conv, str(config["form"]), *forms[str(config["form"])], weights
             ),
-            kernels=kernels,
-            footprint=lambda config: Footprint(rest_of_form(config) is not None, packed_bytes=packed_bytes),
-            predict_us=predict_us,
+            kernels=lambda config: rest(config).kernels(config),
+            footprint=lambda config: Footprint(rest(config).site is not None, packed_bytes=packed_bytes),
+            predict_us=lambda config: cudnn_us(site, conv, rest(config).site),
             compiles=True,
         )
 
-    def _forms(self, site: Site, conv: ConvSite) -> dict[str, _Form]:
-        """Those that the region has, and whose rest one generated kernel does."""
-        found: dict[str, _Form] = {}
+    def _forms(self, site: Site, conv: ConvSite) -> dict[str, tuple[Taken, Rest]]:
+        """The fused calls that the region has, if one generated kernel does what each leaves."""
+        found: dict[str, tuple[Taken, Rest]] = {}
         for form in ("add_relu", "relu", "plain"):
             taken = _take(site, conv, form)
             if taken is None:
@@ -86,20 +68,21 @@ class CudnnConv(TritonTactic):
             is_bias_left = form == "plain" and bool(taken.biases)
             with suppress(RefusedError):
                 rest = rest_of(site, taken.value, bias_shape=(conv.channels, 1, 1) if is_bias_left else None)
-                found[form] = _Form(taken, read_rest(rest, self.store))
+                found[form] = (taken, read_rest(rest, self.store))
         return found
 
 
-def _bind(site: Site, conv: ConvSite, form: str, parts: _Form, weights: Mapping[str, Tensor]) -> Launch:
+def _bind(
+    site: Site, conv: ConvSite, form: str, taken: Taken, rest: Rest, weights: Mapping[str, Tensor]
+) -> Launch:
     constants = constant_tensors(site, weights)
     weight = constants[conv.weight].to("cuda").contiguous(memory_format=torch.channels_last)
-    bias = sum_biases(parts.taken.biases, constants, conv.channels)
+    bias = sum_biases(taken.biases, constants, conv.channels)
     if bias is None and form != "plain":
         bias = torch.zeros(conv.channels, dtype=weight.dtype)
     bias = None if bias is None else bias.to("cuda")
-    run = _bind_run(site, conv, parts.taken, form, weight, bias)
-    rest = parts.rest
-    if rest is None:
+    run = _bind_run(site, conv, taken, form, weight, bias)
+    if rest.site is None:
         return Launch(lambda inputs, _: (run(inputs),), packed_bytes=weight.nbytes)
     names, packed = rest.site.body.inputs, dict(weights)
     if BIAS in names and bias is not None:

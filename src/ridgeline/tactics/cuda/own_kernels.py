@@ -1,4 +1,4 @@
-"""What tactics with kernels of our own share: whether there can be any, which may run, how tensors lie."""
+"""What tactics with Triton kernels share: whether there can be any, which may run, what packing costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_ARCH = 80  # the first with asynchronous copies
 PDL_ARCH = 90  # the first with dependent launch
 
 
-class TritonTactic(Tactic):
+class KernelTactic(Tactic):
     """What tactics with kernels of our own share: where they run, and where compiled kernels come from."""
 
     runs_on = "cuda"
@@ -68,7 +68,7 @@ def shapes_only(site: Site) -> dict[str, Tensor]:
 
 
 def bytes_packed(stored: Tensor, pack: Callable[[Tensor], Tensor]) -> int:
-    """Of the copy that packing makes; 0 where the weight lies so already."""
+    """Size of the copy that packing makes; 0 where packing returns a view."""
     packed = pack(stored)
     is_view = packed.untyped_storage()._cdata == stored.untyped_storage()._cdata
     return 0 if is_view else packed.nbytes

@@ -20,7 +20,7 @@ from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     PDL_ARCH,
-    TritonTactic,
+    KernelTactic,
     arch_of,
     require_fit,
 )
@@ -66,7 +66,7 @@ class Blocks:
         return Blocks(*(int(config[key]) for key in ("queries", "keys", "warps", "stages")))
 
 
-class TritonAttention(TritonTactic):
+class TritonAttention(KernelTactic):
     """y = softmax(scale · q kᵀ + mask) v in one kernel."""
 
     name = "triton.attention"

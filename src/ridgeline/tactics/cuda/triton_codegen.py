@@ -28,7 +28,7 @@ from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.base import Footprint, Freeze, Launch, Offer, Refused
-from ridgeline.tactics.cuda.own_kernels import TritonTactic, has_pdl, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, has_pdl, require_fit
 from ridgeline.tactics.predict import pointwise_us, rows_us
 from ridgeline.tactics.staging import staged_launch
 
@@ -37,7 +37,7 @@ LONG_COLUMNS = 16384  # rows from here on are offered in pieces that programs ke
 THREAD_BYTES, SMALL_BYTES = 128, 32  # a thread keeps of a row; where rows are few there are threads enough
 
 
-class GeneratedTactic(TritonTactic):
+class GeneratedTriton(KernelTactic):
     """What the tactics share: the region lowered once, its launches for a config, binding to tensors."""
 
     def configs(self, site: Site, program: Program) -> Sequence[Config]:
@@ -97,7 +97,7 @@ def _footprint(stages: Stages, may_overlap: bool) -> Footprint:
     )
 
 
-class TritonPointwise(GeneratedTactic):
+class TritonPointwise(GeneratedTriton):
     """y = f(x…): one generated kernel for any region of elementwise ops and moves."""
 
     name = "triton.pointwise"
@@ -118,7 +118,7 @@ class TritonPointwise(GeneratedTactic):
         return pointwise_us(site)
 
 
-class TritonRows(GeneratedTactic):
+class TritonRows(GeneratedTriton):
     """Pointwise, reduce over the row, pointwise: softmax, norms and means with what surrounds them."""
 
     name = "triton.rows"

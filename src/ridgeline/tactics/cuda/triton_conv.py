@@ -22,7 +22,7 @@ from ridgeline.kernels.triton.products import (
 )
 from ridgeline.kernels.triton.ranking import block_us, rank_depthwise
 from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
-from ridgeline.tactics.read.conv import ConvSite, read_conv
+from ridgeline.tactics.read.conv import ConvSite, as_image, read_conv
 
 
 class TritonConv1x1(TritonProduct):
@@ -108,15 +108,10 @@ def _window(conv: ConvSite, kind: type[Window]) -> Window:
     line, column = rest if conv.rank == 2 else (0, *rest)
     return kind(
         images=conv.x.shape[0], channels=conv.x.shape[1], columns=conv.channels,
-        size=_pair(conv.x.shape[2:], 1), made=_pair(conv.y.shape[2:], 1), kernel=_pair(conv.kernel, 1),
-        stride=_pair(conv.stride, 1), dilation=_pair(conv.dilation, 1), pads=_pair(conv.pads_begin, 0),
+        size=as_image(conv.x.shape[2:]), made=as_image(conv.y.shape[2:]), kernel=as_image(conv.kernel),
+        stride=as_image(conv.stride), dilation=as_image(conv.dilation), pads=as_image(conv.pads_begin, 0),
         x_strides=(image, line, column, channel), dtype=conv.x.dtype,
     )  # fmt: skip
-
-
-def _pair(values: Sequence[int], missing: int) -> tuple[int, int]:
-    high, wide = values if len(values) == 2 else (missing, *values)
-    return high, wide
 
 
 def _as_image(weight: Tensor) -> Tensor:

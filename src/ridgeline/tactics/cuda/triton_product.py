@@ -24,7 +24,7 @@ from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
-    TritonTactic,
+    KernelTactic,
     bytes_packed,
     has_pdl,
     require_fit,
@@ -49,7 +49,7 @@ class Reading:
     columns_axis: int  # of the anchor's output
 
 
-class TritonProduct(TritonTactic):
+class TritonProduct(KernelTactic):
     """epilogue(Σ x · w) in one kernel."""
 
     def read(self, site: Site) -> Reading:

@@ -32,7 +32,7 @@ IN_REGION = "in the region"
 
 @dataclass(frozen=True)
 class Reshape:
-    """The same elements in the same order; a copy where they do not lie so."""
+    """The same elements in the same order. The tensor is copied unless a view will do."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -120,7 +120,7 @@ class AttentionSite:
     """softmax(scale * q @ kᵀ + mask) @ v with q of [B, H, S, D] and k, v of [B, H / groups, T, D]."""
 
     operands: tuple[Operand, Operand, Operand]
-    # what stands where the result is NaN: [B, H, 1, D] from outside, or IN_REGION zero times the values
+    # what replaces a NaN result: an input of [B, H, 1, D], or IN_REGION: zero times the values
     guard: Operand | str | None
     mask: Operand | None
     mask_dtype: str  # "" without a mask
@@ -237,7 +237,7 @@ def _width(spec: TensorSpec, heads: int) -> int:
 
 
 def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) -> Operand:
-    """The mask spread over the scores, in strides alone."""
+    """The mask broadcast over the scores, by its strides alone."""
     if name not in site.body.inputs:
         raise RefusedError(f"mask {name!r} is made inside the region")
     spec = site.specs[name]
@@ -250,7 +250,7 @@ def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) 
         raise RefusedError(f"mask covers {spec.shape[-1]} of {scores[3]} keys")
     whole = (1,) * (4 - len(spec.shape)) + spec.shape
     if any(size not in (1, full) for size, full in zip(whole, scores, strict=True)):
-        raise RefusedError(f"mask of {list(spec.shape)} does not spread over scores of {list(scores)}")
+        raise RefusedError(f"mask of {list(spec.shape)} does not broadcast to scores of {list(scores)}")
     # the fused operators want two or four axes
     views = (Reshape(spec.shape, whole),) if len(spec.shape) == 3 else ()
     lying = torch.empty_strided(spec.shape, spec.strides, device="meta").view(whole).expand(scores)

@@ -1,4 +1,4 @@
-"""How a region around a convolution is read: geometry, operands and epilogue. What runs it is elsewhere."""
+"""How a region around a convolution is read: geometry, operands and epilogue."""
 
 from __future__ import annotations
 
@@ -94,6 +94,11 @@ def read_float_conv(site: Site, op_type: str = "Conv") -> ConvSite:
     if conv.x.dtype != "float32":
         raise RefusedError(f"activations are {conv.x.dtype}, want float32")
     return conv
+
+
+def as_image(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
+    """Per spatial axis as (lines, positions): one axis is an image a single line high."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
 
 
 def _spans(w: TensorSpec, dilation: tuple[int, ...]) -> tuple[int, ...]:

@@ -215,18 +215,6 @@ def sum_biases(names: Sequence[str], constants: Mapping[str, Tensor], channels: 
     return total.contiguous()
 
 
-def _hardtanh(y: Tensor, scalars: Sequence[float], _: str) -> None:
-    torch.clamp_(y, scalars[0], scalars[1])
-
-
-def _leaky_relu(y: Tensor, scalars: Sequence[float], _: str) -> None:
-    torch.ops.aten.leaky_relu_.default(y, scalars[0])
-
-
-def _gelu(y: Tensor, _: Sequence[float], algorithm: str) -> None:
-    torch.ops.aten.gelu_.default(y, approximate=algorithm)
-
-
 IN_PLACE: dict[str, Callable[[Tensor], object]] = {
     "relu": torch.relu_,
     "sigmoid": torch.sigmoid_,
@@ -235,7 +223,6 @@ IN_PLACE: dict[str, Callable[[Tensor], object]] = {
     "hardsigmoid": torch.ops.aten.hardsigmoid_.default,
     "swish": torch.ops.aten.silu_.default,
 }
-IN_PLACE_WITH_SCALARS = {"hardtanh": _hardtanh, "leaky_relu": _leaky_relu, "gelu": _gelu}
 IN_PLACE_BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {
     "add": Tensor.add_, "sub": Tensor.sub_, "mul": Tensor.mul_, "div": Tensor.div_,
 }  # fmt: skip
@@ -262,8 +249,14 @@ def _bind_unary(step: Unary) -> Apply:
     if step.name in IN_PLACE:
         function = IN_PLACE[step.name]
         return lambda y, _: function(y)
-    with_scalars, scalars, algorithm = IN_PLACE_WITH_SCALARS[step.name], step.scalars, step.algorithm
-    return lambda y, _: with_scalars(y, scalars, algorithm)
+    if step.name == "hardtanh":
+        low, high = step.scalars
+        return lambda y, _: torch.clamp_(y, low, high)
+    if step.name == "leaky_relu":
+        (slope,) = step.scalars
+        return lambda y, _: torch.ops.aten.leaky_relu_.default(y, slope)
+    assert step.name == "gelu", f"{step.name} has no form in place"
+    return lambda y, _: torch.ops.aten.gelu_.default(y, approximate=step.algorithm)
 
 
 Finish: TypeAlias = Callable[[Tensor, Sequence[Any]], tuple[Tensor, ...]]
