@@ -5,7 +5,7 @@ Only what is common; the onnx reference evaluator computes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,21 +65,12 @@ def _keep(ufunc: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-HOST_OPS: dict[str, Callable[..., Array | Sequence[Array]]] = {
-    "Gather": _gather,
-    "Concat": _concat,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Slice": _slice,
-    "Reshape": _reshape,
-    "Identity": _identity,
-    "Add": _keep(np.add),
-    "Sub": _keep(np.subtract),
-    "Mul": _keep(np.multiply),
-    "Div": _div,
-    "Min": _keep(np.minimum),
-    "Max": _keep(np.maximum),
-    "Equal": _keep(np.equal),
-    "Less": _keep(np.less),
-    "Greater": _keep(np.greater),
-}
+ARITHMETIC: dict[str, Callable[..., Array]] = {
+    "Identity": _identity, "Add": _keep(np.add), "Sub": _keep(np.subtract), "Mul": _keep(np.multiply),
+    "Div": _div, "Min": _keep(np.minimum), "Max": _keep(np.maximum), "Equal": _keep(np.equal),
+    "Less": _keep(np.less), "Greater": _keep(np.greater),
+}  # fmt: skip
+HOST_OPS: dict[str, Callable[..., Array]] = {
+    **ARITHMETIC, "Gather": _gather, "Concat": _concat, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
+    "Slice": _slice, "Reshape": _reshape,
+}  # fmt: skip

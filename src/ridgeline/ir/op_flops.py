@@ -44,20 +44,18 @@ def _attention(op: Op, specs: Specs) -> int:
     return int(batch * heads * queries * keys * (2 * width + 2 * out_width + 5))
 
 
-_REDUCTIONS = """
-ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-ReduceSumSquare GlobalAveragePool GlobalMaxPool GlobalLpPool ArgMax ArgMin
-"""
-_FREE = """
-Reshape Squeeze Unsqueeze Flatten Identity Transpose Split Slice Concat Expand Gather Pad Tile Shape Constant
-Cast
-"""
 # an integer counts per element of the result; ops that are not listed do one operation for each
 FLOPS: Mapping[str, Flops | int] = {
-    **dict.fromkeys(_FREE.split(), 0), **dict.fromkeys(_REDUCTIONS.split(), _per_input_element),
     "Conv": _conv, "ConvTranspose": _conv_transpose, "MatMul": _matmul, "Gemm": _gemm,
-    "Attention": _attention,
+    "Attention": _attention, "Shape": 0, "Constant": 0, "Cast": 0,
     "Softmax": 5, "LogSoftmax": 6, "LayerNormalization": 8, "RMSNormalization": 5, "GroupNormalization": 8,
     "InstanceNormalization": 8, "BatchNormalization": 2, "Gelu": 8, "Erf": 8, "Tanh": 8, "Sigmoid": 4,
     "Exp": 4, "Log": 4, "HardSwish": 4, "Swish": 5, "Mish": 12, "Pow": 8,
 }  # fmt: skip
+
+
+def flops_of(op_type: str, *, is_movement: bool) -> Flops | int:
+    """Movement is free, reductions count the elements that they read."""
+    if op_type.startswith(("Reduce", "Global", "ArgM")):
+        return _per_input_element
+    return 0 if is_movement else FLOPS.get(op_type, 1)

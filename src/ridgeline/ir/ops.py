@@ -17,7 +17,7 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
-from ridgeline.ir.op_flops import FLOPS
+from ridgeline.ir.op_flops import flops_of
 from ridgeline.ir.op_row import Kind, OpRow, Trait
 from ridgeline.ir.op_rules import RULES
 from ridgeline.ir.shape_rules import INFER_RULES
@@ -112,7 +112,8 @@ def _rows() -> dict[str, OpRow]:
             op_type=op_type, domain=domain,
             kind=reduce(or_, (kind for kind, keys in kinds.items() if key in keys), Kind.OTHER),
             traits=reduce(or_, (trait for trait, keys in traits.items() if key in keys), Trait.NONE),
-            check=RULES.get(key), infer=INFER_RULES.get(key), flops=FLOPS.get(op_type, 1),
+            check=RULES.get(key), infer=INFER_RULES.get(key),
+            flops=flops_of(op_type, is_movement=key in kinds[Kind.MOVEMENT]),
             shape_operands=_SHAPE_OPERANDS.get(key, ()), host_inputs=_HOST_INPUTS.get(key, ()),
             has_floor=key in floor,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.host_ops import HOST_OPS
+from ridgeline.ir.host_ops import ARITHMETIC
 from ridgeline.ir.moves import as_slice
 from ridgeline.passes.fold_shape import Size, node_cuts, sizes
 from ridgeline.passes.match import attribute, constant
@@ -21,29 +21,11 @@ MAX_NUMEL = 1 << 22
 
 Cores: TypeAlias = dict[ir.Value, np.ndarray]
 
-_UFUNCS: Mapping[str, Callable[..., np.ndarray]] = {
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
-    "Not": np.logical_not,
-    "Neg": np.negative,
-    "Abs": np.abs,
-    "LessOrEqual": np.less_equal,
-    "GreaterOrEqual": np.greater_equal,
+_ELEMENTWISE: Mapping[str, Callable[..., np.ndarray]] = {
+    **ARITHMETIC, "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Not": np.logical_not,
+    "Neg": np.negative, "Abs": np.abs, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal,
     "Where": np.where,
-}
-_ELEMENTWISE = _UFUNCS.keys() | {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Min",
-    "Max",
-    "Equal",
-    "Less",
-    "Greater",
-    "Identity",
-}
+}  # fmt: skip
 
 
 def broadcast_values(graph: ir.Graph) -> Cores:
@@ -80,9 +62,8 @@ def _core(node: ir.Node, cores: Cores) -> np.ndarray | None:
     if any(operand is None for operand in operands):
         return None
     # broadcasting the operands and computing commute, so the arrays stand for the whole values
-    call = _UFUNCS.get(node.op_type) or HOST_OPS[node.op_type]
     with np.errstate(all="ignore"):
-        return np.asarray(call(*operands))
+        return np.asarray(_ELEMENTWISE[node.op_type](*operands))
 
 
 def _dims(value: ir.Value) -> tuple[Size, ...]:

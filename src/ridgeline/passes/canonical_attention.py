@@ -95,7 +95,7 @@ def _guarded(op: Any, out: ir.Value, v: ir.Value, *, rows: int) -> ir.Value:
     The result is NaN in all columns where the weights of a row are NaN, and there it becomes zero times the
     values. Elsewhere it is NaN only in columns of v that are not finite: zero times those is NaN as well.
     """
-    axes = op.const(np.array([rows], dtype=np.int64))
+    axes = op.numbers(rows)
     nothing = op.ReduceSum(op.Mul(v, op.const(np.zeros((), v.dtype.numpy()))), axes, keepdims=1)
     return op.Where(op.IsNaN(out), nothing, out)
 
@@ -105,7 +105,7 @@ def _mask(op: Any, m: Match) -> ir.Value | None:
     mask = op.Not(m.barred) if m.barred is not None else m.allowed or m.mask
     if mask is None:
         return None
-    last = op.const(np.array([-1], dtype=np.int64))
+    last = op.numbers(-1)
     is_sighted = _has_guard(m) or (m.mask is not None and m.bias is None and sees_keys(m.mask))
     if m.bias is not None:
         mask = op.Add(m.bias, m.mask)

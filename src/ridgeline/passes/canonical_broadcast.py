@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import Size, sizes
-from ridgeline.passes.rule import GraphOps, Names, merged_sources
+from ridgeline.passes.rule import GraphOps, Names
 
 NAME = "SpreadRows"
 # what was spread to which shape, in one graph: layers share it
@@ -77,10 +76,7 @@ def _spread(
         wide.type = value.type
         grown = zip(shape, value.shape, strict=True)
         wide.shape = ir.Shape([dim if size == 1 else first.shape[axis] for size, dim in grown])
-        for new in op.nodes:
-            new.metadata_props.update({SOURCES: merged_sources([node]), RULE: NAME})
-            new.name = new.outputs[0].name
-        node.graph.insert_before(node, op.nodes)
+        op.place([node], rule=NAME, before=node)
         made[key] = wide
     node.replace_input_with(index, made[key])
 

@@ -10,7 +10,7 @@ from ridgeline.base.choices import Refusal
 from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.rule import GraphOps, Names, nbytes
-from ridgeline.passes.simplify_views import Step, place_nodes, spelling, write
+from ridgeline.passes.simplify_views import Step, spelling, write
 from ridgeline.passes.view_runs import Piece, View, views_of_run
 
 NAME = "GroupedHeads"
@@ -53,7 +53,7 @@ def _group(node: ir.Node, names: Names) -> str | None:
     for index, (view, _) in enumerate((keys, values), start=1):
         op = GraphOps(node.graph, names, stem=f"{node.inputs[index].name}/{NAME}")
         new = write(op, view.source, _once(view) or [])
-        place_nodes(op, view.run, rule=NAME, before=node)
+        op.place(view.run, rule=NAME, before=node)
         node.replace_input_with(index, new)
     return None
 

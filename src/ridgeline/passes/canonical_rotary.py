@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.fold_shape import sizes
@@ -118,9 +117,9 @@ class SpelledRotary(Fusion):
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         size = int(m.dims(m.x)[-1])
         cos, sin = (t if m.places is None else op.Gather(t, m.places, axis=0) for t in (m.cos, m.sin))
-        heads = op.const(np.array([1], dtype=np.int64))
+        heads = op.numbers(1)
         cos, sin = (op.Unsqueeze(op.Concat(table, table, axis=-1), heads) for table in (cos, sin))
-        bounds = [op.const(np.array([n], dtype=np.int64)) for n in (0, size // 2, size, 3)]
+        bounds = [op.numbers(n) for n in (0, size // 2, size, 3)]
         front, back = (op.Slice(m.x, bounds[i], bounds[i + 1], bounds[3]) for i in (0, 1))
         turned = op.Concat(op.Neg(back), front, axis=-1)
         return op.Add(op.Mul(m.x, cos), op.Mul(turned, sin))
@@ -189,14 +188,14 @@ def _left_out(m: Match, table: ir.Value, columns: int) -> int:
 def _as_cache(op: Any, table: ir.Value, rank: int, axis: int) -> ir.Value:
     """The table as [B or 1, S, D / 2]."""
     if rank == 2:
-        return op.Unsqueeze(table, op.const(np.array([0], dtype=np.int64)))
+        return op.Unsqueeze(table, op.numbers(0))
     gone = axis - 4 + rank
     if rank == 4:
-        return op.Squeeze(table, op.const(np.array([axis], dtype=np.int64)))
+        return op.Squeeze(table, op.numbers(axis))
     if gone == 0:
         return table  # [1, S, D / 2]: the axis of heads stands for the batch
-    swapped = op.Squeeze(table, op.const(np.array([gone], dtype=np.int64)))
-    return op.Unsqueeze(swapped, op.const(np.array([0], dtype=np.int64)))
+    swapped = op.Squeeze(table, op.numbers(gone))
+    return op.Unsqueeze(swapped, op.numbers(0))
 
 
 def _rotary(op: Any, m: Match, tables: list[ir.Value], axis: int, *, interleaved: int) -> ir.Value:

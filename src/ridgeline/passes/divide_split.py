@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute
-from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, replace_value
 from ridgeline.passes.take_moves import guard_of
 
 NAME = "DividedSplit"
@@ -67,15 +65,9 @@ def _lengths(split: ir.Node) -> list[int] | None:
 def _divide(split: ir.Node, names: Names) -> None:
     axis = attribute(split, "axis")
     bounds = pairwise(accumulate(_lengths(split) or (), initial=0))
-    sources = merged_sources([split])
     for out, (start, end) in zip(split.outputs, bounds, strict=True):
         op = GraphOps(split.graph, names, stem=f"{out.name}/{NAME}")
-        part = op.Slice(
-            split.inputs[0], *(op.const(np.array([n], dtype=np.int64)) for n in (start, end, axis))
-        )
-        (node,) = op.nodes
-        node.name = part.name
-        node.metadata_props.update({SOURCES: sources, RULE: NAME})
-        split.graph.insert_before(split, node)
+        part = op.Slice(split.inputs[0], *map(op.numbers, (start, end, axis)))
+        op.place([split], rule=NAME, before=split)
         replace_value(out, part)
     split.graph.remove(split, safe=True)

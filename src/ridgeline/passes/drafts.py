@@ -83,16 +83,6 @@ class Partition:
     def used_in_subgraph(self, value: ir.Value) -> bool:
         return any(node.graph is not self.graph for node, _ in value.uses())
 
-    def leaving(self, nodes: list[ir.Node]) -> list[ir.Value]:
-        """Values that others need from these nodes."""
-        inside = set(nodes)
-        return [
-            value
-            for node in nodes
-            for value in node.outputs
-            if value.is_graph_output() or any(user not in inside for user, _ in value.uses())
-        ]
-
     def blocked(self, nodes: list[ir.Node], joining: ir.Node, like: TensorSpec | None) -> str | None:
         """Why `joining` may not become part of a region made of `nodes`; None when it may."""
         if not is_a(joining, Kind.POINTWISE):

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
+from ridgeline.passes.outline import leaving
 from ridgeline.passes.take_moves import moves_before
 
 
@@ -75,7 +76,7 @@ def _feeds_only(part: Partition, feeder: Draft, draft: Draft) -> bool:
     """Whether a region computes for this one alone, and each of its elements once."""
     if feeder is draft or feeder.kind != "pointwise" or not feeder.nodes:
         return False
-    for value in part.leaving(feeder.nodes):
+    for value in leaving(feeder.nodes):
         readers = {node for node, _ in value.uses()}
         if value.is_graph_output() or not readers <= set(draft.nodes):
             return False

@@ -190,7 +190,7 @@ def _merge(source: ir.Value, group: Sequence[Linear], names: Names) -> None:
     merged = op.MatMul(source, op.const(np.concatenate([linear.weight for linear in group], axis=1)))
     if any(linear.bias is not None for linear in group):
         merged = op.Add(merged, op.const(np.concatenate(list(_biases(group)))))
-    counts = op.const(np.array([linear.columns for linear in group], dtype=np.int64))
+    counts = op.numbers(*(linear.columns for linear in group))
     op.Split(merged, counts, axis=-1)
     split = _with_outputs(op.nodes.pop(), len(group), names)
     sources = merged_sources(nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -25,39 +26,56 @@ def outline(model: ir.Model, groups: Sequence[Sequence[ir.Node]], *, order: Mapp
         model.graph.sort()
 
 
-def _outline_one(model: ir.Model, nodes: list[ir.Node], taken: set[str]) -> None:
+@dataclass(frozen=True)
+class _Group:
+    """Nodes that become one function, and the values at its edges."""
+
+    nodes: list[ir.Node]
+    inputs: list[ir.Value]
+    inlined: list[ir.Value]  # constants that go into the function
+    outputs: list[ir.Value]
+    names: Mapping[ir.Value, str]  # of all values inside
+
+
+def leaving(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Values that others need from these nodes."""
     inside = set(nodes)
-    outputs = [
-        value
-        for node in nodes
-        for value in node.outputs
-        if value.is_graph_output() or any(user not in inside for user, _ in value.uses())
-    ]
-    inputs: dict[ir.Value, str] = {}
-    inlined: dict[ir.Value, str] = {}
-    names: dict[ir.Value, str] = {}
+    made = [value for node in nodes for value in node.outputs]
+    return [v for v in made if v.is_graph_output() or any(user not in inside for user, _ in v.uses())]
+
+
+def _group(nodes: list[ir.Node]) -> _Group:
+    group = _Group(nodes, [], [], leaving(nodes), names := {})
     for node in nodes:
         for value in node.inputs:
             if value is None or value in names:
                 continue
             if is_inlined(value):
-                inlined[value] = names[value] = f"c{len(inlined)}"
-            elif value.producer() not in inside:
-                inputs[value] = names[value] = f"x{len(inputs)}"
+                names[value] = f"c{len(group.inlined)}"
+                group.inlined.append(value)
+            elif value.producer() not in nodes:
+                names[value] = f"x{len(group.inputs)}"
+                group.inputs.append(value)
         for value in node.outputs:
             names[value] = f"v{len(names)}"
+    return group
+
+
+def _outline_one(model: ir.Model, nodes: list[ir.Node], taken: set[str]) -> None:
+    group = _group(nodes)
+    names = group.names
     body = Body(
-        inputs=tuple(inputs.values()),
-        outputs=tuple(names[v] for v in outputs),
+        inputs=tuple(names[v] for v in group.inputs),
+        outputs=tuple(names[v] for v in group.outputs),
         ops=tuple(_renamed(op_of(node), node, names) for node in nodes),
-        constants={name: value.const_value.numpy() for value, name in inlined.items()},
+        constants={names[value]: value.const_value.numpy() for value in group.inlined},
     )
     title = "_".join(node.op_type for node in nodes)
     name = f"{title[:48].rstrip('_')}_{body.digest[:8]}"
     if (DOMAIN, name, "") not in model.functions:
-        function = _function(name, nodes, list(inputs), list(inlined), outputs, names, model.opset_imports)
+        function = _function(name, group, model.opset_imports)
         model.functions[function.identifier()] = function
-    _call(model, name, nodes, list(inputs), outputs, taken)
+    _call(model, name, group, taken)
 
 
 def is_inlined(value: ir.Value) -> bool:
@@ -78,24 +96,17 @@ def _renamed(op: Op, node: ir.Node, names: Mapping[ir.Value, str]) -> Op:
     )
 
 
-def _function(
-    name: str,
-    nodes: Sequence[ir.Node],
-    inputs: Sequence[ir.Value],
-    inlined: Sequence[ir.Value],
-    outputs: Sequence[ir.Value],
-    names: Mapping[ir.Value, str],
-    opset_imports: Mapping[str, int],
-) -> ir.Function:
-    fresh: dict[ir.Value, ir.Value] = {value: ir.Value(name=names[value]) for value in inputs}
+def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.Function:
+    names = group.names
+    fresh: dict[ir.Value, ir.Value] = {value: ir.Value(name=names[value]) for value in group.inputs}
     body: list[ir.Node] = []
-    for value in inlined:
+    for value in group.inlined:
         tensor = ir.tensor(value.const_value.numpy(), dtype=value.const_value.dtype)
         constant = ir.Node("", "Constant", [], attributes=[ir.AttrTensor("value", tensor)])
         constant.outputs[0].name = names[value]
         fresh[value] = constant.outputs[0]
         body.append(constant)
-    for node in nodes:
+    for node in group.nodes:
         copy = ir.Node(
             node.domain,
             node.op_type,
@@ -108,10 +119,10 @@ def _function(
             fresh[old] = new
         body.append(copy)
     graph = ir.Graph(
-        [fresh[v] for v in inputs],
-        [fresh[v] for v in outputs],
+        [fresh[v] for v in group.inputs],
+        [fresh[v] for v in group.outputs],
         nodes=body,
-        opset_imports={domain: opset_imports.get(domain, 1) for domain in {"", *_domains(nodes)}},
+        opset_imports={domain: opset_imports.get(domain, 1) for domain in {"", *_domains(group.nodes)}},
         name=name,
     )
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])
@@ -122,27 +133,20 @@ def _domains(nodes: Sequence[ir.Node]) -> list[str]:
     return [node.domain for node in nodes if node.domain not in ("", "ai.onnx")]
 
 
-def _call(
-    model: ir.Model,
-    name: str,
-    nodes: Sequence[ir.Node],
-    inputs: Sequence[ir.Value],
-    outputs: Sequence[ir.Value],
-    taken: set[str],
-) -> None:
+def _call(model: ir.Model, name: str, group: _Group, taken: set[str]) -> None:
+    nodes, outputs = group.nodes, group.outputs
     call = ir.Node(
-        DOMAIN, name, list(inputs), num_outputs=len(outputs), name=_unique(node_name(nodes[0]), taken)
+        DOMAIN, name, group.inputs, num_outputs=len(outputs), name=_unique(node_name(nodes[0]), taken)
     )
     sources = dict.fromkeys(source for node in nodes for source in node_sources(node))
     call.metadata_props[SOURCES] = ";".join(sources)
-    last = nodes[-1]
-    model.graph.insert_after(last, call)
+    model.graph.insert_after(nodes[-1], call)
     for old, new in zip(outputs, call.outputs, strict=True):
         name, shape, kind = old.name, old.shape, old.type
         old.name = f"{name}__inner"
         new.name, new.shape, new.type = name, shape, kind
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    model.graph.remove(list(nodes), safe=True)
+    model.graph.remove(nodes, safe=True)
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -15,7 +15,7 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
-from ridgeline.passes.outline import name_nodes, outline
+from ridgeline.passes.outline import leaving, name_nodes, outline
 from ridgeline.passes.take_moves import guard_of, views_after, views_before
 
 MAX_POINTWISE_OUTPUTS = 4
@@ -70,7 +70,7 @@ def _take_views(part: Partition, draft: Draft) -> None:
 def _grow_down(part: Partition, draft: Draft) -> None:
     """Take the pointwise ops that follow, while one value leaves the region."""
     tip = draft.anchor.outputs[0]
-    if part.leaving(draft.nodes) != [tip]:
+    if leaving(draft.nodes) != [tip]:
         return  # a region with several results in use, or with views behind its anchor, stays as it is
     while True:
         found = _next_tip(part, draft, tip)
@@ -99,7 +99,7 @@ def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Nod
                 return None
             if node not in added:
                 added.append(node)
-        live = part.leaving([*draft.nodes, *added])
+        live = leaving([*draft.nodes, *added])
         if len(live) == 1 and live[0] is not tip:
             return added, live[0]
         frontier = [node for value in live for node in part.consumers(value) if node not in added]
@@ -168,11 +168,11 @@ def _pointwise_regions(part: Partition) -> None:
         while grown:
             grown = False
             like = part.spec(draft.nodes[0].outputs[0])
-            for value in part.leaving(draft.nodes):
+            for value in leaving(draft.nodes):
                 for follower in part.consumers(value):
                     if follower in draft.nodes or part.blocked(draft.nodes, follower, like) is not None:
                         continue
-                    if len(part.leaving([*draft.nodes, follower])) > MAX_POINTWISE_OUTPUTS:
+                    if len(leaving([*draft.nodes, follower])) > MAX_POINTWISE_OUTPUTS:
                         part.refuse("pointwise", "too many results would leave the region", follower, value)
                         continue
                     draft.add([follower])
@@ -183,7 +183,7 @@ def _pointwise_regions(part: Partition) -> None:
 
 def _note_boundaries(part: Partition, draft: Draft) -> None:
     like = part.spec(draft.nodes[0].outputs[0])
-    for value in part.leaving(draft.nodes):
+    for value in leaving(draft.nodes):
         for follower in part.consumers(value):
             if follower not in draft.nodes:
                 reason = part.blocked(draft.nodes, follower, like)

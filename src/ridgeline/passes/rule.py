@@ -184,6 +184,17 @@ class GraphOps:
     def const(self, array: np.ndarray) -> ir.Value:
         return add_initializer(self._graph, self._names.fresh(f"{self._stem}/const"), array)
 
+    def numbers(self, *numbers: int) -> ir.Value:
+        """A list of axes, sizes or bounds."""
+        return self.const(np.array(numbers, dtype=np.int64))
+
+    def place(self, old: Sequence[ir.Node], *, rule: str, before: ir.Node) -> None:
+        """Put the new nodes into the graph, with the sources of those they stand for."""
+        for node in self.nodes:
+            node.name = node.outputs[0].name
+            node.metadata_props.update({SOURCES: merged_sources(old), RULE: rule})
+        before.graph.insert_before(before, self.nodes)
+
     def call(self, key: str, *inputs: ir.Value | None, **attrs: Any) -> ir.Value:
         """A node of any op, by `OpType` or `domain::OpType`; its first output."""
         domain, _, op_type = key.rpartition("::")

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import Size, sizes
-from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, replace_value
 from ridgeline.passes.view_runs import Axis, View, count, is_movement, views_of_run
 
 NAME = "ShortestView"
@@ -44,7 +42,7 @@ def _simplify(value: ir.Value, names: Names) -> None:
             new = write(op, view.source, steps)
             if new is view.source and value.is_graph_output():
                 continue  # an output keeps a node of its own
-            place_nodes(op, view.run, rule=NAME, before=node)
+            op.place(view.run, rule=NAME, before=node)
             replace_value(value, new)
             return
 
@@ -64,19 +62,10 @@ def write(op: GraphOps, source: ir.Value, steps: Sequence[Step]) -> ir.Value:
         if step.op_type == "Transpose":
             value = op.Transpose(value, perm=list(step.numbers))
         elif step.op_type == "Reshape":
-            value = op.Reshape(value, op.const(np.array(step.numbers, dtype=np.int64)))
+            value = op.Reshape(value, op.numbers(*step.numbers))
         else:
-            value = op.Slice(value, *(op.const(np.array([n], dtype=np.int64)) for n in step.numbers))
+            value = op.Slice(value, *map(op.numbers, step.numbers))
     return value
-
-
-def place_nodes(op: GraphOps, old: Sequence[ir.Node], *, rule: str, before: ir.Node) -> None:
-    """Put new nodes into the graph, with the names of those they stand for."""
-    sources = merged_sources(old)
-    for node in op.nodes:
-        node.name = node.outputs[0].name
-        node.metadata_props.update({SOURCES: sources, RULE: rule})
-    before.graph.insert_before(before, op.nodes)
 
 
 def spelling(view: View) -> list[Step] | None:

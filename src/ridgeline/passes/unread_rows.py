@@ -13,10 +13,9 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
-from ridgeline.ir.provenance import RULE, SOURCES
 from ridgeline.passes.fold_shape import part_of, sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import GraphOps, Names, merged_sources, replace_value
+from ridgeline.passes.rule import GraphOps, Names, replace_value
 
 NAME = "UnreadRows"
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax"})
@@ -174,12 +173,9 @@ def _part(reader: ir.Node, value: ir.Value, rows: Rows, names: Names) -> ir.Valu
     array = constant(value)
     if array is not None:
         return op.const(np.take(array, range(rows.start, rows.start + rows.count), axis=rows.axis))
-    bounds = (np.array([n], dtype=np.int64) for n in (rows.start, rows.start + rows.count, rows.axis))
-    part: ir.Value = op.Slice(value, *map(op.const, bounds))
-    (node,) = op.nodes
-    node.name = part.name
-    node.metadata_props.update({SOURCES: merged_sources([reader]), RULE: NAME})
-    reader.graph.insert_before(reader, node)
+    bounds = (rows.start, rows.start + rows.count, rows.axis)
+    part: ir.Value = op.Slice(value, *map(op.numbers, bounds))
+    op.place([reader], rule=NAME, before=reader)
     return part
 
 
@@ -189,10 +185,7 @@ def _put_aside(selector: ir.Node, rows: Rows, names: Names) -> None:
     first = constant(selector.inputs[1])
     if selector.op_type == "Gather" and first is not None and first.ndim == 0:
         op = GraphOps(graph, names, stem=f"{old.name}/{NAME}")
-        whole = op.Squeeze(whole, op.const(np.array([rows.axis], dtype=np.int64)))
-        (node,) = op.nodes
-        node.name = whole.name
-        node.metadata_props.update({SOURCES: merged_sources([selector]), RULE: NAME})
-        graph.insert_before(selector, node)
+        whole = op.Squeeze(whole, op.numbers(rows.axis))
+        op.place([selector], rule=NAME, before=selector)
     replace_value(old, whole)
     graph.remove(selector, safe=True)
