@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ridgeline.base.spec import Op
-from ridgeline.ir.op_row import Flops, Specs
+from ridgeline.ir.op_row import Flops, Kind, Specs
 
 
 def _per_input_element(op: Op, specs: Specs) -> int:
@@ -54,8 +54,8 @@ FLOPS: Mapping[str, Flops | int] = {
 }  # fmt: skip
 
 
-def flops_of(op_type: str, *, is_movement: bool) -> Flops | int:
+def flops_of(op_type: str, kind: Kind) -> Flops | int:
     """Movement is free, reductions count the elements that they read."""
     if op_type.startswith(("Reduce", "Global", "ArgM")):
         return _per_input_element
-    return 0 if is_movement else FLOPS.get(op_type, 1)
+    return 0 if kind & Kind.MOVEMENT else FLOPS.get(op_type, 1)

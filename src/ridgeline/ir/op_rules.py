@@ -20,16 +20,13 @@ from ridgeline.ir.op_given import (
     require_into,
     require_shape,
 )
+from ridgeline.ir.op_row import Kind
 from ridgeline.ir.op_rules_moves import MOVE_RULES
 from ridgeline.ir.op_rules_products import PRODUCT_RULES
 
 
 def _elementwise(given: Given) -> Sequence[Shape]:
     return [broadcast(*(shape for shape in given.shapes if shape is not None))]
-
-
-def _like_first(given: Given) -> Sequence[Shape]:
-    return [given.shape(0)]
 
 
 def _clip(given: Given) -> Sequence[Shape]:
@@ -113,26 +110,22 @@ def _global_pool(given: Given) -> Sequence[Shape]:
     return [shape[:2] + (1,) * (len(shape) - 2)]
 
 
+# elementwise ops that regions do not take along
 _ELEMENTWISE = """
-Add Sub Mul Div Pow Mod Max Min Mean Sum And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Where
-BitwiseAnd BitwiseOr BitwiseXor BitShift
+Mod BitwiseAnd BitwiseOr BitwiseXor BitShift Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cosh Sinh
 """
-_UNARY = """
-Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid
-HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh
-Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu
-"""
-_REDUCTIONS = """
-ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-ReduceSumSquare
-"""
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **dict.fromkeys(_UNARY.split(), _like_first),
-    **dict.fromkeys(_REDUCTIONS.split(), _reduce), **MOVE_RULES, **PRODUCT_RULES,
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **MOVE_RULES, **PRODUCT_RULES,
     "Clip": _clip, "PRelu": _slope, "BatchNormalization": _batch_norm,
     "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
     "LayerNormalization": _layer_norm, "RMSNormalization": _layer_norm, "Softmax": _along_axis,
     "LogSoftmax": _along_axis, "LpNormalization": _along_axis, "GlobalAveragePool": _global_pool,
     "GlobalMaxPool": _global_pool,
 }  # fmt: skip
+
+
+def rule_of(key: str, kind: Kind) -> Rule | None:
+    """The rule of an op: its own, or that of its kind."""
+    if key in _RULES or not kind & (Kind.POINTWISE | Kind.ROW):
+        return _RULES.get(key)
+    return _elementwise if kind & Kind.POINTWISE else _reduce

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ridgeline.ir.op_flops import flops_of
 from ridgeline.ir.op_row import Kind, OpRow, Trait
-from ridgeline.ir.op_rules import RULES
+from ridgeline.ir.op_rules import rule_of
 from ridgeline.ir.shape_rules import INFER_RULES
 
 # every op that PyTorch runs for us; the functions are in `kernels/floor`
@@ -108,12 +108,11 @@ def _rows() -> dict[str, OpRow]:
     rows = {}
     for key in (*floor, *_WITHOUT_FLOOR.split()):
         domain, _, op_type = key.rpartition("::")
+        kind = reduce(or_, (kind for kind, keys in kinds.items() if key in keys), Kind.OTHER)
         rows[key] = OpRow(
-            op_type=op_type, domain=domain,
-            kind=reduce(or_, (kind for kind, keys in kinds.items() if key in keys), Kind.OTHER),
+            op_type=op_type, domain=domain, kind=kind,
             traits=reduce(or_, (trait for trait, keys in traits.items() if key in keys), Trait.NONE),
-            check=RULES.get(key), infer=INFER_RULES.get(key),
-            flops=flops_of(op_type, is_movement=key in kinds[Kind.MOVEMENT]),
+            check=rule_of(key, kind), infer=INFER_RULES.get(key), flops=flops_of(op_type, kind),
             shape_operands=_SHAPE_OPERANDS.get(key, ()), host_inputs=_HOST_INPUTS.get(key, ()),
             has_floor=key in floor,
         )  # fmt: skip

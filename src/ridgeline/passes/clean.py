@@ -117,17 +117,13 @@ def _is_same_order(node: ir.Node) -> bool:
 
 
 def _is_whole_slice(node: ir.Node) -> bool:
-    steps = constant(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else np.ones(1)
-    if steps is None or not bool(np.all(steps == 1)):
-        return False
-    starts, ends = elements(node.inputs[1]), elements(node.inputs[2])
-    if starts is None or ends is None or any(start != 0 for start in starts):
-        return False
     source = sizes(node.inputs[0])
-    axes = (
-        elements(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(ends))
-    )
-    if source is None or axes is None or len(axes) != len(ends):
+    bounds = [() if value is None else elements(value) for value in [*node.inputs[1:], None, None][:4]]
+    if source is None or None in bounds:
+        return False
+    starts, ends, axes, steps = (bound or () for bound in bounds)
+    axes = axes or tuple(range(len(ends)))
+    if len(axes) != len(ends) or any(start != 0 for start in starts) or any(step != 1 for step in steps):
         return False
     for axis, end in zip(axes, ends, strict=True):
         if not isinstance(axis, int) or not -len(source) <= axis < len(source):

@@ -124,13 +124,18 @@ def node_cuts(node: ir.Node, dims: Sequence[Size | None]) -> dict[int, range] | 
 
 
 def part_of(value: ir.Value, dims: Sequence[Size | None]) -> tuple[int, range] | None:
-    """Axis and places, if the value is what a Slice or a Split takes along one axis of its input;
-    None if it is not, or they are not known. `dims`: the sizes of that input."""
+    """Axis and places, if the value is what a Slice, a Split or a Gather of one place takes along one
+    axis of its input; None if it is not, or they are not known. `dims`: the sizes of that input."""
     node = value.producer()
     if node.op_type == "Slice":
         taken = node_cuts(node, dims)
         return next(iter(taken.items())) if taken is not None and len(taken) == 1 else None
     axis = attribute(node, "axis") % len(dims)
+    if node.op_type == "Gather":
+        index, size = constant(node.inputs[1]), dims[axis]
+        if index is None or index.size != 1 or not isinstance(size, int) or not -size <= index.item() < size:
+            return None
+        return axis, range(size)[int(index.item()) :][:1]
     # an output may be declared with another rank than it has
     shapes = [sizes(out) or () for out in node.outputs]
     lengths = [shape[axis] if len(shape) > axis else None for shape in shapes]

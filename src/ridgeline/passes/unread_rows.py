@@ -82,23 +82,12 @@ def _picked(node: ir.Node) -> Rows | None:
     if node.op_type not in ("Gather", "Slice") or node.domain not in ("", "ai.onnx"):
         return None
     dims = sizes(node.inputs[0])
-    if dims is None or len(dims) < 3:
+    found = part_of(node.outputs[0], dims) if dims is not None and len(dims) > 2 else None
+    if dims is None or found is None:
         return None
-    if node.op_type == "Gather":
-        index, axis = constant(node.inputs[1]), attribute(node, "axis") % len(dims)
-        if index is None or index.size != 1:
-            return None
-        start, count, step = int(index.item()), 1, 1
-    else:
-        found = part_of(node.outputs[0], dims)
-        if found is None:
-            return None
-        axis, start, count, step = found[0], found[1].start, len(found[1]), found[1].step
-    length = dims[axis]
-    if axis == len(dims) - 1 or not isinstance(length, int) or not -length <= start < length:
-        return None
-    is_part = step == 1 and count > 0 and (node.op_type == "Gather" or count < length)
-    return Rows(axis, start % length, count) if is_part else None
+    axis, places = found
+    is_part = places.step == 1 and len(places) > 0 and (node.op_type == "Gather" or len(places) != dims[axis])
+    return Rows(axis, places.start, len(places)) if is_part and axis != len(dims) - 1 else None
 
 
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:

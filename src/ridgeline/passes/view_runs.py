@@ -175,11 +175,10 @@ def _cut(piece: Piece, size: Size, *, outer: bool) -> tuple[Piece, list[Piece]] 
 
 def _gathered(view: View, node: ir.Node, made: ir.Value) -> View | None:
     """One place along an axis."""
-    index, axis = constant(node.inputs[1]), attribute(node, "axis") % len(view.axes)
-    length = count(view.axes[axis])
-    if index is None or index.ndim or length is None or not -length <= int(index) < length:
+    index, found = constant(node.inputs[1]), part_of(made, [count(axis) for axis in view.axes])
+    if index is None or index.ndim or found is None:
         return None
-    place, starts = int(index) % length, list(view.starts)
+    axis, place, starts = found[0], found[1].start, list(view.starts)
     for piece in reversed(view.axes[axis]):
         place, here = divmod(place, int(piece.size))
         if piece.axis is not None:
