@@ -11,8 +11,11 @@ import torch
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.errors import PlanError
+from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.cpu.cpp import CppPointwise
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import kernels_of, precompile, read_offer, require_offer
 from ridgeline.tactics.registry import cpu_tactics, cuda_tactics
@@ -21,6 +24,7 @@ from ridgeline.tactics.staging import staged_launch
 SPEC = TensorSpec("float32", (4, 6))
 BODY = Body(("x",), ("y",), (Op("Relu", ("x",), ("y",)),))
 SITE = Site(BODY, {"x": SPEC, "y": SPEC}, frozenset(), {}, Target("cpu", threads=2))
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 GPU = replace(SITE, target=Target("cuda", "sm_90"))
 
 
@@ -75,6 +79,7 @@ def test_only_configs_that_could_be_offered_are_known() -> None:
     assert [offer.has({"width": width}) for width in (1, 2, 3, 4)] == [True, True, False, True]
 
 
+@needs_compiler
 def test_what_fails_ahead_is_returned_and_nothing_is_read_again(tmp_path: Path) -> None:
     tactic = Picky()
     tactic.cache_dir = tmp_path
@@ -107,6 +112,18 @@ def test_every_tactic_answers_and_every_offer_is_whole(site: Site) -> None:
             assert offer.footprint is not None, name
             assert offer.predict_us is not None, name
             assert all(offer.predict_us(config) > 0 for config in offer.configs), name
+
+
+@needs_compiler
+def test_launches_have_the_extents_of_their_offer() -> None:
+    offer = require_offer(CppPointwise(), SITE)
+    config = offer.configs[0]
+    assert offer.extents is not None
+    assert offer.extents(config) == {0: SPEC.nbytes, 1: SPEC.nbytes}
+    launch = offer.bind(config, {})
+    assert launch.extents == offer.extents(config)
+    with pytest.raises(PlanError, match="past its input 0"):
+        launch.frozen([torch.zeros(4, 5)], [torch.zeros(4, 6)])
 
 
 def test_cuts_follow_the_number_of_processors() -> None:

@@ -136,6 +136,7 @@ class Offer:
     cpp_source: Callable[[Config], str] | None = None  # generated C++ that binding compiles
     footprint: Callable[[Config], Footprint] | None = None  # None: only a bound launch can tell
     predict_us: Callable[[Config], float] | None = None  # None: nothing predicts it
+    extents: Callable[[Config], Mapping[int, int]] | None = None  # of its launches, which get them from here
     other_configs: Sequence[Config] = ()  # offered under other options
     compiles: bool = False  # binding takes a compiler, unless a cache has what it makes
 

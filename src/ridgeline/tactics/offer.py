@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
@@ -10,7 +14,7 @@ from ridgeline.errors import BuildError, failure
 from ridgeline.kernels.cpp.compiler import compile_many
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.tactics.base import Offer, Refused, Tactic
+from ridgeline.tactics.base import Bind, Launch, Offer, Refused, Tactic
 
 
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
@@ -20,11 +24,21 @@ def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
     if not (tactic.takes_open_shapes or site.is_inferred):
         return Refused("a shape inside depends on data")
     try:
-        return tactic.offer(site)
+        offer = tactic.offer(site)
     except RefusedError as refusal:
         return Refused(str(refusal))
     except Exception as error:  # a site that the tactic's author did not think of
         return Refused(failure(error))
+    if isinstance(offer, Refused) or offer.extents is None:
+        return offer
+    return replace(offer, bind=partial(_bind_within, offer.bind, offer.extents))
+
+
+def _bind_within(
+    bind: Bind, extents: Callable[[Config], Mapping[int, int]], config: Config, weights: Mapping[str, Tensor]
+) -> Launch:
+    """A launch that is refused over tensors which end before the bytes that it may touch."""
+    return replace(bind(config, weights), extents=extents(config))
 
 
 def require_offer(tactic: Tactic, site: Site) -> Offer:

@@ -78,9 +78,15 @@ class GeneratedCpp(Tactic):
             return Refused("no C++ compiler found")
         reading = self.read(site)
         self._source(site, reading, reading.configs[0])  # refuses what cannot be generated
+
+        def extents(config: Config) -> Mapping[int, int]:
+            program, _ = self._source(site, reading, config)
+            return by_argument(extents_of(program), program.inputs, len(site.body.inputs))
+
         return Offer(
             reading.configs,
             bind=partial(self._bind, site, reading),
+            extents=extents,
             cpp_source=lambda config: self._source(site, reading, config)[1],
             compiles=True,
         )
@@ -108,7 +114,6 @@ class GeneratedCpp(Tactic):
             program.inputs,
             packed_bytes=sum(t.nbytes for t in packed),
             calls_torch=False,
-            extents=by_argument(touched, program.inputs, len(site.body.inputs)),
         )
 
 

@@ -80,6 +80,7 @@ class TritonAttention(KernelTactic):
             bind=lambda config, weights: self._bind(site, attention, Blocks.of(config)),
             kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch)],
             footprint=lambda config: Footprint(writes_out=True),
+            extents=lambda config: extents(attention, len(site.body.inputs)),
             predict_us=lambda config: attention_us(estimate_cycles(attention, Blocks.of(config), arch)),
             compiles=True,
         )
@@ -93,7 +94,7 @@ class TritonAttention(KernelTactic):
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
             return launcher.freeze(grid, arguments(attention, inputs, outputs))
 
-        return staged_launch(freeze, site, slots, extents=extents(attention, len(site.body.inputs)))
+        return staged_launch(freeze, site, slots)
 
 
 def _require_addressable(attention: AttentionSite) -> None:

@@ -61,14 +61,15 @@ class GeneratedTriton(KernelTactic):
         may_overlap = may_lie_on_inputs(site, program)
         return Offer(
             configs,
-            bind=lambda config, weights: self._bind(site, program, stages(config), may_overlap),
+            bind=lambda config, weights: self._bind(site, stages(config), may_overlap),
             kernels=lambda config: [stage.kernel for stage in stages(config).launches],
             footprint=lambda config: _footprint(stages(config), may_overlap),
+            extents=lambda config: by_argument(extents_of(program), program.inputs, len(site.body.inputs)),
             predict_us=partial(self.predict_us, site),
             compiles=True,
         )
 
-    def _bind(self, site: Site, program: Program, stages: Stages, may_overlap: bool) -> Launch:
+    def _bind(self, site: Site, stages: Stages, may_overlap: bool) -> Launch:
         kernels = [stage.kernel for stage in stages.launches]
         launchers = [
             Launcher(require_fit(made))
@@ -80,7 +81,6 @@ class GeneratedTriton(KernelTactic):
             bind_stages(stages, launchers),
             site,
             stages.pointers.inputs,
-            extents=by_argument(extents_of(program), program.inputs, len(site.body.inputs)),
             reads=frozenset(stages.pointers.inputs),
             in_place=footprint.in_place,
             packed_bytes=footprint.packed_bytes,

@@ -87,6 +87,7 @@ class TritonProduct(KernelTactic):
             bind=lambda config, weights: found.bind(cut_of(config), weights, self.store),
             kernels=lambda config: [found.kernel(cut_of(config))],
             footprint=lambda config: found.footprint(cut_of(config)),
+            extents=lambda config: found.extents,
             predict_us=partial(self.predict_us, site, problem),
             compiles=True,
         )
@@ -113,6 +114,17 @@ class ProductSite:
             scratch_bytes=self.reading.problem.scratch_bytes(cut),
         )
 
+    @property
+    def extents(self) -> dict[int, int]:
+        """Bytes that the kernel and its epilogue touch, by argument."""
+        found, reading = dict(self.tail.extents), self.reading
+        x_bytes, w_bytes = problem_bytes(reading.problem)
+        found[reading.x] = max(found.get(reading.x, 0), x_bytes)
+        if reading.pack is None:
+            slot = self.site.body.inputs.index(reading.weight)
+            found[slot] = max(found.get(slot, 0), w_bytes)
+        return found
+
     def bind(self, cut: Any, weights: Mapping[str, Tensor], store: KernelStore) -> Launch:
         compiled = compile_kernel(self.kernel(cut), self.site.target.arch, store=store)
         launcher = Launcher(require_fit(compiled))
@@ -128,7 +140,6 @@ class ProductSite:
             packed_bytes=operands.packed_bytes,
             reads=operands.reads,
             scratch_bytes=operands.problem.scratch_bytes(operands.cut),
-            extents=operands.extents,
         )
 
     def operands(self, cut: Any, weights: Mapping[str, Tensor], *, device: str) -> Operands:
@@ -169,15 +180,6 @@ class Operands:
     def reads(self) -> frozenset[int]:
         second = (self.weight,) if isinstance(self.weight, int) else ()
         return frozenset((self.x, *second, *self.tail.inputs))
-
-    @property
-    def extents(self) -> dict[int, int]:
-        """Bytes that the kernel and its epilogue touch, by argument."""
-        found, (x_bytes, w_bytes) = dict(self.tail.extents), problem_bytes(self.problem)
-        found[self.x] = max(found.get(self.x, 0), x_bytes)
-        if isinstance(self.weight, int):
-            found[self.weight] = max(found.get(self.weight, 0), w_bytes)
-        return found
 
     def arguments(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | int]:
         """In the order of the kernel's signature; scratch of its own for every frozen call."""
