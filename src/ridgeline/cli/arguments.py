@@ -176,33 +176,17 @@ def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(name for text in given or () for name in text.split(",") if name) or None
 
 
-def build_options(
-    *,
-    shapes: Sequence[str] | None,
-    threads: int | None,
-    level: int | None,
-    cache: Path | None,
-    verify: str | None,
-    without: Sequence[str] | None,
-    profile: Sequence[str] | None = None,
-    limit: Sequence[str] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """Keywords of `ridgeline.build`, without those the user left alone.
-
-    Parameters: one keyword for each option that builds take on the command line.
-    """
-    options = {
-        "profiles": parse_profiles(shapes, profile),
-        "threads": threads,
-        "level": level,
-        "timing_cache": cache,
-        "verify": verify,
-        "without": parse_without(without),
-        "limits": parse_limits(limit),
-        **more,
+def build_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `ridgeline.build` from the options of a command, without those the user left alone."""
+    read = {
+        "profiles": parse_profiles(given["shapes"], given.get("profile")),
+        "timing_cache": given["cache"],
+        "without": parse_without(given["without"]),
+        "limits": parse_limits(given["limit"]),
     }
-    return {name: value for name, value in options.items() if value is not None}
+    same = ("threads", "level", "verify", "pad", "target", "lock", "data", "deterministic")
+    options = read | {name: given.get(name) for name in same}
+    return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 def refuse_build_options(path: Path, options: Mapping[str, Any], *, planned_threads: int) -> None:

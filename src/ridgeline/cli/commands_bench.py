@@ -11,29 +11,23 @@ import typer
 
 from ridgeline.cli.arguments import (
     AsJson,
-    Cache,
     EngineOrModel,
     Inputs,
-    Level,
-    LimitOption,
     Seed,
-    Shapes,
-    Threads,
     Trust,
-    VerifyMode,
-    Without,
-    build_options,
     parse_names,
 )
 from ridgeline.cli.exits import FAILED_GATE
 from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.render import emit, say_error, talk
+from ridgeline.cli.shared_options import with_build_options
 
 PEERS = ("ort", "torch")
 # without these tactics each ONNX op is one PyTorch call
 NOT_OP_BY_OP = ("ort", "cpp", "onednn", "mkl")
 
 
+@with_build_options
 def bench(
     engine: EngineOrModel,
     peers: Annotated[str, typer.Option(metavar="ort,torch", help="peers to run side by side")] = "",
@@ -48,14 +42,9 @@ def bench(
     input: Inputs = None,
     seed: Seed = 0,
     trust: Trust = False,
-    shapes: Shapes = None,
-    threads: Threads = None,
-    level: Level = None,
-    cache: Cache = None,
-    verify: VerifyMode = None,
-    without: Without = None,
-    limit: LimitOption = None,
     json: AsJson = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Measure latency and throughput; with peers, in one interleaved run, outputs compared.
 
@@ -77,9 +66,6 @@ def bench(
     if model is not None:
         require_file(model)
     given = read_inputs(input)
-    options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
-    )
     built = load_or_build(engine, options, trust=trust)
     feeds = complete_feeds(built, given, seed=seed)
     opponents = _peers(rivals, model or engine, built)

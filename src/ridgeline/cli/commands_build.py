@@ -4,56 +4,33 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ridgeline.cli.arguments import (
     AsJson,
-    Cache,
-    Data,
-    Deterministic,
     EngineOrModel,
     Inputs,
-    Level,
-    LimitOption,
-    Lock,
     Model,
     NewEngine,
-    Pad,
-    Profiles,
     Seed,
-    Shapes,
-    Target,
-    Threads,
     Trust,
-    VerifyMode,
-    Without,
-    build_options,
 )
 from ridgeline.cli.files import is_engine_file, make_folder, require_file, require_writable, write_atomically
 from ridgeline.cli.grid import put_lines
 from ridgeline.cli.render import emit, out, size, talk
+from ridgeline.cli.shared_options import with_all_build_options, with_build_options
 from ridgeline.errors import ModelError
 
 
+@with_all_build_options
 def build(
     model: Model,
     output: NewEngine = None,
-    target: Target = None,
-    shapes: Shapes = None,
-    profile: Profiles = None,
-    pad: Pad = False,
-    lock: Lock = None,
-    cache: Cache = None,
-    level: Level = None,
-    verify: VerifyMode = None,
-    data: Data = None,
-    threads: Threads = None,
-    without: Without = None,
-    limit: LimitOption = None,
-    deterministic: Deterministic = False,
     json: AsJson = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Build an engine from an ONNX model, verify it, and save it.
 
@@ -78,11 +55,6 @@ def build(
         raise ModelError(f"{model} is built already", want="an ONNX file", help=f"ridge show {model}")
     path = output or Path(f"{model.stem}.ridge")
     require_writable(path, option="-o", source=model)
-    options = build_options(
-        shapes=shapes, profile=profile, threads=threads, level=level, cache=cache, verify=verify,
-        without=without, limit=limit, target=target, lock=lock, data=data,
-        deterministic=deterministic or None, pad=pad or None,
-    )  # fmt: skip
     engine = build_engine(model, options)
     engine.save(path)
     emit(
@@ -93,6 +65,7 @@ def build(
         put_lines([("file", f"{path} ({size(path.stat().st_size)})")], out)
 
 
+@with_build_options
 def run(
     engine: EngineOrModel,
     input: Inputs = None,
@@ -101,14 +74,9 @@ def run(
     ] = None,
     seed: Seed = 0,
     trust: Trust = False,
-    shapes: Shapes = None,
-    threads: Threads = None,
-    level: Level = None,
-    cache: Cache = None,
-    verify: VerifyMode = None,
-    without: Without = None,
-    limit: LimitOption = None,
     json: AsJson = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Run an engine once, on files or on random inputs.
 
@@ -126,9 +94,6 @@ def run(
 
     given = read_inputs(input)
     folder = make_folder(output) if output else None
-    options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
-    )
     built = load_or_build(engine, options, trust=trust)
     outputs = built.run(complete_feeds(built, given, seed=seed))
     tell_notes(built)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ridgeline.cli.arguments import (
     AsJson,
-    Cache,
     EngineFile,
     EngineOrModel,
-    Level,
-    LimitOption,
-    Shapes,
-    Threads,
-    VerifyMode,
-    Without,
-    build_options,
 )
 from ridgeline.cli.render import emit
+from ridgeline.cli.shared_options import with_build_options
 
 
 def show(engine: EngineFile, json: AsJson = False) -> None:
@@ -38,6 +31,7 @@ def show(engine: EngineFile, json: AsJson = False) -> None:
     emit(summary, draw_summary, as_json=json, schema="engine", file=str(engine), file_bytes=file_bytes)
 
 
+@with_build_options
 def explain(
     engine: EngineOrModel,
     node: Annotated[
@@ -47,14 +41,9 @@ def explain(
         bool, typer.Option("--all", help="every step on its own page, with all candidates")
     ] = False,
     profile: Annotated[int, typer.Option(min=1, help="which of several profiles to tell of")] = 1,
-    shapes: Shapes = None,
-    threads: Threads = None,
-    level: Level = None,
-    cache: Cache = None,
-    verify: VerifyMode = None,
-    without: Without = None,
-    limit: LimitOption = None,
     json: AsJson = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Say what was fused, what was not and why, which tactic won, by how much, and over whom.
 
@@ -68,9 +57,6 @@ def explain(
     from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
     from ridgeline.cli.plans import describe_or_build
 
-    options = build_options(
-        shapes=shapes, threads=threads, level=level, cache=cache, verify=verify, without=without, limit=limit
-    )
     described = describe_or_build(engine, options)
     story = explain_engine(described.plan, described.report, node, profile=profile)
     draw = draw_every_page if all else draw_explanation

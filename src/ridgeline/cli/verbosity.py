@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
 
 from ridgeline.cli.render import talk
+from ridgeline.cli.shared_options import Command, with_options
 from ridgeline.options import logger
 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="errors only: no progress, no notes")]
@@ -21,23 +19,14 @@ Verbose = Annotated[
 ]
 
 
-def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+def with_verbosity(command: Command) -> Command:
     """The same command with `-q` and `-v`, which mean the same everywhere."""
 
-    @functools.wraps(command)
-    def wrapped(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> None:
-        set_verbosity(quiet=quiet, verbose=verbose)
-        command(*args, **kwargs)
+    def take(given: dict[str, bool]) -> dict[str, Any]:
+        set_verbosity(**given)
+        return {}
 
-    signature = inspect.signature(command, eval_str=True)
-    more = [
-        inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
-        inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
-    ]
-    parameters = [*signature.parameters.values(), *more]
-    vars(wrapped)["__signature__"] = signature.replace(parameters=parameters)
-    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
-    return wrapped
+    return with_options(command, {"quiet": Quiet, "verbose": Verbose}, take)
 
 
 def is_verbose() -> bool:
