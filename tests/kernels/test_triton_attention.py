@@ -23,7 +23,6 @@ from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.source import interpret
 from ridgeline.kernels.triton.worker import tool
-from ridgeline.tactics.cuda.own_kernels import arch_of
 from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     TritonAttention,
@@ -86,7 +85,7 @@ def run(site: Site, tensors, blocks: Blocks = SMALL) -> Tensor:
     out = between_nans(torch.full(site.outputs[0].shape, math.nan, dtype=getattr(torch, attention.dtype)))
     inputs = [between_nans(tensors[name]) for name in site.body.inputs]
     interpret(
-        kernel_of(attention, blocks, arch_of(site)),
+        kernel_of(attention, blocks, site.target.arch_number),
         grid_of(attention, blocks),
         arguments(attention, inputs, [out]),
     )
@@ -202,7 +201,7 @@ def test_rows_that_are_not_aligned():
     body = Body(("x", "k", "v"), ("y",), ops, {n: torch.tensor(v).numpy() for n, v in constants.items()})
     specs = {**site.specs, "x": TensorSpec(FP16, (1, H, 20, 13))}
     moved = Site(body, specs, frozenset(), {}, site.target)
-    kernel = kernel_of(read_attention(moved), SMALL, arch_of(moved))
+    kernel = kernel_of(read_attention(moved), SMALL, moved.target.arch_number)
     assert kernel.unaligned == ("q_ptr",)
     assert dict(kernel.constants)["UNIT"] == 4  # 20 rows of 13 elements
     check(moved)
@@ -211,7 +210,7 @@ def test_rows_that_are_not_aligned():
 def machine_code(sites, *, shapes=1) -> list[tuple[Blocks, Compiled, str]]:
     """The best shapes of each site, compiled, with their instructions."""
     arch = sites[0].target.arch
-    number = arch_of(sites[0])
+    number = sites[0].target.arch_number
     jobs = [(a, b) for a in map(read_attention, sites) for b in rank_blocks(a, number)[:shapes]]
     made = compile_kernels([kernel_of(*job, number) for job in jobs], arch, jobs=2)
     found = []

@@ -62,15 +62,11 @@ def embedded(executable: Executable) -> Callable[[Site], Competitors]:
         return all(store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
     def competitors(site: Site) -> Competitors:
-        known = _candidates(steps[site.name])
-        willing = [m for m in known if m.refused is None and is_embedded(site, m)]
-        kept = {id(m) for m in willing}
-        left = [
-            m if m.refused else replace(m, refused="its kernels are not embedded")
-            for m in known
-            if id(m) not in kept
+        known = [
+            m if m.refused or is_embedded(site, m) else replace(m, refused="its kernels are not embedded")
+            for m in _candidates(steps[site.name])
         ]
-        return willing, left
+        return [m for m in known if m.refused is None], [m for m in known if m.refused is not None]
 
     return competitors
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import Site
+from ridgeline.base.spec import TRAITS, Site
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
 FIRST_ARCH = 80  # the first with asynchronous copies
-PDL_ARCH = 90  # the first with dependent launch
+PDL_ARCH = TRAITS["cuda"].dependent_launch_from
 
 
 class KernelTactic(Tactic):
@@ -27,23 +27,13 @@ class KernelTactic(Tactic):
 
     def require_kernels(self, site: Site, *, first_arch: int = 0) -> None:
         """Refuse where no kernel of ours can run, whatever the region is."""
-        if arch_of(site) < first_arch:
+        if site.target.arch_number < first_arch:
             raise RefusedError(
                 f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
             )
         reason = self.store.why_none(site.target.arch)
         if reason is not None:
             raise RefusedError(reason)
-
-
-def arch_of(site: Site) -> int:
-    """As a number: 90 of sm_90."""
-    return int(site.target.arch.removeprefix("sm_"))
-
-
-def has_pdl(site: Site) -> bool:
-    """Whether a kernel may start before the one it depends on has ended."""
-    return arch_of(site) >= PDL_ARCH
 
 
 def require_fit(made: Compiled | CompileError) -> Compiled:

@@ -21,7 +21,6 @@ from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     PDL_ARCH,
     KernelTactic,
-    arch_of,
     require_fit,
 )
 from ridgeline.tactics.predict import attention_us
@@ -73,7 +72,7 @@ class TritonAttention(KernelTactic):
 
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site, first_arch=FIRST_ARCH)
-        attention, arch = read_attention(site), arch_of(site)
+        attention, arch = read_attention(site), site.target.arch_number
         _require_addressable(attention)
         return Offer(
             [blocks.config() for blocks in rank_blocks(attention, arch)],
@@ -86,7 +85,7 @@ class TritonAttention(KernelTactic):
         )
 
     def _bind(self, site: Site, attention: AttentionSite, blocks: Blocks) -> Launch:
-        kernel = kernel_of(attention, blocks, arch_of(site))
+        kernel = kernel_of(attention, blocks, site.target.arch_number)
         compiled = compile_kernel(kernel, site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}

@@ -28,7 +28,7 @@ from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.base import Footprint, Freeze, Launch, Offer, Refused
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, has_pdl, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import pointwise_us, rows_us
 from ridgeline.tactics.staging import staged_launch
 
@@ -112,7 +112,7 @@ class TritonPointwise(GeneratedTriton):
             reduced = next((op.key for op in site.body.ops if op.key in REDUCTIONS), None)
             raise RefusedError(f"op {reduced} is not pointwise" if reduced else reason)
         cut = Cut(int(config["width"]), int(config["warps"]), int(config["height"]))
-        return pointwise_stages(program, _constants(site), cut, pdl=has_pdl(site))
+        return pointwise_stages(program, _constants(site), cut, pdl=site.target.has_dependent_launch)
 
     def predict_us(self, site: Site, config: Config) -> float:
         return pointwise_us(site)
@@ -136,7 +136,7 @@ class TritonRows(GeneratedTriton):
             is_whole=bool(config["whole"]), splits=int(config["splits"]),
             stages=int(config["stages"]), held=int(config.get("held", 0)),
         )  # fmt: skip
-        return row_stages(program, _constants(site), cut, pdl=has_pdl(site))
+        return row_stages(program, _constants(site), cut, pdl=site.target.has_dependent_launch)
 
     def predict_us(self, site: Site, config: Config) -> float:
         return rows_us(site, config)

@@ -26,7 +26,6 @@ from ridgeline.tactics.cuda.own_kernels import (
     FIRST_ARCH,
     KernelTactic,
     bytes_packed,
-    has_pdl,
     require_fit,
     shapes_only,
 )
@@ -103,7 +102,7 @@ class ProductSite:
 
     def kernel(self, cut: Any) -> Kernel:
         """The kernel of one cut, as a description."""
-        return self.reading.problem.describe(cut, self.tail, pdl=has_pdl(self.site))
+        return self.reading.problem.describe(cut, self.tail, pdl=self.site.target.has_dependent_launch)
 
     def footprint(self, cut: Any) -> Footprint:
         stored = constant_tensors(self.site, shapes_only(self.site)).get(self.reading.weight)
