@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ridgeline
@@ -173,6 +174,22 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     refused = [m for m in step.entry.candidates if m.tactic == "triton.broken"]
     assert refused
     assert all("lode" in (m.refused or "") for m in refused)
+
+
+def test_a_choice_without_its_gpu_is_valid_over_the_whole_profile() -> None:
+    graph = "g (float16[N,256] x) => (float16[N,256] y) {y = MatMul (x, w)}"
+    model = ridgeline.onnx_backend.onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> {graph}'
+    )
+    weight = np.ones((256, 256), np.float16)
+    model.graph.initializer.append(ridgeline.onnx_backend.onnx.numpy_helper.from_array(weight, "w"))
+    options: dict[str, Any] = {"target": "cuda:sm_90", "verify": "off", "level": 0}
+    (alone,) = ridgeline.build(model, **options, profiles={"N": "1"}).plan.steps
+    assert alone.tactic == "triton.gemv"
+    (step,) = ridgeline.build(model, **options, profiles={"N": "1..1..64"}).plan.steps
+    refused = {c.tactic: c.refused for c in step.losers}
+    assert step.tactic != "triton.gemv"
+    assert refused["triton.gemv"] == "not over the whole profile: 64 rows, want at most 16"
 
 
 def test_the_file_comes_back_whole(saved: Path, tmp_path: Path) -> None:

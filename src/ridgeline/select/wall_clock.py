@@ -61,7 +61,7 @@ def _examine_chosen(context: SelectionContext, contest: Contest) -> None:
     if best.tactic in PLUGIN_TACTICS and best.tactic in context.by_name and site.is_inferred:
         weights = context.weights_of(contest.region, site)
         launch = context.bind(site, best.tactic, best.config, weights)
-        inputs = site_inputs(site, weights, device=context.target.kind)
+        inputs = site_inputs(site, weights, device=context.target.traits.device)
         context.by_name[best.tactic].examine(site, launch, inputs)
 
 
