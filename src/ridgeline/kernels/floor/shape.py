@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.ir.moves import cut_places
 from ridgeline.kernels.floor.dtypes import no_torch_type
 from ridgeline.kernels.floor.registry import copies, floor
 
@@ -115,17 +116,14 @@ floor("Split", out=_split_out, why_not=no_torch_type)(split)
 def slice_(
     x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
 ) -> Tensor:
-    begins = starts.tolist()
-    along = range(len(begins)) if axes is None else axes.tolist()
-    strides = [1] * len(begins) if steps is None else steps.tolist()
-    for axis, begin, end, step in zip(along, begins, ends.tolist(), strides, strict=True):
-        chosen = range(*slice(begin, end, step).indices(x.shape[axis]))
-        if not chosen:
+    bounds = [[] if bound is None else bound.tolist() for bound in (starts, ends, axes, steps)]
+    for axis, places in (cut_places(x.shape, *bounds) or {}).items():
+        if not places:
             x = x.narrow(axis, 0, 0)
-        elif step > 0:
-            x = _along(x, axis, slice(chosen[0], chosen[-1] + 1, step))
-        else:
-            x = _along(x, axis, slice(chosen[-1], chosen[0] + 1, -step)).flip(axis)
+            continue
+        ends_at = sorted((places[0], places[-1]))
+        x = _along(x, axis, slice(ends_at[0], ends_at[1] + 1, abs(places.step)))
+        x = x.flip(axis) if places.step < 0 else x
     return x
 
 
