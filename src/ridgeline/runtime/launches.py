@@ -24,7 +24,7 @@ KEPT_LAUNCHES = 8
 
 
 class Launches:
-    """The launches of one engine; all its contexts and instances share them."""
+    """The launches of one executable; all its instances share them."""
 
     def __init__(
         self,
