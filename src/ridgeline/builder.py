@@ -39,6 +39,7 @@ from ridgeline.runtime.forking import require_process
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.island_report import report_islands
+from ridgeline.runtime.profiles import load_variants
 from ridgeline.runtime.weights import default_weights, keep_defaults, weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.loop import select
@@ -209,7 +210,8 @@ def load_engine(
         by_name = {tactic.name: tactic for tactic in tactics}
         notes = [kernels.left_out] if kernels.left_out else []
         fused = FusedModel(model, inference, by_name, plan.target, kernels, notes)
-        return Engine.of(plan, fused, PLANNER, report=stored.report, expected=stored.expected)
+        variants = load_variants(plan, fused, PLANNER.bind_body)
+        return Engine(variants, PLANNER, report=stored.report, expected=stored.expected)
     except DAMAGE as error:
         raise PlanError(f"the plan in {str(path)!r} does not fit its graph", got=repr(error)) from error
 

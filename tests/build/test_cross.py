@@ -27,6 +27,7 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.profiles import load_variants
 from ridgeline.select.loop import select
 from ridgeline.select.retune import embedded
 from ridgeline.select.shapes import choose_every_shapes
@@ -275,7 +276,8 @@ def test_only_what_is_on_board_competes_on_the_machine(saved: Path, tmp_path: Pa
     # as on another machine: nothing but the file
     kernels = loaded.fused.kernels
     only_file = replace(kernels, store=replace(kernels.store, cache_dir=tmp_path / "none"))
-    loaded = Engine.of(loaded.plan, replace(loaded.fused, kernels=only_file), loaded.planner)
+    fused = replace(loaded.fused, kernels=only_file)
+    loaded = Engine(load_variants(loaded.plan, fused, loaded.planner.bind_body), loaded.planner)
     for step, site in loaded.planned_sites():
         willing, refused = embedded(loaded.variants[0].executable)(site)
         assert willing[0].tactic == step.tactic

@@ -21,6 +21,7 @@ from ridgeline.errors import InputError
 from ridgeline.runtime.cuda_context import CudaContext
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.profiles import load_variants
 
 OTHER_ARCH = "sm_75"
 SANITIZER_LIMIT_S = 60
@@ -88,7 +89,7 @@ def test_a_name_that_does_not_exist(mlp: ridgeline.Engine) -> None:
 def test_another_architecture(mlp: ridgeline.Engine) -> None:
     target = Target("cuda", OTHER_ARCH)
     plan, fused = replace(mlp.plan, target=target), replace(mlp.fused, target=target)
-    other = Engine.of(plan, fused, mlp.planner)
+    other = Engine(load_variants(plan, fused, mlp.planner.bind_body), mlp.planner)
     with pytest.raises(DeviceError, match="another GPU") as found:
         other.run(mlp.example_inputs())
     assert found.value.want == OTHER_ARCH

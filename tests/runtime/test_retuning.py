@@ -16,7 +16,7 @@ from ridgeline import Engine
 from ridgeline.errors import VerifyError
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
-from ridgeline.runtime.profiles import Variant, load_variant
+from ridgeline.runtime.profiles import Variant, load_variant, load_variants
 
 MODEL = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }'
 
@@ -70,7 +70,8 @@ def test_a_plan_is_made_whole_and_frozen(built: Engine) -> None:
 def test_retuning_swaps_every_predicted_plan_once(built: Engine) -> None:
     planner = Planner(measured)
     expected = {"given/x": Tensor()}
-    engine = Engine.of(predicted(built.plan), built.fused, planner, report=built.report, expected=expected)
+    variants = load_variants(predicted(built.plan), built.fused, planner.bind_body)
+    engine = Engine(variants, planner, report=built.report, expected=expected)
     before = engine.variants
     x = np.array([[-1, 2, -3, 4]] * 2, np.float32)
     old = engine.context()
@@ -92,7 +93,9 @@ def test_a_plan_that_fails_its_checks_is_not_swapped_in(built: Engine) -> None:
     def fail(variant: Variant) -> Variant:
         raise VerifyError("wrong", checks=())
 
-    engine = Engine.of(predicted(built.plan), built.fused, Planner(fail), report=built.report)
+    planner = Planner(fail)
+    variants = load_variants(predicted(built.plan), built.fused, planner.bind_body)
+    engine = Engine(variants, planner, report=built.report)
     before = engine.variants
     for _ in range(2):  # the next run meets the same error
         with pytest.raises(VerifyError):

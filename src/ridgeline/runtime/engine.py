@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.memory_report import held_memory
 from ridgeline.runtime.observation import Observation, Observer
 from ridgeline.runtime.planner import Planner
-from ridgeline.runtime.profiles import Profiles, Variant, load_variant
+from ridgeline.runtime.profiles import Profiles, Variant
 from ridgeline.runtime.signature import Feeds
 
 
@@ -59,20 +58,6 @@ class Engine:
         pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
         if pooled and not self.fused.is_gpu and torch.get_num_threads() != self.plan.target.threads:
             torch.set_num_threads(self.plan.target.threads)
-
-    @staticmethod
-    def of(
-        plan: Plan,
-        fused: FusedModel,
-        planner: Planner,
-        *,
-        report: Report | None = None,
-        expected: Mapping[str, Tensor] | None = None,
-    ) -> Engine:
-        """An engine from a whole plan, such as one that was read from a file."""
-        plans = (replace(plan, others=()), *plan.others)
-        variants = [load_variant(each, fused, planner.bind_body) for each in plans]
-        return Engine(variants, planner, report=report, expected=expected)
 
     def only(self, variant: Variant) -> Engine:
         """An engine of one of the profiles alone, over the same launches."""

@@ -33,6 +33,11 @@ def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:
     return Variant(plan, Executable(fused, plan.steps, plan.planned_shapes, islands))
 
 
+def load_variants(plan: Plan, fused: FusedModel, bind_body: BindBody) -> list[Variant]:
+    """One for each profile of a whole plan, such as one that was read from a file."""
+    return [load_variant(each, fused, bind_body) for each in (replace(plan, others=()), *plan.others)]
+
+
 class Profiles:
     """The variants of an engine. A retuned one takes the place of the one before."""
 

@@ -28,6 +28,7 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import flattened
+from ridgeline.runtime.profiles import load_variants
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify.call_times import busy_notes, call_overhead
 from ridgeline.verify.compare import (
@@ -342,7 +343,8 @@ def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, A
     if engine.plan.memory.weight_bytes <= BOUND_AGAIN_BYTES:
         inference = Inference(program, engine.weights)
         fused = replace(engine.fused, graph=model, inference=inference, notes=[])
-        again = Engine.of(plan, fused, engine.planner, report=engine.report)
+        variants = load_variants(plan, fused, engine.planner.bind_body)
+        again = Engine(variants, engine.planner, report=engine.report)
         rows += _same_bits(WRITTEN_AND_READ, again.run(feeds), got, feeds)
     return rows
 
