@@ -156,8 +156,15 @@ def test_an_engine_whose_plugin_fails_to_import_says_so(site: Path, tmp_path: Pa
         ridgeline.load(path)
 
 
-def test_an_op_belongs_to_its_package_also_where_its_module_is_imported_by_hand(site: Path) -> None:
-    put_example(site, "01_python_op")
-    importlib.import_module("acme_median")
+@pytest.mark.parametrize(("folder", "name"), [("01_python_op", "acme-median"), ("03_cpp_op", "acme-softmax")])
+def test_what_a_module_brings_belongs_to_its_package_also_where_it_is_imported_by_hand(
+    folder: str, name: str, site: Path
+) -> None:
+    put_example(site, folder)
+    module = importlib.import_module(name.replace("-", "_"))
+    if hasattr(module, "register"):
+        module.register()
+    before = CATALOG.rows()
     load_plugins()
-    assert [str(plugin) for plugin in CATALOG.plugins()] == ["acme-median 1.0"]
+    assert CATALOG.rows() == before
+    assert [(row.plugin, row.version, row.problem) for row in before] == [(name, "1.0", "")]

@@ -108,7 +108,9 @@ def test_every_kind_of_attribute_and_input_arrives() -> None:
         return x
 
     ports = {"x": "T", "bias?": "T", "more*": "T"}
+    table = np.arange(2, dtype=np.float32)
     attributes = {"n": int, "sizes": [1, 2], "word": "a", "gains": (0.5,), "deep": True, "names": list[str]}
+    attributes["table"] = table
     register_op(
         Schema("acme::Mix", ports, {"y": "T"}, attributes, {"T": ["float32"]}),
         shapes=like, reference=mix,
@@ -120,6 +122,7 @@ def test_every_kind_of_attribute_and_input_arrives() -> None:
     x = np.arange(4, dtype=np.float32)
     engine = ridgeline.build(model, level=0, threads=1)
     np.testing.assert_array_equal(engine.run({"x": x, "z": x})["y"], 3 * x)
+    assert seen.pop("table") is table
     assert seen == {"n": 3, "sizes": (7,), "word": "a", "gains": (0.5,), "deep": False, "names": ("p", "q")}
 
 
@@ -164,7 +167,9 @@ def test_a_bad_schema_lists_everything_that_is_wrong() -> None:
         assert part in text, part
 
 
-@pytest.mark.parametrize("key", ["acme::Relu", "ai.onnx::Haar", "ridgeline::Haar"])
+@pytest.mark.parametrize(
+    "key", ["acme::Relu", "ai.onnx::Haar", "ridgeline::Haar", "com.microsoft::QuickGelu"]
+)
 def test_names_of_onnx_and_ours_are_taken(key: str) -> None:
     with pytest.raises(PluginError, match="choose other names"):
         register_haar(schema=Schema(key, HAAR.inputs, HAAR.outputs, HAAR.attributes, HAAR.types))

@@ -130,6 +130,12 @@ def test_two_tactics_of_one_name_are_refused() -> None:
         register_tactic(python(), plugin=Plugin("other", "1"))
 
 
+@pytest.mark.parametrize("name", ["aten", "cpp.haar", "triton.haar"])
+def test_names_of_our_own_tactics_are_taken(name: str) -> None:
+    with pytest.raises(PluginError, match="named like our own"):
+        register_tactic(python(name), plugin=ACME)
+
+
 def test_an_engine_needs_the_plugin_of_a_tactic_for_a_plain_op(tmp_path: Any) -> None:
     def relu(x: Tensor, *, out: list[Tensor]) -> None:
         torch.clamp(x, min=0, out=out[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from ridgeline.plugins.gate import GatedTactic
 from ridgeline.plugins.gpu_tactics import TritonTactic
 from ridgeline.plugins.schema import Schema, Shapes, is_open, misfit, read_context, type_of_spec
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import PLUGIN_TACTICS
+from ridgeline.tactics.registry import PLUGIN_TACTICS, cpu_tactics, cuda_tactics
 
 # the package whose entry point is being loaded
 LOADING: ContextVar[Plugin | None] = ContextVar("LOADING", default=None)
@@ -48,10 +48,12 @@ def register_op(
     Parameters: the parts of an op, each written by hand and most of them left out.
     """
     owner = plugin or LOADING.get() or package_of(reference) or Plugin(schema.domain, str(schema.version))
+    known = CATALOG.ops.get(schema.key)
+    if known is not None and _is_known(schema.key, known.plugin, owner):
+        return known
     problems = list(schema.problems(shapes, reference))
     if problems:
         raise PluginError(f"the schema of {schema.key} is not sound", rows=problems, help=f"mend {owner}")
-    _require_new(schema.key, CATALOG.ops[schema.key].plugin if schema.key in CATALOG.ops else None, owner)
     op = PluginOp(schema, shapes, reference, owner, arrays)
     onnx.defs.register_schema(schema.to_onnx(lambda context: _infer(op, context)))
     CATALOG.ops[schema.key], CATALOG.code[schema.key] = op, f"{owner} {code_digest(op)}"
@@ -66,12 +68,22 @@ def register_op(
 
 def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     """Bring a way to run an op, one of ONNX's or of a plugin. It is checked, timed and kept like ours."""
-    owner = plugin or LOADING.get() or package_of(type(tactic)) or Plugin(tactic.name.split(".")[0], "0")
-    _require_new(tactic.name, CATALOG.tactics.get(tactic.name), owner)
+    family = tactic.name.split(".")[0]
+    packages = (package_of(part) for part in (type(tactic), *vars(tactic).values()))
+    owner = plugin or LOADING.get() or next(filter(None, packages), None) or Plugin(family, "0")
+    if family in _own_families():
+        raise PluginError(f"{tactic.name} is named like our own tactics", help="choose another name")
+    if _is_known(tactic.name, CATALOG.tactics.get(tactic.name), owner):
+        return
     CATALOG.tactics[tactic.name], CATALOG.code[tactic.name] = owner, f"{owner} {code_digest(tactic)}"
     if isinstance(tactic, TritonTactic) and tactic.epilogue_axis is not None:
         EPILOGUE_OPS.add(tactic.op)
     PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
+
+
+@cache
+def _own_families() -> frozenset[str]:
+    return frozenset(t.name.split(".")[0] for t in (*cpu_tactics({}), *cuda_tactics({})))
 
 
 def unregister(plugin: str) -> None:
@@ -89,14 +101,16 @@ def unregister(plugin: str) -> None:
     PLUGIN_RULES.pop(plugin, None)
 
 
-def _require_new(name: str, known: Plugin | None, owner: Plugin) -> None:
-    if known is not None:
+def _is_known(name: str, known: Plugin | None, owner: Plugin) -> bool:
+    """Whether it was registered by hand, before its own entry point; anything else twice is an error."""
+    if known is not None and LOADING.get() != known:
         raise PluginError(
             f"{name} is registered twice",
             got=str(owner),
             want=f"one plugin, and {known} has it",
             help="uninstall one of them; to replace it in this process, ridgeline.plugins.unregister first",
         )
+    return known is not None
 
 
 def _infer(op: PluginOp, context: Any) -> None:

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx.defs import OpSchema
 from ridgeline.errors import failure
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, tensor_type
 from ridgeline.ir.body import attr_value
+from ridgeline.ir.ops import OPS
 
 Size: TypeAlias = "int | ir.SymbolicDim"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -91,7 +93,7 @@ class Schema:
         """Everything that is wrong with it, and with the functions that belong to it."""
         if not DOMAIN.fullmatch(self.domain) or not NAME.fullmatch(self.op_type):
             yield f"the name {self.key!r} is not domain::OpType"
-        elif self.domain in OWN_DOMAINS or onnx.defs.has(self.op_type):
+        elif self.domain in OWN_DOMAINS or onnx.defs.has(self.op_type) or self.key in OPS:
             yield f"{self.key!r} has a domain or an op type of ONNX or Ridgeline: choose other names"
         if self.version < 1:
             yield f"version is {self.version}, want 1 or more"
@@ -144,7 +146,7 @@ class Schema:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, type) or value in (list[int], list[float], list[str])
+    return isinstance(value, (type, GenericAlias))
 
 
 def _kind(value: Any) -> Any:
@@ -174,6 +176,8 @@ def _port(name: str, named: str) -> OpSchema.FormalParameter:
 def _attribute(name: str, value: Any) -> OpSchema.Attribute:
     if _is_type(value):
         return OpSchema.Attribute(name, ATTRIBUTE_TYPES[value], "", required=True)
+    if isinstance(value, np.ndarray):  # ONNX keeps no tensors as defaults; `given` fills it in
+        return OpSchema.Attribute(name, OpSchema.AttrType.TENSOR, "", required=False)
     plain = int(value) if isinstance(value, bool) else value
     proto = ir.serde.serialize_attribute(ir.convenience.convert_attribute(name, plain))
     return OpSchema.Attribute(name, proto, "")
