@@ -39,20 +39,11 @@ def cpu_tactics(
     deterministic: bool = False,
 ) -> tuple[Tactic, ...]:
     return (
-        CppGemv(),
-        CppGemm(),
-        *(CppConv1x1(), CppDepthwise(), CppConvSmall(), CppConvRows()),
-        AtenLinear(),
-        MklLinear(),
-        OneDnnLinear(),
-        ConvAsGemm(),
-        OneDnnConv(),
-        OneDnnConvTranspose(),
-        Sdpa(),
-        AttentionBmm(),
-        CppPointwise(),
-        CppReduce(),
-        *(CppRecurrent(), CppMoves()),
+        *(CppGemv(), CppGemm(), CppConv1x1(), CppDepthwise(), CppConvSmall(), CppConvRows()),
+        *(AtenLinear(), MklLinear(), OneDnnLinear()),
+        *(ConvAsGemm(), OneDnnConv(), OneDnnConvTranspose()),
+        *(Sdpa(), AttentionBmm()),
+        *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves()),
         Aten(opset_imports, limits),
         Ort(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic),
     )
@@ -64,17 +55,20 @@ def cuda_tactics(
     *,
     store: KernelStore = COMPILED_HERE,
 ) -> tuple[Tactic, ...]:
+    products = (
+        TritonGemv,
+        TritonGemm,
+        TritonConv1x1,
+        TritonConv,
+        TritonDepthwise,
+        CublasLt,
+        Cublas,
+        CudnnConv,
+    )
     return (
-        TritonGemv(store=store),
-        TritonGemm(store=store),
-        *(TritonConv1x1(store=store), TritonConv(store=store), TritonDepthwise(store=store)),
-        CublasLt(store=store),
-        Cublas(store=store),
-        CudnnConv(store=store),
-        TritonAttention(store=store),
+        *(kind(store=store) for kind in (*products, TritonAttention)),
         CudaSdpa(),
-        TritonPointwise(store=store),
-        TritonRows(store=store),
+        *(kind(store=store) for kind in (TritonPointwise, TritonRows)),
         Aten(opset_imports, limits),
     )
 

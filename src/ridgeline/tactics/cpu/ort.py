@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -50,9 +51,9 @@ class Ort(Tactic):
         *,
         fixed_shapes: bool = False,
         deterministic: bool = False,
-        may_loop: bool = True,  # not in the body of a loop, whose trips are counted together with its own
     ) -> None:
-        self.limits, self.may_loop = limits, may_loop
+        self.limits = limits
+        self.may_loop = True  # not in the body of a loop, whose trips are counted together with its own
         self.opset_imports = {d: v for d, v in opset_imports.items() if d != "ridgeline"}
         self.fixed_shapes = fixed_shapes
         self.deterministic = deterministic
@@ -153,15 +154,11 @@ class Ort(Tactic):
 
 def inside_bodies(tactics: Sequence[Tactic]) -> tuple[Tactic, ...]:
     """The same tactics for the subgraphs of control flow."""
-    return tuple(
-        Ort(
-            tactic.opset_imports, tactic.limits,
-            fixed_shapes=tactic.fixed_shapes, deterministic=tactic.deterministic, may_loop=False,
-        )
-        if isinstance(tactic, Ort)
-        else tactic
-        for tactic in tactics
-    )  # fmt: skip
+    found = tuple(copy(tactic) if isinstance(tactic, Ort) else tactic for tactic in tactics)
+    for tactic in found:
+        if isinstance(tactic, Ort):
+            tactic.may_loop = False
+    return found
 
 
 def _may_trap(op: Op, site: Site) -> bool:
