@@ -136,8 +136,8 @@ class SelectionContext:
         return self.fused.target
 
     @property
-    def tactics(self) -> tuple[Tactic, ...]:
-        return tuple(self.fused.tactics.values())
+    def tactics(self) -> Mapping[str, Tactic]:
+        return self.fused.tactics
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -153,13 +153,9 @@ class SelectionContext:
         """The regions that run; shape arithmetic is known before."""
         return [region for region in self.program.regions if not self.inferred.is_host(region)]
 
-    @property
-    def by_name(self) -> Mapping[str, Tactic]:
-        return self.fused.tactics
-
     @cached_property
     def floor(self) -> Tactic:
-        return next(tactic for tactic in self.tactics if tactic.is_floor)
+        return next(tactic for tactic in self.tactics.values() if tactic.is_floor)
 
     @cached_property
     def feeds(self) -> dict[str, Any]:
@@ -182,21 +178,21 @@ class SelectionContext:
         return self.offers[place]
 
     def bind(self, site: Site, tactic: str, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        offer = self.offer(self.by_name[tactic], site)
+        offer = self.offer(self.tactics[tactic], site)
         if isinstance(offer, Refused):
             raise BuildError(f"{tactic} does not take {site.name}: {offer.reason}")
         return offer.bind(config, weights)
 
     def kernels(self, site: Site, tactic: str, config: Config) -> Sequence[Kernel]:
         """Kernels of our own that the candidate launches; none where it refuses, or offers no such config."""
-        offer = self.offer(self.by_name[tactic], site)
+        offer = self.offer(self.tactics[tactic], site)
         return offer.kernels(config) if isinstance(offer, Offer) and offer.has(config) else ()
 
     def single(self, region: Region, made: Selection) -> StepChoice:
         """The region as a step of its own, by the winner of its contest."""
         entry = made.entries.get(region.name) or Entry(region.name, (Candidate(self.floor.name, {}),))
         best = entry.candidates[entry.chosen]
-        if best.tactic not in self.by_name:
+        if best.tactic not in self.tactics:
             raise left_out(self.options, [f"{region.name}: {best.tactic}"])
         if best.refused is not None:
             raise BuildError(f"the lock pins {best.tactic} at {region.name}, which refused: {best.refused}")
@@ -205,8 +201,7 @@ class SelectionContext:
     def key(self, site: Site) -> str:
         """Timings count for the same rivals at the same effort only."""
         options = self.options
-        names = " ".join(t.name for t in self.tactics)
-        rivals = f"{options.level} {names} {options.deterministic} {options.workspace_bytes}"
+        rivals = f"{options.level} {' '.join(self.tactics)} {options.deterministic} {options.workspace_bytes}"
         rivals += CATALOG.digest()
         return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 

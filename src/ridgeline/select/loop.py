@@ -62,7 +62,7 @@ def _candidates(context: SelectionContext, contest: Contest) -> Competitors:
     ]
     kept = []
     for candidate in willing:
-        answers = [context.offer(context.by_name[candidate.tactic], site) for site in corners]
+        answers = [context.offer(context.tactics[candidate.tactic], site) for site in corners]
         reason = next((answer.reason for answer in answers if isinstance(answer, Refused)), None)
         if reason is None:
             kept.append(candidate)
@@ -75,7 +75,7 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
     """Who is willing, and who refused and why."""
     all_configs = context.options.level >= context.timer.all_configs_from
     willing, refused = [], []
-    for tactic in context.tactics:
+    for tactic in context.tactics.values():
         offer = context.offer(tactic, site)
         if isinstance(offer, Refused):
             refused.append(Candidate(tactic.name, {}, refused=offer.reason))
@@ -87,7 +87,7 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
 
 def precompile_all(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
     """Compile what will be bound, several kernels at a time."""
-    for i, tactic in enumerate(context.tactics):
+    for i, tactic in enumerate(context.tactics.values()):
         jobs = [(s, context.offer(tactic, s), c.config) for s, c in candidates if c.tactic == tactic.name]
         if jobs:
             context.options.tell("compile", i, len(context.tactics), tactic.name)
@@ -99,7 +99,7 @@ def only_offered(context: SelectionContext, entry: Entry, site: Site) -> Entry:
     """An entry that was read from a file, as far as its tactics could have made it themselves."""
 
     def is_offered(candidate: Candidate) -> bool:
-        tactic = context.by_name.get(candidate.tactic)
+        tactic = context.tactics.get(candidate.tactic)
         if tactic is None or candidate.refused is not None:
             return True  # whoever uses it says what is wrong
         offer = context.offer(tactic, site)

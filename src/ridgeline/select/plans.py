@@ -90,7 +90,7 @@ def _plans(context: SelectionContext, made: Selection) -> dict[str, list[StepCho
     whole = whole_graph(context)
     if whole is not None:
         plans[whole.tactic] = [whole]
-        mixed = _mixed(context, made, context.by_name[whole.tactic])
+        mixed = _mixed(context, made, context.tactics[whole.tactic])
         if mixed is not None:
             plans[MIXED] = mixed
     return plans
@@ -98,7 +98,7 @@ def _plans(context: SelectionContext, made: Selection) -> dict[str, list[StepCho
 
 def whole_graph(context: SelectionContext) -> StepChoice | None:
     """One step for all regions, if there is a library that takes them."""
-    library = next((tactic for tactic in context.tactics if tactic.takes_spans), None)
+    library = next((tactic for tactic in context.tactics.values() if tactic.takes_spans), None)
     if library is None or not context.work:
         return None
     whole = tuple(context.program.regions)
@@ -188,7 +188,7 @@ def instance_of(
 
     def bind(index: int, site: Site) -> Launch:
         step, region = steps[index], regions[index]
-        if context.islands and context.by_name[step.tactic].is_floor:
+        if context.islands and context.tactics[step.tactic].is_floor:
             island = context.islands.bind(region, site)
             if island is not None:
                 return island

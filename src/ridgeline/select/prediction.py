@@ -47,7 +47,7 @@ def _predicted(context: SelectionContext, contest: Contest) -> Entry:
     told: list[Candidate] = []
     refused = list(contest.refused)
     for candidate in contest.willing:
-        offer = context.offer(context.by_name[candidate.tactic], contest.site)
+        offer = context.offer(context.tactics[candidate.tactic], contest.site)
         assert isinstance(offer, Offer), "a candidate is willing"
         rank = ranks[candidate.tactic] = ranks.get(candidate.tactic, -1) + 1
         try:
@@ -125,7 +125,7 @@ def _try(
     for contest, index in batch:
         candidate = contest.entry.candidates[index]
         try:
-            offer = context.offer(context.by_name[candidate.tactic], contest.site)
+            offer = context.offer(context.tactics[candidate.tactic], contest.site)
             if isinstance(offer, Refused):
                 found.append(((), offer.reason))
             else:
