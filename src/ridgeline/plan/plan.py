@@ -20,7 +20,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Work:
-    """What a step must do at the least, by `base/work.py`."""
+    """What a step must do at the least, by `ir/work.py`."""
 
     flops: int
     bytes: int
