@@ -16,7 +16,8 @@ from onnx import parser
 import ridgeline
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import PluginError
-from ridgeline.kernels.triton.source import interpret
+from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
+from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.plugins import NvrtcTactic, Plugin, TritonTactic
 from ridgeline.plugins.gpu_tactics import has_nvrtc, nvrtc_cubin
 from ridgeline.tactics.base import Offer, Refused
@@ -31,6 +32,17 @@ rbf (float[{M}, {K}] x, float[{N}, {K}] w) => (float[{M}, {N}] y) <float g = {{-
     s = Mul (d, g)
     y = Exp (s)
 }}
+"""
+
+
+COPY = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr + 1))
 """
 
 
@@ -70,6 +82,19 @@ def test_what_follows_the_op_is_fused_into_its_kernel_and_compiled(rbf: Any, tmp
     assert step.kernels
     again = ridgeline.load(engine.save(tmp_path / "rbf.ridge"))
     assert again.plan.steps[0].kernels == step.kernels
+
+
+def test_a_kernel_is_found_by_compilers_that_started_before_its_module_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = (("x_ptr", "*fp32"),)
+    ours = Kernel("copy", "", signature, text=COPY)
+    (tmp_path / "acme_late.py").write_text(COPY.replace("copy", "late"))
+    store = KernelStore(cache_dir=tmp_path / "cubin")
+    assert isinstance(compile_kernels([ours], "sm_90", store=store)[0], Compiled)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (made,) = compile_kernels([Kernel("late", "acme_late", signature)], "sm_90", store=store)
+    assert isinstance(made, Compiled), made
 
 
 def test_on_the_cpu_the_reference_runs_and_nothing_is_fused_into_it(rbf: Any) -> None:

@@ -182,6 +182,7 @@ def _pool(arch: str) -> _Pool:
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
+    paths: frozenset[str]  # that it finds modules in
     job: int = -1
     since: float = 0.0
 
@@ -204,6 +205,10 @@ class _Pool:
         waiting = list(enumerate(kernels))[::-1]
         made: dict[int, Compiled | CompileError] = {}
         with self.lock:
+            if any(kernel.module and not kernel.module.startswith("ridgeline.") for kernel in kernels):
+                # a plugin's module may lie where those that started before did not look
+                for worker in [w for w in self.workers if not w.paths.issuperset(sys.path)]:
+                    self._replace(worker)
             while len(self.workers) < min(jobs, len(kernels)):
                 self._start()
             for worker in self.workers:
@@ -236,7 +241,7 @@ class _Pool:
             [sys.executable, "-c", start, self.arch],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        worker = _Worker(process)
+        worker = _Worker(process, frozenset(sys.path))
         assert process.stdout is not None, "opened as a pipe"
         self.selector.register(process.stdout, selectors.EVENT_READ, worker)
         return worker
