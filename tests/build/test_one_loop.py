@@ -20,7 +20,7 @@ from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.inference import Inference
 from ridgeline.select import context as context_module
-from ridgeline.select import loop, refine
+from ridgeline.select import loop, plans, refine
 from ridgeline.select.context import Contest, Selection, SelectionContext, Timer
 from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.loop import select
@@ -139,6 +139,22 @@ def test_a_plan_that_cannot_be_captured_stays_as_it_is(whole_plans: dict[int, fl
         refinement._graph()
     refinement.run([contest], rounds=1)
     assert contest.entry.chosen == 0
+
+
+def test_neighbours_that_the_library_does_better_become_a_span() -> None:
+    context = context_of(transformer(), "cpu", 1)
+    library = next(tactic for tactic in context.tactics.values() if tactic.takes_spans)
+    ours, made = context.work[3], Selection()
+    for region in context.work:
+        made.sites[region.name] = context.site(region)
+        times = (1.0, 100.0) if region is ours else (100.0, 90.0)
+        names = (context.floor.name, library.name)
+        candidates = tuple(Candidate(name, {}, us) for name, us in zip(names, times, strict=True))
+        made.entries[region.name] = Entry(region.name, candidates, chosen=int(region is not ours))
+    steps = plans._mixed(context, made, library)
+    assert steps is not None
+    assert [len(step.regions) for step in steps] == [3, 1, len(context.work) - 4]
+    assert [step.tactic for step in steps] == [library.name, context.floor.name, library.name]
 
 
 def test_the_null_target_times_nothing() -> None:

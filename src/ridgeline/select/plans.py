@@ -24,7 +24,7 @@ from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
 from ridgeline.select.plan_times import compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
-from ridgeline.tactics.base import Launch, Refused, Tactic
+from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cache import Entry
 
 REGIONS, MIXED = "regions", "mixed"
@@ -132,11 +132,9 @@ def _span(
     context: SelectionContext, made: Selection, library: Tactic, run: Sequence[Region]
 ) -> list[StepChoice]:
     """These neighbours as one step of the library; a region alone stays as it is."""
-    if len(run) < 2:
-        return [context.single(region, made) for region in run]
-    site = context.site(merge(context.program, run))
-    offer = context.offer(library, site)
-    if isinstance(offer, Refused):
+    site = context.site(merge(context.program, run)) if len(run) > 1 else None
+    offer = context.offer(library, site) if site is not None else None
+    if site is None or not isinstance(offer, Offer):
         return [context.single(region, made) for region in run]
     config = offer.configs[0]
     entry = context.find(context.key(site)) or Entry(site.name, (Candidate(library.name, config),))

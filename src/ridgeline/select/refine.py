@@ -99,14 +99,8 @@ def _weight_us(contest: Contest) -> float:
 
 
 def _rivals(contest: Contest) -> list[int]:
+    """Places of the runners-up that may be better neighbours."""
     entry = contest.entry
-    best_us = entry.chosen_us
-    timed = [
-        i
-        for i, m in enumerate(entry.candidates)
-        if i != entry.chosen
-        and m.median_us is not None
-        and best_us is not None
-        and m.median_us <= CLOSE * best_us
-    ]
-    return timed[:RUNNERS_UP]
+    limit_us = CLOSE * (entry.chosen_us or 0.0)
+    times = [(i, m.median_us) for i, m in enumerate(entry.candidates) if i != entry.chosen]
+    return [i for i, us in times if us is not None and us <= limit_us][:RUNNERS_UP]
