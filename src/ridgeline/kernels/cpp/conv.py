@@ -101,37 +101,12 @@ def depthwise_source(
     """The kernel's text for `outputs` neighbouring positions at a time, and the program it came from."""
     program, rows, column = _lower(site, conv)
     (size_h, size_w), (made_h, made_w), (kernel_h, kernel_w) = conv.size, conv.made, conv.kernel
-    (step_h, step_w), (far_h, far_w), (pad_h, pad_w) = conv.stride, conv.dilation, conv.pads
+    (step_h, step_w), (far_h, far_w), pad_h = conv.stride, conv.dilation, conv.pads[0]
     channels = conv.channels
     part = _part_of_channels(conv, threads, lanes)
     parts = -(-channels // part)
     kind = "vec" if (channels % part or part) >= lanes else "float"
-    first, past = conv.inside
-    block = min(outputs, max(past - first, 1))
-    rest = (past - first) % block
-
-    def taps(count: int, taps_from: str, taps_to: str) -> str:
-        at = f"x + base + (ow * {step_w} - {pad_w}) * {channels}LL"
-        span = f"first_line, past_line, {taps_from}, {taps_to}"
-        return f"rl_taps<{kind}, {count}>({at}, w, {span}, acc_ + ow * {part}, width, {part});"
-
-    border = [
-        f"const i64 left = ow * {step_w} - {pad_w};",
-        f"const i64 first_tap = left < 0 ? (-left + {far_w - 1}) / {far_w} : 0;",
-        f"const i64 room = ({size_w} - left + {far_w - 1}) / {far_w};",
-        f"const i64 past_tap = room < {kernel_w} ? room : {kernel_w};",
-        taps(1, "first_tap", "past_tap"),
-        "}",
-    ]
-    body = ["i64 ow = 0;"]
-    if first > 0:
-        body += [f"for (; ow < {first}; ++ow) {{", *border]
-    if past - first >= block:
-        body.append(f"for (; ow + {block} <= {past}; ow += {block}) {taps(block, '0', str(kernel_w))}")
-    if rest:
-        body += [taps(rest, "0", str(kernel_w)), f"ow += {rest};"]
-    if past < made_w:
-        body += [f"for (; ow < {made_w}; ++ow) {{", *border]
+    body = _depthwise_line(conv, outputs, part, kind)
     lines = [
         *_head(program, conv),
         *([parallel(2, threads)] if _is_parallel(conv, threads) else []),
@@ -158,6 +133,39 @@ def depthwise_source(
     }  # fmt: skip
     program = _touching(program, conv, weight_items=kernel_h * kernel_w * channels)
     return program, whole(program, lines, helpers=VECTORS + _constants(sizes) + _DEPTHWISE)
+
+
+def _depthwise_line(conv: Conv2d, outputs: int, part: int, kind: str) -> list[str]:
+    """The positions of one line: those at its borders one by one, the others in blocks."""
+    size_w, made_w, kernel_w = conv.size[1], conv.made[1], conv.kernel[1]
+    step_w, far_w, pad_w = conv.stride[1], conv.dilation[1], conv.pads[1]
+    first, past = conv.inside
+    block = min(outputs, max(past - first, 1))
+    rest = (past - first) % block
+
+    def taps(count: int, taps_from: str, taps_to: str) -> str:
+        at = f"x + base + (ow * {step_w} - {pad_w}) * {conv.channels}LL"
+        span = f"first_line, past_line, {taps_from}, {taps_to}"
+        return f"rl_taps<{kind}, {count}>({at}, w, {span}, acc_ + ow * {part}, width, {part});"
+
+    border = [
+        f"const i64 left = ow * {step_w} - {pad_w};",
+        f"const i64 first_tap = left < 0 ? (-left + {far_w - 1}) / {far_w} : 0;",
+        f"const i64 room = ({size_w} - left + {far_w - 1}) / {far_w};",
+        f"const i64 past_tap = room < {kernel_w} ? room : {kernel_w};",
+        taps(1, "first_tap", "past_tap"),
+        "}",
+    ]
+    body = ["i64 ow = 0;"]
+    if first > 0:
+        body += [f"for (; ow < {first}; ++ow) {{", *border]
+    if past - first >= block:
+        body.append(f"for (; ow + {block} <= {past}; ow += {block}) {taps(block, '0', str(kernel_w))}")
+    if rest:
+        body += [taps(rest, "0", str(kernel_w)), f"ow += {rest};"]
+    if past < made_w:
+        body += [f"for (; ow < {made_w}; ++ow) {{", *border]
+    return body
 
 
 def _part_of_channels(conv: Conv2d, threads: int, lanes: int) -> int:
