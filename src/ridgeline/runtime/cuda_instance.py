@@ -129,8 +129,7 @@ class CudaBinding:
     """Between a caller and a GPU instance: pinned memory for numpy, the caller's own stream for torch."""
 
     def __init__(self, instance: CudaInstance) -> None:
-        self.instance: Instance = instance
-        self._own = instance
+        self.instance = instance
         dtypes = [numpy_dtype(dtype_name(tensor)) for tensor in instance.inputs.values()]
         self._inputs = list(zip(instance.inputs.items(), dtypes, strict=True))
         self._pinned: dict[str, Tensor] = {}
@@ -144,8 +143,8 @@ class CudaBinding:
             array = feeds.get(name)
             if getattr(array, "shape", None) != tuple(tensor.shape) or getattr(array, "dtype", None) != dtype:
                 return None
-        self._own.require_usable()
-        stream = self._own.stream
+        self.instance.require_usable()
+        stream = self.instance.stream
         try:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 self._order(stream)
@@ -168,7 +167,7 @@ class CudaBinding:
             raise
 
     def _run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
-        self._own.require_usable()
+        self.instance.require_usable()
         stream = torch.cuda.current_stream()
         self._order(stream)
         with torch.inference_mode():
@@ -201,7 +200,7 @@ class CudaBinding:
 
     def _raise_device_error(self, error: Exception) -> None:
         try:
-            self._own.raise_device_error(error)
+            self.instance.raise_device_error(error)
         except DeviceError as found:
             if found.is_fatal:
                 never_free_pinned()
