@@ -321,3 +321,27 @@ def test_lint_knows_the_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(SystemExit) as end:
             main(["lint", str(tmp_path / "wavelet.onnx")])
         assert (end.value.code == 0) == is_known, capsys.readouterr().out
+
+
+def test_a_shape_may_depend_on_a_constant_or_on_data() -> None:
+    def repeated(x: Spec, times: Spec) -> Spec | None:
+        return None if times.value is None else x.resized(x.shape[0] * int(times.value[0]))
+
+    def repeat(x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        return x.repeat(int(times[0]))
+
+    schema = Schema("acme::Repeat", {"x": "float32", "times": "int64"}, {"y": "float32"})
+    register_op(schema, shapes=repeated, reference=repeat)
+    head = '<ir_version: 10, opset_import: ["": 18, "acme": 1]> g (float[4] x'
+    body = "{ r = acme.Repeat (x, times) y = Relu (r) }"
+    x = np.arange(-2, 2, dtype=np.float32)
+    want = np.maximum(np.tile(x, 3), 0)
+    planned = ridgeline.build(
+        parser.parse_model(f"{head}) => (float[12] y) <int64[1] times = {{3}}> {body}"), level=0, threads=1
+    )
+    np.testing.assert_array_equal(planned.run({"x": x})["y"], want)
+    island = ridgeline.build(
+        parser.parse_model(f"{head}, int64[1] times) => (float[M] y) {body}"), level=0, threads=1
+    )
+    made = island.run({"x": x, "times": np.array([3])})["y"]
+    np.testing.assert_array_equal(made, want)
