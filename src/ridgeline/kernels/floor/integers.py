@@ -8,31 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.floor.registry import placed
+
+Wrapper: TypeAlias = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+
 THIN_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 _LEAST = torch.iinfo(torch.int64).min
-
-
-def through_int64(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Torch computes little in uint16, uint32 and uint64: go through int64, which wraps as they do."""
-
-    @wraps(run, assigned=("__doc__", "__name__"))
-    def run_any(*inputs: Any, **attrs: Any) -> Tensor:
-        dtype = inputs[0].dtype
-        if dtype not in THIN_UNSIGNED:
-            return run(*inputs, **attrs)
-        result = run(*(x.to(torch.int64) if _is_thin(x) else x for x in inputs), **attrs)
-        return result.to(dtype) if result.dtype == torch.int64 else result
-
-    return run_any
-
-
-def _is_thin(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype in THIN_UNSIGNED
 
 
 def ordered(x: Tensor) -> Tensor:
@@ -45,18 +31,32 @@ def unordered(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (x ^ _LEAST).view(torch.uint64) if dtype == torch.uint64 else x.to(dtype)
 
 
-def in_order(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that compares values, or picks among them, for unsigned types too."""
+def _converting(there: Callable[[Tensor], Tensor], back: Callable[[Tensor, torch.dtype], Tensor]) -> Wrapper:
+    """Wraps a function so that unsigned types go `there` and int64 results come `back`."""
 
-    @wraps(run, assigned=("__doc__", "__name__"))
-    def run_any(*inputs: Any, **attrs: Any) -> Any:
-        dtype = inputs[0].dtype
-        if dtype not in THIN_UNSIGNED:
-            return run(*inputs, **attrs)
-        result = run(*(ordered(x) if _is_thin(x) else x for x in inputs), **attrs)
-        return unordered(result, dtype) if result.dtype == torch.int64 else result
+    def wrapper(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(run, assigned=("__doc__", "__name__"))
+        def run_any(*inputs: Any, **attrs: Any) -> Tensor:
+            dtype = inputs[0].dtype
+            if dtype not in THIN_UNSIGNED:
+                return run(*inputs, **attrs)
+            out = attrs.pop("out", None)
+            made = run(*(there(x) if _is_thin(x) else x for x in inputs), **attrs)
+            return placed(back(made, dtype) if made.dtype == torch.int64 else made, out)
 
-    return run_any
+        return run_any
+
+    return wrapper
+
+
+def _is_thin(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in THIN_UNSIGNED
+
+
+# torch computes little in uint16, uint32 and uint64: these go through int64, which wraps as they do
+through_int64 = _converting(lambda x: x.to(torch.int64), lambda x, dtype: x.to(dtype))
+# for functions that compare values, or pick among them
+in_order = _converting(ordered, unordered)
 
 
 def divided(a: Tensor, b: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -21,30 +21,21 @@ from ridgeline.kernels.floor.integers import (
     remainder,
     through_int64,
 )
-from ridgeline.kernels.floor.registry import copies, floor
+from ridgeline.kernels.floor.registry import copies, floor, into, placed
 from ridgeline.kernels.floor.sub_byte import closed, opened
 
-Outs = Sequence[Tensor]
-
-
-def _into(function: Callable[..., Any]) -> Callable[..., None]:
-    """The `out` form of a torch function that has an `out=` of the same meaning."""
-
-    def write(*inputs: Tensor, out: Outs) -> None:
-        function(*inputs, out=out[0])
-
-    return write
-
-
-_FLOAT_MAPS: dict[str, Callable[..., Any]] = {
+# torch's functions of the same meaning, which have an `out=`
+_MAPS: dict[str, Callable[..., Any]] = {
     "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan,
     "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Erf": torch.erf,
     "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log, "Reciprocal": torch.reciprocal,
     "Round": torch.round, "Sigmoid": torch.sigmoid, "Sin": torch.sin, "Sqrt": torch.sqrt,
     "Tan": torch.tan, "Tanh": torch.tanh, "Neg": torch.neg, "Not": torch.logical_not,
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+    "Add": through_int64(torch.add), "Sub": through_int64(torch.sub), "Mul": through_int64(torch.mul),
 }  # fmt: skip
-for _key, _function in _FLOAT_MAPS.items():
-    floor(_key, out=_into(_function))(_function)
+for _key, _function in _MAPS.items():
+    floor(_key, out=into(_function))(_function)
 
 floor("IsNaN")(torch.isnan)
 
@@ -85,52 +76,20 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _compare(a: Tensor, b: Tensor, *, function: Callable[..., Tensor]) -> Tensor:
-    if a.dtype in THIN_UNSIGNED:
-        return function(ordered(a), ordered(b))
-    return function(a, b)
-
-
-def _compare_out(a: Tensor, b: Tensor, *, out: Outs, function: Callable[..., Tensor]) -> None:
+def _compare(a: Tensor, b: Tensor, *, function: Callable[..., Tensor], out: Tensor | None = None) -> Tensor:
     if a.dtype in THIN_UNSIGNED:
         a, b = ordered(a), ordered(b)
-    function(a, b, out=out[0])
+    return function(a, b, out=out)
 
 
 for _key, _function in _COMPARISONS.items():
-    floor(_key, out=partial(_compare_out, function=_function))(partial(_compare, function=_function))
-
-_CONNECTIVES: dict[str, Callable[..., Any]] = {
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
-}  # fmt: skip
-for _key, _function in _CONNECTIVES.items():
-    floor(_key, out=_into(_function))(_function)
-
-_ARITHMETIC: dict[str, Callable[..., Any]] = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul}
-for _key, _function in _ARITHMETIC.items():
-    _run = through_int64(_function)
-
-    def _write(a: Tensor, b: Tensor, *, out: Outs, function: Any = _function, run: Any = _run) -> None:
-        if out[0].dtype.is_floating_point:
-            function(a, b, out=out[0])
-        else:
-            out[0].copy_(run(a, b))
-
-    floor(_key, out=_write)(_run)
+    floor(_key)(partial(_compare, function=_function))
 
 
-def div(a: Tensor, b: Tensor) -> Tensor:
-    return torch.div(a, b) if a.dtype.is_floating_point or a.dtype.is_complex else divided(a, b)
-
-
-def _div_out(a: Tensor, b: Tensor, *, out: Outs) -> None:
-    if out[0].dtype.is_floating_point:
-        torch.div(a, b, out=out[0])
-    else:
-        out[0].copy_(div(a, b))
-
-
-floor("Div", out=_div_out)(div)
+@floor("Div")
+def div(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    is_whole = not (a.dtype.is_floating_point or a.dtype.is_complex)
+    return placed(divided(a, b), out) if is_whole else torch.div(a, b, out=out)
 
 
 def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
@@ -138,28 +97,21 @@ def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
     return y.numel() == 1 and y.ndim <= x.ndim and y.device.type == "cpu" and x.dtype.is_floating_point
 
 
-def _power_out(x: Tensor, y: Tensor, *, out: Outs) -> None:
-    if _scalar_exponent(x, y) and abs(y.item()) != 0.5:
-        torch.pow(x, y.item(), out=out[0])
-    else:
-        out[0].copy_(power(x, y))
-
-
-@floor("Pow", out=_power_out)
-def power(x: Tensor, y: Tensor) -> Tensor:
+@floor("Pow")
+def power(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     dtype = x.dtype
     if _scalar_exponent(x, y):
-        made = torch.pow(x, y.item())
         if abs(y.item()) != 0.5:
-            return made
+            return torch.pow(x, y.item(), out=out)
         # torch takes a square root for it, of the wrong sign at -0.0, and NaN at -inf
-        return torch.where(x == -math.inf, math.inf if y.item() > 0 else 0, made.abs())
+        made = torch.pow(x, y.item()).abs()
+        return placed(torch.where(x == -math.inf, math.inf if y.item() > 0 else 0, made), out)
     y = y.to(x.device)  # a table of exponents may be known on the host alone
     if dtype == torch.uint64 or y.dtype in (torch.uint16, torch.uint32, torch.uint64):
         x, y = x.to(torch.int64), y.to(torch.int64)
     elif dtype in (torch.uint16, torch.uint32):
         x = x.to(torch.int64)
-    return torch.pow(x, y).to(dtype)
+    return placed(torch.pow(x, y).to(dtype), out)
 
 
 @floor("Mod")
@@ -176,20 +128,12 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
         return torch.from_numpy(np.asarray(np.fmod(*wide))).to(a.dtype)
 
 
-def _extreme(*inputs: Tensor, function: Callable[..., Tensor]) -> Tensor:
-    return reduce(function, inputs)
-
-
-def _extreme_out(*inputs: Tensor, out: Outs, function: Callable[..., Any], run: Any) -> None:
-    if len(inputs) == 2 and out[0].dtype.is_floating_point:
-        function(*inputs, out=out[0])
-    else:
-        out[0].copy_(run(*inputs))
+def _extreme(*inputs: Tensor, function: Callable[..., Tensor], out: Tensor | None = None) -> Tensor:
+    return function(*inputs, out=out) if len(inputs) == 2 else placed(reduce(function, inputs), out)
 
 
 for _key, _function in {"Max": torch.maximum, "Min": torch.minimum}.items():
-    _run = in_order(partial(_extreme, function=_function))
-    floor(_key, out=partial(_extreme_out, function=_function, run=_run))(_run)
+    floor(_key)(in_order(partial(_extreme, function=_function)))
 
 
 @floor("Sum")
@@ -212,13 +156,7 @@ def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> 
     return found
 
 
-def _where_out(condition: Tensor, x: Tensor, y: Tensor, *, out: Outs) -> None:
-    torch.where(condition, x, y, out=out[0])
-
-
-@floor("Where", out=_where_out, why_not=no_torch_type)
-def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(condition, x, y)
+floor("Where", out=into(torch.where), why_not=no_torch_type)(torch.where)
 
 
 def _bound(limit: Tensor | None) -> Any:
@@ -226,11 +164,14 @@ def _bound(limit: Tensor | None) -> Any:
     return limit.item() if limit is not None and limit.device.type == "cpu" else limit
 
 
+@floor("Clip")
 @in_order
-def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def clip(
+    x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
     if low is None and high is None:
-        return x
-    return _keep_nan(torch.clamp(x, _bound(low), _bound(high)), low, high)
+        return placed(x, out)
+    return _keep_nan(torch.clamp(x, _bound(low), _bound(high), out=out), low, high)
 
 
 def _keep_nan(y: Tensor, *limits: Tensor | None) -> Tensor:
@@ -241,15 +182,6 @@ def _keep_nan(y: Tensor, *limits: Tensor | None) -> Tensor:
                 y.fill_(torch.nan)
     return y
 
-
-def _clip_out(x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, out: Outs) -> None:
-    if (low is None and high is None) or not x.dtype.is_floating_point:
-        out[0].copy_(clip(x, low, high))
-    else:
-        _keep_nan(torch.clamp(x, _bound(low), _bound(high), out=out[0]), low, high)
-
-
-floor("Clip", out=_clip_out)(clip)
 
 floor("BitwiseAnd")(through_int64(torch.bitwise_and))
 floor("BitwiseOr")(through_int64(torch.bitwise_or))
@@ -308,21 +240,22 @@ def _to_e8m0(x: Tensor, *, saturate: int, round_mode: str) -> Tensor:
     return exponent.clamp(max=0xFF).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
-def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    dtype = DTYPES[to]
+def _cast_to(x: Tensor, dtype: torch.dtype, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
     if dtype == torch.float8_e8m0fnu and x.dtype != dtype:
         return _to_e8m0(x, saturate=saturate, round_mode=round_mode)
     return convert(x, dtype, saturate=saturate)
+
+
+def cast(x: Tensor, *, to: int, **attrs: Any) -> Tensor:
+    return _cast_to(x, DTYPES[to], **attrs)
 
 
 floor("Cast", out=copies(cast), why_not=no_torch_type)(cast)
 
 
 @floor("CastLike", why_not=no_torch_type)
-def cast_like(x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    if like.dtype == torch.float8_e8m0fnu and x.dtype != like.dtype:
-        return _to_e8m0(x, saturate=saturate, round_mode=round_mode)
-    return convert(x, like.dtype, saturate=saturate)
+def cast_like(x: Tensor, like: Tensor, **attrs: Any) -> Tensor:
+    return _cast_to(x, like.dtype, **attrs)
 
 
 @floor("BitCast", why_not=no_torch_type)

@@ -90,13 +90,8 @@ def _centred(x: Tensor, zero_point: Tensor | None, *, axis: int) -> Tensor:
     if zero_point is None:
         return levels
     zero = zero_point.to(torch.int32)
-    if zero.ndim == 1 and zero.numel() > 1:
-        shape = [1] * x.ndim
-        shape[axis] = zero.numel()
-        zero = zero.reshape(shape)
-    elif zero.numel() == 1:
-        zero = zero.reshape(())
-    return levels - zero
+    is_vector = zero.ndim < 2 or zero.numel() == 1
+    return levels - (_aligned(zero, x, axis=axis, block_size=0) if is_vector else zero)
 
 
 @floor("MatMulInteger")

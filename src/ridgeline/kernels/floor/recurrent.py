@@ -7,7 +7,6 @@ sequences of different lengths. S steps, B batch, H hidden size, N directions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -26,32 +25,15 @@ _PLAIN: dict[str, Activation] = {
 }  # fmt: skip
 
 
-def _affine(x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return alpha * x + beta
-
-
-def _scaled_tanh(x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return alpha * torch.tanh(beta * x)
-
-
-def _thresholded(x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return torch.where(x >= alpha, x, 0)
-
-
-def _leaky(x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
-def _elu(x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return F.elu(x, alpha)
-
-
-# name -> function, default alpha, default beta
-_WITH_PARAMETERS: dict[str, tuple[Callable[..., Tensor], float, float]] = {
-    "affine": (_affine, 1.0, 0.0), "leakyrelu": (_leaky, 0.01, 0.0), "elu": (_elu, 1.0, 0.0),
-    "thresholdedrelu": (_thresholded, 1.0, 0.0), "scaledtanh": (_scaled_tanh, 1.0, 1.0),
-    "hardsigmoid": (hard_sigmoid, 0.2, 0.5),
-}  # fmt: skip
+# name -> function of x, alpha and beta; default alpha, default beta
+_WITH_PARAMETERS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], float, float]] = {
+    "affine": (lambda x, alpha, beta: alpha * x + beta, 1.0, 0.0),
+    "leakyrelu": (lambda x, alpha, _: F.leaky_relu(x, alpha), 0.01, 0.0),
+    "elu": (lambda x, alpha, _: F.elu(x, alpha), 1.0, 0.0),
+    "thresholdedrelu": (lambda x, alpha, _: torch.where(x >= alpha, x, 0), 1.0, 0.0),
+    "scaledtanh": (lambda x, alpha, beta: alpha * torch.tanh(beta * x), 1.0, 1.0),
+    "hardsigmoid": (lambda x, alpha, beta: hard_sigmoid(x, alpha=alpha, beta=beta), 0.2, 0.5),
+}
 
 
 # what ONNX names when a node names none, for one direction
@@ -74,6 +56,10 @@ def parametrised(
             beta = left_betas.pop(0) if left_betas else beta
         made.append((key, alpha, beta))
     return made
+
+
+def _bound(run: Callable[[Tensor, float, float], Tensor], alpha: float, beta: float) -> Activation:
+    return lambda x: run(x, alpha, beta)
 
 
 def _clipped(activation: Activation, clip: float) -> Activation:
@@ -155,8 +141,7 @@ class _Layer:
         made: list[Activation] = []
         alphas, betas = self.attrs.get("activation_alpha"), self.attrs.get("activation_beta")
         for key, alpha, beta in parametrised(self.names, alphas, betas):
-            plain = _PLAIN.get(key)
-            activation = plain or partial(_WITH_PARAMETERS[key][0], alpha=alpha, beta=beta)
+            activation = _PLAIN.get(key) or _bound(_WITH_PARAMETERS[key][0], alpha, beta)
             made.append(activation if clip is None else _clipped(activation, clip))
         return made
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ from torch import Tensor
 from ridgeline.kernels.floor.dtypes import highest, lowest, widened
 from ridgeline.kernels.floor.integers import in_order, through_int64
 from ridgeline.kernels.floor.pointwise import absolute
-from ridgeline.kernels.floor.registry import floor
+from ridgeline.kernels.floor.registry import floor, placed
 
-Outs = Sequence[Tensor]
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
@@ -23,7 +22,7 @@ def _reduction(
     function: Reduction,
     *,
     before: Callable[[Tensor], Tensor] | None = None,
-    into: Callable[..., Any] | None = None,
+    into: Callable[..., Tensor] | None = None,
 ) -> None:
     """An ONNX Reduce*: axes as an input, `noop_with_empty_axes`, fp32 state.
 
@@ -31,21 +30,22 @@ def _reduction(
     """
 
     def run(
-        x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+        x: Tensor,
+        axes: Tensor | None = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+        out: Tensor | None = None,
     ) -> Tensor:
         along = () if axes is None else tuple(axes.tolist())
         if not along and noop_with_empty_axes:
-            return (before(widened(x)) if before else x).to(x.dtype)
-        return function(widened(x), along or tuple(range(x.ndim)), bool(keepdims)).to(x.dtype)
+            return placed((before(widened(x)) if before else x).to(x.dtype), out)
+        if out is not None and into and along and x.numel() and x.dtype in (torch.float32, torch.float64):
+            return into(x, along, keepdim=bool(keepdims), out=out)
+        made = function(widened(x), along or tuple(range(x.ndim)), bool(keepdims))
+        return placed(made.to(x.dtype), out)
 
-    def write(x: Tensor, axes: Tensor | None = None, *, out: Outs, keepdims: int = 1, **attrs: Any) -> None:
-        along = () if axes is None else tuple(axes.tolist())
-        if into is not None and along and x.numel() and x.dtype in (torch.float32, torch.float64):
-            into(x, along, keepdim=bool(keepdims), out=out[0])
-        else:
-            out[0].copy_(run(x, axes, keepdims=keepdims, **attrs))
-
-    floor(key, out=write)(run)
+    floor(key)(run)
 
 
 def _prod(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -73,7 +73,7 @@ def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, *, greatest: bool
 
 
 def _log_sum_exp(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    return torch.logsumexp(x if x.dtype.is_floating_point else x.double(), axes, keepdim=keepdims)
+    return torch.logsumexp(_float(x), axes, keepdim=keepdims)
 
 
 def _float(x: Tensor) -> Tensor:
@@ -100,13 +100,9 @@ _reduction("ReduceLogSum", lambda x, axes, keep: _float(_sum(x, axes, keep)).log
 _reduction("ReduceLogSumExp", _log_sum_exp)
 
 
-def _softmax_out(x: Tensor, *, out: Outs, axis: int = -1) -> None:
-    torch.softmax(x, axis, out=out[0])
-
-
-@floor("Softmax", out=_softmax_out)
-def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis)
+@floor("Softmax")
+def softmax(x: Tensor, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+    return torch.softmax(x, axis, out=out)
 
 
 @floor("LogSoftmax")
@@ -121,48 +117,44 @@ def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
     return torch.zeros_like(x).scatter(axis, arg_max(x, axis=axis), 1)
 
 
-def _first_or_last(x: Tensor, axis: int, *, keepdims: int, last: int, function: Any) -> Tensor:
-    keep = bool(keepdims)
-    if not last:
-        # torch.argmax promises no particular one among equals; the comparison does
-        best = (torch.amax if function is torch.argmax else torch.amin)(x, axis, keepdim=True)
-        # a NaN is the best of its row, and equals nothing
-        is_best = (x == best) | torch.isnan(x) if x.dtype.is_floating_point else x == best
-        return is_best.to(torch.uint8).argmax(axis, keepdim=keep)
-    flipped = _first_or_last(x.flip(axis), axis, keepdims=keepdims, last=0, function=function)
-    return x.shape[axis] - 1 - flipped
+def _arg_extreme(
+    x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0, extreme: Callable[..., Tensor]
+) -> Tensor:
+    if select_last_index:
+        flipped = _arg_extreme(x.flip(axis), axis=axis, keepdims=keepdims, extreme=extreme)
+        return x.shape[axis] - 1 - flipped
+    # torch.argmax promises no particular one among equals; the comparison does
+    best = extreme(x, axis, keepdim=True)
+    # a NaN is the best of its row, and equals nothing
+    is_best = (x == best) | torch.isnan(x) if x.dtype.is_floating_point else x == best
+    return is_best.to(torch.uint8).argmax(axis, keepdim=bool(keepdims))
 
 
-@floor("ArgMax")
-def arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _first_or_last(x, axis, keepdims=keepdims, last=select_last_index, function=torch.argmax)
+arg_max = floor("ArgMax")(partial(_arg_extreme, extreme=torch.amax))
+floor("ArgMin")(partial(_arg_extreme, extreme=torch.amin))
 
 
-@floor("ArgMin")
-def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _first_or_last(x, axis, keepdims=keepdims, last=select_last_index, function=torch.argmin)
-
-
-def _running(x: Tensor, axis: int, *, exclusive: int, reverse: int, start: int, function: Any) -> Tensor:
+def _running(
+    x: Tensor,
+    axis: Tensor,
+    *,
+    exclusive: int = 0,
+    reverse: int = 0,
+    start: int,
+    function: Callable[..., Tensor],
+) -> Tensor:
+    along = int(axis.item())
     if reverse:
-        x = x.flip(axis)
-    if exclusive and x.shape[axis]:
-        first = torch.full_like(x.narrow(axis, 0, 1), start)
-        x = torch.cat([first, x.narrow(axis, 0, x.shape[axis] - 1)], dim=axis)
-    result: Tensor = function(widened(x), axis).to(x.dtype)
-    return result.flip(axis) if reverse else result
+        x = x.flip(along)
+    if exclusive and x.shape[along]:
+        first = torch.full_like(x.narrow(along, 0, 1), start)
+        x = torch.cat([first, x.narrow(along, 0, x.shape[along] - 1)], dim=along)
+    result = function(widened(x), along).to(x.dtype)
+    return result.flip(along) if reverse else result
 
 
-@floor("CumSum")
-def cum_sum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    along = int(axis.item())
-    return _running(x, along, exclusive=exclusive, reverse=reverse, start=0, function=torch.cumsum)
-
-
-@floor("CumProd")
-def cum_prod(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    along = int(axis.item())
-    return _running(x, along, exclusive=exclusive, reverse=reverse, start=1, function=torch.cumprod)
+floor("CumSum")(partial(_running, start=0, function=torch.cumsum))
+floor("CumProd")(partial(_running, start=1, function=torch.cumprod))
 
 
 @floor("LpNormalization")

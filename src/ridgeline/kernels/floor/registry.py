@@ -49,15 +49,30 @@ def floor(
     view: bool = False,
     takes_strings: bool = False,
 ) -> Callable[[Run], Run]:
-    """Enter the decorated function into `FLOOR` under `key`."""
+    """Enter the decorated function into `FLOOR` under `key`; if it declares `out`, that is its `out` form."""
 
     def enter(run: Run) -> Run:
         assert key not in FLOOR, f"{key} is entered twice"
         assert key in OPS, f"{key} has no row in the op table"
-        FLOOR[key] = FloorOp(key, run, why_not, out, view, _declares(run, "n_outputs"), takes_strings)
+        fill = into(run) if out is None and _declares(run, "out") else out
+        FLOOR[key] = FloorOp(key, run, why_not, fill, view, _declares(run, "n_outputs"), takes_strings)
         return run
 
     return enter
+
+
+def into(run: Callable[..., Any]) -> Callable[..., None]:
+    """The `out` form of a function that has one result and an `out=` for it."""
+
+    def write(*inputs: Tensor | None, out: Sequence[Tensor], **attrs: Any) -> None:
+        run(*inputs, out=out[0], **attrs)
+
+    return write
+
+
+def placed(made: Tensor, out: Tensor | None) -> Tensor:
+    """What was made, in `out` where that is given."""
+    return made if out is None else out.copy_(made)
 
 
 def copies(run: Callable[..., Tensor]) -> Callable[..., None]:

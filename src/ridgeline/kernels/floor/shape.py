@@ -80,13 +80,9 @@ def tile(x: Tensor, repeats: Tensor) -> Tensor:
     return x.repeat(repeats.tolist())
 
 
-def _concat_out(*inputs: Tensor, out: Outs, axis: int) -> None:
-    torch.cat(inputs, dim=axis, out=out[0])
-
-
-@floor("Concat", out=_concat_out, why_not=no_torch_type)
-def concat(*inputs: Tensor, axis: int) -> Tensor:
-    return torch.cat(inputs, dim=axis)
+@floor("Concat", why_not=no_torch_type)
+def concat(*inputs: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
+    return torch.cat(inputs, dim=axis, out=out)
 
 
 def split(

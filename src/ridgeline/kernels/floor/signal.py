@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -67,7 +69,9 @@ def stft(
     return _pairs(full[..., : length // 2 + 1] if onesided else full, x.dtype)
 
 
-def _cosines(size: Tensor, periodic: int, output_datatype: int, weights: tuple[float, ...]) -> Tensor:
+def _cosines(
+    size: Tensor, *, weights: Sequence[float], output_datatype: int = 1, periodic: int = 1
+) -> Tensor:
     """The sum of weights[k] * cos(2 pi k n / N), with N one less when the window is symmetric."""
     count = int(size.item())
     turn = torch.arange(count, dtype=torch.float64) * (2 * math.pi / max(count if periodic else count - 1, 1))
@@ -77,19 +81,9 @@ def _cosines(size: Tensor, periodic: int, output_datatype: int, weights: tuple[f
     return total.to(size.device, DTYPES[output_datatype])
 
 
-@floor("HannWindow")
-def hann_window(size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _cosines(size, periodic, output_datatype, (0.5, -0.5))
-
-
-@floor("HammingWindow")
-def hamming_window(size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _cosines(size, periodic, output_datatype, (25 / 46, -21 / 46))
-
-
-@floor("BlackmanWindow")
-def blackman_window(size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _cosines(size, periodic, output_datatype, (0.42, -0.5, 0.08))
+floor("HannWindow")(partial(_cosines, weights=(0.5, -0.5)))
+floor("HammingWindow")(partial(_cosines, weights=(25 / 46, -21 / 46)))
+floor("BlackmanWindow")(partial(_cosines, weights=(0.42, -0.5, 0.08)))
 
 
 @floor("MelWeightMatrix")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def _sample_any(x: Tensor, grid: Tensor, *, align_corners: bool, kind: str, padd
         elif padding_mode == "reflection" and kind != "bicubic":
             at = _reflected(at, size, align_corners)
         taps.append(_axis_taps(at, kind))
-    for combination in _product(taps):
+    for combination in itertools.product(*taps):
         weight = torch.ones_like(flat[..., 0])
         place = torch.zeros_like(weight, dtype=torch.int64)
         for d, (position, share) in enumerate(combination):
@@ -78,13 +78,6 @@ def _reflected(at: Tensor, size: int, align_corners: bool) -> Tensor:
         return torch.zeros_like(at)
     folded = (at - low).remainder(2 * span)
     return (torch.minimum(folded, 2 * span - folded) + low).clamp(0, size - 1)
-
-
-def _product(taps: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    combinations: list[tuple[Any, ...]] = [()]
-    for choices in taps:
-        combinations = [(*done, choice) for done in combinations for choice in choices]
-    return combinations
 
 
 @floor("AffineGrid")
