@@ -6,6 +6,7 @@ The anchor's own sum is found by the kernel and reaches the program under the na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
@@ -56,6 +57,27 @@ def require_sizes(program: Program, axes: Sequence[int], sizes: Sequence[int]) -
     """The loops of the kernel are those of `acc`."""
     if any(program.sizes.get(axis, 1) != size for axis, size in zip(axes, sizes, strict=True)):
         raise RefusedError(f"the result is not of the size {list(sizes)} that is computed")
+
+
+def operands_text(program: Program, x: int) -> list[str]:
+    """The anchor's input at slot `x`, and its packed weight, which is the last pointer."""
+    slots = len(program.inputs) + len(program.stores) + len(program.extras)
+    return [
+        f"const float* x = (const float*)p[{program.inputs.index(x)}];",
+        f"const float* packed = (const float*)p[{slots}];",
+    ]
+
+
+def touching(program: Program, x: int, *, items: int, weight_items: int) -> Program:
+    """The program with what the text around it reads: of the input at slot `x`, and of the packed weight."""
+    return replace(program, touched={f"p{program.inputs.index(x)}": 4 * items, "w0": 4 * weight_items})
+
+
+def past(start: str, piece: int, size: int) -> str:
+    """Where a piece that begins at `start` ends; a sum where all pieces are whole."""
+    if size % piece == 0:
+        return f"{start} + {piece}"
+    return f"{start} + {piece} < {size} ? {start} + {piece} : {size}"
 
 
 def epilogue(

@@ -5,13 +5,13 @@ One thread makes one output line at a time into a buffer of its own; the epilogu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns, require_sizes
+from ridgeline.kernels.cpp import anchor
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
@@ -44,6 +44,11 @@ class Conv2d:
     @property
     def lines(self) -> int:
         return self.batch * self.made[0]
+
+    @property
+    def items(self) -> int:
+        """Of the input."""
+        return self.batch * self.channels_in * self.size[0] * self.size[1]
 
     @property
     def macs(self) -> int:
@@ -108,14 +113,14 @@ def depthwise_source(
     kind = "vec" if (channels % part or part) >= lanes else "float"
     body = _depthwise_line(conv, outputs, part, kind)
     lines = [
-        *_head(program, conv),
+        *anchor.operands_text(program, conv.x),
         *([parallel(2, threads)] if _is_parallel(conv, threads) else []),
         f"for (i64 part = 0; part < {parts}; ++part)",
         f"for (i64 line = 0; line < {conv.lines}; ++line) {{",
         f"alignas(64) float acc_[{made_w * part}];",
         *_place(made_h),
         f"const i64 start = part * {part};",
-        f"const i64 stop = {_past('start', part, channels)};",
+        f"const i64 stop = {anchor.past('start', part, channels)};",
         "const i64 width = stop - start;",
         "const float* w = packed + start;",
         f"const i64 top = oh * {step_h} - {pad_h};",
@@ -131,8 +136,8 @@ def depthwise_source(
         "X_LINE": far_h * size_w * channels, "X_TAP": far_w * channels, "X_NEXT": step_w * channels,
         "W_LINE": kernel_w * channels, "W_TAP": channels,
     }  # fmt: skip
-    program = _touching(program, conv, weight_items=kernel_h * kernel_w * channels)
-    return program, whole(program, lines, helpers=VECTORS + _constants(sizes) + _DEPTHWISE)
+    program = anchor.touching(program, conv.x, items=conv.items, weight_items=kernel_h * kernel_w * channels)
+    return program, whole(program, lines, helpers=anchor.VECTORS + _constants(sizes) + _DEPTHWISE)
 
 
 def _depthwise_line(conv: Conv2d, outputs: int, part: int, kind: str) -> list[str]:
@@ -236,7 +241,7 @@ def small_source(site: Site, conv: Conv2d, *, panel: int, rows: int, threads: in
     rest = made_w % block
     call = f"rl_window<{{}}, {panel}>(lines + ow * {step_w}, w, acc_ + ow * {panel});"
     lines = [
-        *_head(program, conv),
+        *anchor.operands_text(program, conv.x),
         *([parallel(1, threads)] if _is_parallel(conv, threads) and conv.lines > 1 else []),
         f"for (i64 line = 0; line < {conv.lines}; ++line) {{",
         f"alignas(64) float lines[{count * reach}] = {{}};",
@@ -255,55 +260,36 @@ def small_source(site: Site, conv: Conv2d, *, panel: int, rows: int, threads: in
         *([call.format(rest)] if rest else []),
         "}",
         f"const i64 start = part * {panel};",
-        f"const i64 stop = {_past('start', panel, conv.channels)};",
+        f"const i64 stop = {anchor.past('start', panel, conv.channels)};",
         *_line_epilogue(program, outer, column, made_w, panel),
         "}",
         "}",
     ]  # fmt: skip
     sizes = {"LINES": count, "TAPS": kernel_w, "X_LINE": reach, "X_TAP": far_w, "X_NEXT": step_w}
-    program = _touching(program, conv, weight_items=panels * count * kernel_w * panel)
-    return program, whole(program, lines, helpers=VECTORS + _constants(sizes) + _SMALL)
-
-
-def _touching(program: Program, conv: Conv2d, *, weight_items: int) -> Program:
-    """The program with what the text around it reads: the image, and the packed weight."""
-    image = conv.batch * conv.channels_in * conv.size[0] * conv.size[1]
-    touched = {f"p{program.inputs.index(conv.x)}": 4 * image, "w0": 4 * weight_items}
-    return replace(program, touched=touched)
+    program = anchor.touching(
+        program, conv.x, items=conv.items, weight_items=panels * count * kernel_w * panel
+    )
+    return program, whole(program, lines, helpers=anchor.VECTORS + _constants(sizes) + _SMALL)
 
 
 def _lower(site: Site, conv: Conv2d) -> tuple[Program, list[Loop], Loop]:
-    program, axes = lower_around(site, conv.op, conv.x)
-    require_columns(program, axes, axes[1])
+    program, axes = anchor.lower_around(site, conv.op, conv.x)
+    anchor.require_columns(program, axes, axes[1])
     sizes = (conv.batch, *conv.made)
     named = zip(("n", "oh", "ow"), (axes[0], *axes[2:]), sizes, strict=True)
     rows = [Loop(var, axis, size, frozenset([axis])) for var, axis, size in named if axis != ONE]
-    require_sizes(program, axes, (conv.batch, conv.channels, *conv.made))
+    anchor.require_sizes(program, axes, (conv.batch, conv.channels, *conv.made))
     return program, rows, Loop("c", axes[1], conv.channels, frozenset([axes[1]]))
-
-
-def _head(program: Program, conv: Conv2d) -> list[str]:
-    slots = len(program.inputs) + len(program.stores) + len(program.extras)
-    return [
-        f"const float* x = (const float*)p[{program.inputs.index(conv.x)}];",
-        f"const float* packed = (const float*)p[{slots}];",
-    ]
 
 
 def _line_epilogue(program: Program, rows: list[Loop], column: Loop, made_w: int, pitch: int) -> list[str]:
     acc = f"acc_[ow * {pitch} + c - start]"
-    inner = epilogue(program, rows=rows, column=column, start="start", stop="stop", acc=acc)
+    inner = anchor.epilogue(program, rows=rows, column=column, start="start", stop="stop", acc=acc)
     return [f"for (i64 ow = 0; ow < {made_w}; ++ow) {{", *inner, "}"]
 
 
 def _place(made_h: int) -> list[str]:
     return [f"[[maybe_unused]] const i64 n = line / {made_h}, oh = line % {made_h};"]
-
-
-def _past(start: str, piece: int, size: int) -> str:
-    if size % piece == 0:
-        return f"{start} + {piece}"
-    return f"{start} + {piece} < {size} ? {start} + {piece} : {size}"
 
 
 def _is_parallel(conv: Conv2d, threads: int) -> bool:

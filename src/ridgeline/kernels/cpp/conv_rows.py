@@ -6,13 +6,13 @@ time. A convolution along one axis (sound, signals) is one over an image a singl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site
-from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_items, require_sizes
+from ridgeline.kernels.cpp import anchor
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE
@@ -61,15 +61,13 @@ def conv_rows_source(site: Site, conv: ConvRows, tile: Tile, *, threads: int) ->
     linear, panel, rows, deep = conv.linear, tile.panel, min(tile.rows, conv.rows), conv.linear.k
     program, loops, column = _lower(site, conv)
     panels, chunks = -(-linear.n // panel), -(-linear.m // conv.rows)
-    slots = len(program.inputs) + len(program.stores) + len(program.extras)
     is_parallel = threads > 1 and linear.m * deep * linear.n >= PARALLEL_MACS
     shared = [parallel(1, threads)] if is_parallel else []
     tiled = f"rl_tile<{{}}, {panel}, {tile.sums}>(rows_ + m * {deep}LL, {deep}, w, {deep}, "
     tiled += f"acc_ + m * {panel}, true);"
     lefts = sorted({conv.rows % rows, linear.m % conv.rows % rows} - {0})
     lines = [
-        f"const float* x = (const float*)p[{program.inputs.index(linear.x)}];",
-        f"const float* packed = (const float*)p[{slots}];",
+        *anchor.operands_text(program, linear.x),
         *(shared if chunks > 1 else []),
         f"for (i64 row = 0; row < {linear.m}; row += {conv.rows}) {{",
         f"alignas(64) float rows_[{conv.rows * deep}];",
@@ -88,22 +86,19 @@ def conv_rows_source(site: Site, conv: ConvRows, tile: Tile, *, threads: int) ->
         "}",
         "}",
     ]
-    image = conv.channels * conv.size[0] * conv.size[1]
-    touched = {
-        f"p{program.inputs.index(linear.x)}": 4 * linear.m // (conv.made[0] * conv.made[1]) * image,
-        "w0": 4 * panels * deep * panel,
-    }
-    return replace(program, touched=touched), whole(program, lines, helpers=VECTORS + TILE)
+    items = linear.m // (conv.made[0] * conv.made[1]) * conv.channels * conv.size[0] * conv.size[1]
+    touched = anchor.touching(program, linear.x, items=items, weight_items=panels * deep * panel)
+    return touched, whole(program, lines, helpers=anchor.VECTORS + TILE)
 
 
 def _lower(site: Site, conv: ConvRows) -> tuple[Program, dict[str, Loop], Loop]:
     """The epilogue as a program, and its loops over images, lines, positions and channels."""
     linear = conv.linear
-    program, axes = lower_around(site, linear.op, linear.x)
-    require_items(program, axes)
+    program, axes = anchor.lower_around(site, linear.op, linear.x)
+    anchor.require_items(program, axes)
     images = linear.m // (conv.made[0] * conv.made[1])
     made = conv.made if len(axes) == 4 else conv.made[1:]
-    require_sizes(program, axes, (images, linear.n, *made))
+    anchor.require_sizes(program, axes, (images, linear.n, *made))
     lines = axes[2] if len(axes) == 4 else ONE
     sizes = {"image": (axes[0], images), "line": (lines, conv.made[0]), "at": (axes[-1], conv.made[1])}
     loops = {var: Loop(var, axis, n, frozenset([axis])) for var, (axis, n) in sizes.items() if axis != ONE}
@@ -149,7 +144,7 @@ def _finish_text(
     """The epilogue; along the positions of a single line, where it is contiguous: so they lie in memory."""
     if set(loops) == {"at"} and not conv.is_last:
         acc = f"acc_[(at - row) * {panel} + c - first]"
-        inner = epilogue(
+        inner = anchor.epilogue(
             program, rows=[column], column=loops["at"], start="row", stop="row + height", acc=acc
         )
         return ["for (i64 c = first; c < stop; ++c) {", *inner, "}"]
@@ -163,6 +158,6 @@ def _finish_text(
     return [
         "for (i64 m = 0; m < height; ++m) {",
         *(f"const i64 {var} = {places[var]};" for var in loops),
-        *epilogue(program, rows=[*loops.values()], column=column, start="first", stop="stop", acc=acc),
+        *anchor.epilogue(program, rows=[*loops.values()], column=column, start="first", stop="stop", acc=acc),
         "}",
     ]

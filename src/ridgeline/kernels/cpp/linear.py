@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.cpp.anchor import VECTORS, epilogue, lower_around, require_columns
+from ridgeline.kernels.cpp import anchor
 from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
@@ -152,9 +152,9 @@ def pack(weight_kn: Tensor, panel: int) -> Tensor:
 
 def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]:
     """The epilogue as a program that reads `acc`; its loop over rows (none for a single one) and columns."""
-    program, axes = lower_around(site, linear.op, linear.x)
+    program, axes = anchor.lower_around(site, linear.op, linear.x)
     column = axes[1 if linear.op.op_type == "Conv" else -1]
-    require_columns(program, axes, column)
+    anchor.require_columns(program, axes, column)
     # in the order of the rows of x, whatever order an output has them in
     rows = merge([axis for axis in axes if axis not in (ONE, column)], program, prefix="m")
     if len(rows) > 1:
@@ -206,7 +206,6 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
     if 4 * chunk * panel > STACK_BYTES:
         raise RefusedError(f"lines of {chunk} positions, want at most {STACK_BYTES // 4 // panel}")
     panels, chunks = -(-linear.n // panel), -(-linear.m // chunk)
-    slots = len(program.inputs) + len(program.stores) + len(program.extras)
     deep = linear.k if linear.m <= GEMV_ROWS else min(DEPTH, linear.k)
     is_parallel = threads > 1 and linear.m * linear.k * linear.n >= PARALLEL_MACS and panels * chunks > 1
     last = (linear.m % chunk or chunk) % rows
@@ -217,11 +216,8 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
         f"for (i64 part = 0; part < {panels}; ++part)",
         f"for (i64 row = 0; row < {linear.m}; row += {chunk})",
     ]
-    is_even = linear.n % panel == 0
-    stop = f"first + {panel}" if is_even else f"first + {panel} < {linear.n} ? first + {panel} : {linear.n}"
     lines = [
-        f"const float* x = (const float*)p[{program.inputs.index(linear.x)}];",
-        f"const float* packed = (const float*)p[{slots}];",
+        *anchor.operands_text(program, linear.x),
         *([parallel(2, threads)] if is_parallel else []),
         *(reversed(nest) if _is_rows_first(linear) else nest),
         "{",
@@ -235,21 +231,19 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
         *([f"if (m < height) {tiled.format(last)}"] if last else []),
         "}",
         f"const i64 first = part * {panel};",
-        f"const i64 stop = {stop};",
+        f"const i64 stop = {anchor.past('first', panel, linear.n)};",
         "for (i64 m = 0; m < height; ++m) {",
         *(f"const i64 {loop.var} = row + m;" for loop in loops),
-        *epilogue(
+        *anchor.epilogue(
             program, rows=loops, column=column, start="first", stop="stop",
             acc=f"acc_[m * {panel} + c - first]",
         ),
         "}",
         "}",
     ]  # fmt: skip
-    touched = {
-        f"p{program.inputs.index(linear.x)}": 4 * _items_of_x(linear),
-        "w0": 4 * panels * linear.k * panel,
-    }
-    return replace(program, touched=touched), whole(program, lines, helpers=VECTORS + TILE)
+    weight_items = panels * linear.k * panel
+    touched = anchor.touching(program, linear.x, items=_items_of_x(linear), weight_items=weight_items)
+    return touched, whole(program, lines, helpers=anchor.VECTORS + TILE)
 
 
 def _items_of_x(linear: Linear) -> int:

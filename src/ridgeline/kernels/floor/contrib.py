@@ -64,13 +64,9 @@ def fused_conv(
 
 
 @floor("com.microsoft::Gelu")
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
 @floor("com.microsoft::BiasGelu")
-def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
+def bias_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.gelu(x if bias is None else x + bias)
 
 
 @floor("com.microsoft::FastGelu")

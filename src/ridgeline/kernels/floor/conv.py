@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +18,25 @@ _CONV_TRANSPOSE: dict[int, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class WindowAttrs(TypedDict, total=False):
+    """How a window moves over an image."""
+
+    auto_pad: str
+    dilations: Sequence[int] | None
+    pads: Sequence[int] | None
+    strides: Sequence[int] | None
+
+
+def steps_of(attrs: WindowAttrs, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides and dilations, one of each per spatial axis."""
+    return tuple(attrs.get("strides") or (1,) * rank), tuple(attrs.get("dilations") or (1,) * rank)
+
+
 def window_pads(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    *,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int] | None,
-    auto_pad: str,
+    sizes: Sequence[int], kernel: Sequence[int], attrs: WindowAttrs
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each spatial axis."""
+    pads, auto_pad = attrs.get("pads"), attrs.get("auto_pad", "NOTSET")
     rank = len(sizes)
     if auto_pad in ("NOTSET", ""):
         explicit = list(pads) if pads is not None else [0] * (2 * rank)
@@ -35,6 +44,7 @@ def window_pads(
     if auto_pad == "VALID":
         return [0] * rank, [0] * rank
     before, after = [], []
+    strides, dilations = steps_of(attrs, rank)
     for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((math.ceil(size / stride) - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
         small, large = total // 2, total - total // 2
@@ -55,18 +65,13 @@ def conv(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attrs: Unpack[WindowAttrs],
 ) -> Tensor:
     rank = x.ndim - 2
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
-    before, after = window_pads(
-        x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
-    )
+    strides, dilations = steps_of(attrs, rank)
+    before, after = window_pads(x.shape[2:], weight.shape[2:], attrs)
     if before != after:
         x, before = padded(x, before, after), [0] * rank
     result: Tensor = _CONV[rank](x, weight, bias, strides, tuple(before), dilations, group)
@@ -79,17 +84,15 @@ def conv_transpose(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
     output_padding: Sequence[int] | None = None,
     output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attrs: Unpack[WindowAttrs],
 ) -> Tensor:
     rank = x.ndim - 2
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    strides, dilations = steps_of(attrs, rank)
+    pads, auto_pad = attrs.get("pads"), attrs.get("auto_pad", "NOTSET")
     extra = list(output_padding or [0] * rank)
     before = list(pads[:rank]) if pads is not None else [0] * rank
     after = list(pads[rank:]) if pads is not None else [0] * rank

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels.floor.dtypes import no_torch_type
 from ridgeline.kernels.floor.integers import THIN_UNSIGNED, ordered, unordered
-from ridgeline.kernels.floor.registry import floor
-
-Outs = Sequence[Tensor]
+from ridgeline.kernels.floor.registry import floor, placed
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
@@ -22,21 +20,17 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
-def _gather_out(x: Tensor, indices: Tensor, *, out: Outs, axis: int = 0) -> None:
-    if axis % x.ndim or indices.ndim == 0 or not out[0].is_contiguous():
-        out[0].copy_(gather(x, indices, axis=axis))
-    else:
-        rows = out[0].view(indices.numel(), *x.shape[1:])
-        torch.index_select(x, 0, _wrapped(indices, x.shape[0]).reshape(-1), out=rows)
-
-
-@floor("Gather", out=_gather_out, why_not=no_torch_type)
-def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+@floor("Gather", why_not=no_torch_type)
+def gather(x: Tensor, indices: Tensor, *, axis: int = 0, out: Tensor | None = None) -> Tensor:
     axis %= x.ndim
     if indices.ndim == 0 and indices.device.type == "cpu":
-        return x.select(axis, int(indices.item()))
-    taken = x.index_select(axis, _wrapped(indices, x.shape[axis]).reshape(-1))
-    return taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+        return placed(x.select(axis, int(indices.item())), out)
+    rows = _wrapped(indices, x.shape[axis]).reshape(-1)
+    if out is not None and axis == 0 and indices.ndim and out.is_contiguous():
+        torch.index_select(x, 0, rows, out=out.view(indices.numel(), *x.shape[1:]))
+        return out
+    taken = x.index_select(axis, rows)
+    return placed(taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])), out)
 
 
 @floor("GatherElements")

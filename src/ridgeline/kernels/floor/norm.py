@@ -111,23 +111,22 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Tensor, ...]:
-    if not training_mode:
-        if mean.dtype == x.dtype == scale.dtype:
-            return (F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon),)
-        wide = widened(x)
-        kept_mean, kept_var, gain, shift = (p.to(wide.dtype) for p in (mean, var, scale, bias))
-        return (F.batch_norm(wide, kept_mean, kept_var, gain, shift, False, 0.0, epsilon).to(x.dtype),)
-    along = tuple(axis for axis in range(x.ndim) if axis != 1)
     wide = widened(x)
-    here_mean, here_var = wide.mean(along), wide.var(along, unbiased=False)
-    y = F.batch_norm(
-        wide, here_mean, here_var, scale.to(wide.dtype), bias.to(wide.dtype), False, 0.0, epsilon
-    )
+    used = (mean, var)
+    if training_mode:
+        along = tuple(axis for axis in range(x.ndim) if axis != 1)
+        used = (wide.mean(along), wide.var(along, unbiased=False))
+    elif mean.dtype == x.dtype == scale.dtype:
+        return (F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon),)
+    here_mean, here_var, gain, shift = (p.to(wide.dtype) for p in (*used, scale, bias))
+    y = F.batch_norm(wide, here_mean, here_var, gain, shift, False, 0.0, epsilon).to(x.dtype)
+    if not training_mode:
+        return (y,)
     kept = (
         old * momentum + new.to(old.dtype) * (1 - momentum)
         for old, new in ((mean, here_mean), (var, here_var))
     )
-    return (y.to(x.dtype), *kept)
+    return (y, *kept)
 
 
 @floor("InstanceNormalization")

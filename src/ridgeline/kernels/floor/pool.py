@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Required, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.kernels.floor.conv import padded, window_pads
+from ridgeline.kernels.floor.conv import WindowAttrs, padded, steps_of, window_pads
 from ridgeline.kernels.floor.dtypes import lowest, widened
-from ridgeline.kernels.floor.registry import floor
+from ridgeline.kernels.floor.registry import floor, placed
 
 _MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG_POOL: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -50,31 +50,18 @@ class Window:
         return x.flatten(2 + rank)
 
 
-class PoolAttrs(TypedDict, total=False):
+class PoolAttrs(WindowAttrs, total=False):
     """What every pooling op says of its windows."""
 
     kernel_shape: Required[Sequence[int]]
-    auto_pad: str
     ceil_mode: int
-    dilations: Sequence[int] | None
-    pads: Sequence[int] | None
-    strides: Sequence[int] | None
 
 
 def _window(x: Tensor, attrs: PoolAttrs) -> Window:
-    kernel_shape, pads = attrs["kernel_shape"], attrs.get("pads")
+    kernel_shape, sizes = attrs["kernel_shape"], x.shape[2:]
     rank = len(kernel_shape)
-    strides = tuple(attrs.get("strides") or (1,) * rank)
-    dilations = tuple(attrs.get("dilations") or (1,) * rank)
-    sizes = x.shape[2:]
-    before, after = window_pads(
-        sizes,
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=attrs.get("auto_pad", "NOTSET"),
-    )
+    strides, dilations = steps_of(attrs, rank)
+    before, after = window_pads(sizes, kernel_shape, attrs)
     beyond = [0] * rank
     for d in range(rank):
         free = sizes[d] + before[d] + after[d] - (kernel_shape[d] - 1) * dilations[d] - 1
@@ -191,16 +178,11 @@ def _spatial(x: Tensor) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
 
 
-def _global_average_pool_out(x: Tensor, *, out: Sequence[Tensor]) -> None:
-    if x.dtype in (torch.float32, torch.float64):
-        torch.mean(x, _spatial(x), keepdim=True, out=out[0])
-    else:
-        out[0].copy_(global_average_pool(x))
-
-
-@floor("GlobalAveragePool", out=_global_average_pool_out)
-def global_average_pool(x: Tensor) -> Tensor:
-    return widened(x).mean(_spatial(x), keepdim=True).to(x.dtype)
+@floor("GlobalAveragePool")
+def global_average_pool(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    if out is not None and x.dtype in (torch.float32, torch.float64):
+        return torch.mean(x, _spatial(x), keepdim=True, out=out)
+    return placed(widened(x).mean(_spatial(x), keepdim=True).to(x.dtype), out)
 
 
 @floor("GlobalMaxPool")

@@ -101,13 +101,19 @@ def matmul_integer(
     return torch.matmul(_centred(a, a_zero, axis=-2 if a.ndim > 1 else 0), _centred(b, b_zero, axis=-1))
 
 
+def _levels_conv(
+    x: Tensor, x_zero: Tensor | None, weight: Tensor, w_zero: Tensor | None, bias: Tensor | None, attrs: Any
+) -> Tensor:
+    """Torch has no integer convolution; in double every sum below 2^53 is exact."""
+    centred = _centred(x, x_zero, axis=1).double(), _centred(weight, w_zero, axis=0).double()
+    return conv(*centred, None if bias is None else bias.double(), **attrs)
+
+
 @floor("ConvInteger")
 def conv_integer(
     x: Tensor, weight: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None, **attrs: Any
 ) -> Tensor:
-    # torch has no integer convolution; in double every sum below 2^53 is exact
-    levels = conv(_centred(x, x_zero, axis=1).double(), _centred(weight, w_zero, axis=0).double(), **attrs)
-    return levels.to(torch.int32)
+    return _levels_conv(x, x_zero, weight, w_zero, None, attrs).to(torch.int32)
 
 
 def _requantized(levels: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
@@ -145,11 +151,6 @@ def qlinear_conv(
     bias: Tensor | None = None,
     **attrs: Any,
 ) -> Tensor:
-    levels = conv(
-        _centred(x, x_zero, axis=1).double(),
-        _centred(weight, w_zero, axis=0).double(),
-        None if bias is None else bias.double(),
-        **attrs,
-    )
+    levels = _levels_conv(x, x_zero, weight, w_zero, bias, attrs)
     per_channel = (x_scale.double() * w_scale / y_scale).reshape(-1, *(1,) * (x.ndim - 2))
     return _requantized(levels, per_channel, y_zero)

@@ -31,6 +31,7 @@ from ridgeline.kernels.triton.text import (
     load_text,
     pointers_of,
     store_text,
+    touched_axes,
 )
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], name
     def load(memory: Memory) -> str:
         mask = "mask"
         where = terms(memory)
-        touches = {*memory.strides, *(axis for guard in memory.guards for axis, _ in guard.coordinate)}
+        touches = touched_axes(memory)
         if not memory.gathers and not touches & {*rows, *column}:
             mask = ""
         elif not memory.gathers and not touches & set(rows):

@@ -6,9 +6,8 @@ Two reductions where the second needs the first, as softmax and variance have th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.program import Number, Program, Step, Term
@@ -72,88 +71,60 @@ def combined(fold: str, a: str, b: str) -> str:
     return f"{name}({a}, {b})"
 
 
-class Group(Protocol):
-    """Reductions that one pass carries together."""
+@dataclass(frozen=True)
+class Group:
+    """Reductions that one pass carries together: of one value, each state named after its reduction."""
 
-    @property
-    def folds(self) -> tuple[Step, ...]: ...
+    folds: tuple[Step, ...]
 
     @property
     def value(self) -> Term:
         """What is reduced: the one value of the row that the pass must know."""
+        return self.folds[0].args[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"c_{fold.name}" for fold in self.folds)
 
     @property
     def states(self) -> Mapping[str, str]:
         """Names of the states and what each begins with."""
+        dtype = self.folds[0].dtype
+        starts = (identity(fold.fold, dtype) for fold in self.folds)
+        return dict(zip(self.names, starts, strict=True))
 
     def update(self, mask: str, lanes: Lanes) -> list[str]:
         """Take in one more tile; elements outside of `mask` (none if empty) do not count."""
+        raise NotImplementedError
 
     def join(self, *, is_single: bool = False) -> list[str]:
         """Lanes become one: states and folds are [ROWS, 1] after it, or scalars for a single row."""
+        raise NotImplementedError
 
 
 def _masked(value: str, mask: str, other: str) -> str:
     return f"tl.where({mask}, {value}, {other})" if mask else value
 
 
-@dataclass(frozen=True)
-class Single:
+class Single(Group):
     """One reduction on its own."""
 
-    fold: Step
-
-    @property
-    def folds(self) -> tuple[Step, ...]:
-        return (self.fold,)
-
-    @property
-    def value(self) -> Term:
-        return self.fold.args[0]
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        return {f"c_{self.fold.name}": identity(self.fold.fold, self.fold.dtype)}
-
     def update(self, mask: str, lanes: Lanes) -> list[str]:
-        name, fold = f"c_{self.fold.name}", self.fold
+        (name,), (fold,) = self.names, self.folds
         value = lanes.pieces(_masked(term(self.value), mask, identity(fold.fold, fold.dtype)))
         return [f"{name} = {combined(fold.fold, name, lanes.each(fold.fold, value))}"]
 
     def join(self, *, is_single: bool = False) -> list[str]:
-        name = f"c_{self.fold.name}"
-        return [
-            f"{name} = {joined(self.fold.fold, name, is_single=is_single)}",
-            f"{self.fold.name} = {name}",
-        ]
+        (name,), (fold,) = self.names, self.folds
+        return [f"{name} = {joined(fold.fold, name, is_single=is_single)}", f"{fold.name} = {name}"]
 
 
-@dataclass(frozen=True)
-class Exponentials:
+class Exponentials(Group):
     """max(x) and sum(exp(x - max)): what was added is scaled whenever a larger x comes along."""
 
-    top: Step
-    total: Step
-
-    @property
-    def folds(self) -> tuple[Step, ...]:
-        return self.top, self.total
-
-    @property
-    def value(self) -> Term:
-        return self.top.args[0]
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        dtype = self.top.dtype
-        return {
-            f"c_{self.top.name}": identity("max", dtype),
-            f"c_{self.total.name}": identity("sum", dtype),
-        }
-
     def update(self, mask: str, lanes: Lanes) -> list[str]:
-        top, total = f"c_{self.top.name}", f"c_{self.total.name}"
-        value = lanes.pieces(_masked(term(self.value), mask, identity("max", self.top.dtype)))
+        top, total = self.names
+        value = lanes.pieces(_masked(term(self.value), mask, identity("max", self.folds[0].dtype)))
         return [
             f"here = {value}",
             f"high = tl.maximum({top}, {lanes.each('max', 'here')})",
@@ -165,43 +136,31 @@ class Exponentials:
         ]
 
     def join(self, *, is_single: bool = False) -> list[str]:
-        top, total = f"c_{self.top.name}", f"c_{self.total.name}"
+        top, total = self.names
         return [
             f"high = {joined('max', top, is_single=is_single)}",
             'shift = tl.where(high == float("-inf"), 0, high)',
             f"totals = {total} * rl_exp_low({top} - shift)",
             f"{total} = {joined('sum', 'totals', is_single=is_single)}",
             f"{top} = high",
-            f"{self.top.name} = {top}",
-            f"{self.total.name} = {total}",
+            f"{self.folds[0].name} = {top}",
+            f"{self.folds[1].name} = {total}",
         ]
 
 
-@dataclass(frozen=True)
-class Variance:
+class Variance(Group):
     """sum(x) and sum((x - mean)²): each lane knows its own mean, spread and count, joined as Chan has it."""
 
-    total: Step
-    squares: Step
-
     @property
-    def folds(self) -> tuple[Step, ...]:
-        return self.total, self.squares
-
-    @property
-    def value(self) -> Term:
-        return self.total.args[0]
-
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        return f"c_{self.total.name}", f"c_{self.squares.name}", f"n_{self.total.name}"
+    def names(self) -> tuple[str, ...]:
+        return *super().names, f"n_{self.folds[0].name}"
 
     @property
     def states(self) -> Mapping[str, str]:
-        return dict.fromkeys(self._names, identity("sum", self.total.dtype))
+        return dict.fromkeys(self.names, identity("sum", self.folds[0].dtype))
 
     def update(self, mask: str, lanes: Lanes) -> list[str]:
-        mean, spread, count = self._names
+        mean, spread, count = self.names
         many, inverse = f"{float(lanes.deep)}", f"{1 / lanes.deep}"
         lines = [f"here = {lanes.pieces(_masked(term(self.value), mask, '0.0'))}"]
         if mask:
@@ -221,7 +180,7 @@ class Variance:
         ]
 
     def join(self, *, is_single: bool = False) -> list[str]:
-        mean, spread, count = self._names
+        mean, spread, count = self.names
         return [
             f"every = {joined('sum', count, is_single=is_single)}",
             f"weighted = {mean} * {count}",
@@ -231,8 +190,8 @@ class Variance:
             f"{spread} = {joined('sum', 'spreads', is_single=is_single)}",
             f"{mean} = middle",
             f"{count} = every",
-            f"{self.total.name} = {mean} * {count}",
-            f"{self.squares.name} = {spread}",
+            f"{self.folds[0].name} = {mean} * {count}",
+            f"{self.folds[1].name} = {spread}",
         ]
 
 
@@ -245,7 +204,8 @@ def passes(program: Program) -> list[list[Group]]:
     level: dict[str, int] = {}
     found: list[list[Group]] = []
     for group in groups:
-        needed = _folds_behind(group.value, steps)
+        made_of = behind([group.value], steps)
+        needed = {fold.name for fold in folds if fold.name in made_of}
         own = {fold.name for fold in group.folds}
         if any(name not in level for name in needed - own):
             raise RefusedError("reductions need one another in turn")
@@ -265,10 +225,10 @@ def _groups(folds: Sequence[Step], steps: Mapping[Term, Step], count: int) -> li
             continue
         second = next((f for f in folds if _follows(f, fold, steps, count) and f.name not in taken), None)
         if second is None:
-            groups.append(Single(fold))
+            groups.append(Single((fold,)))
             continue
         taken.add(second.name)
-        groups.append(Exponentials(fold, second) if fold.fold == "max" else Variance(fold, second))
+        groups.append((Exponentials if fold.fold == "max" else Variance)((fold, second)))
     return groups
 
 
@@ -294,17 +254,13 @@ def _follows(second: Step, first: Step, steps: Mapping[Term, Step], count: int) 
     )
 
 
-def _folds_behind(value: Term, steps: Mapping[Term, Step]) -> set[str]:
-    """Names of the reductions that a value is made of."""
-    found: set[str] = set()
-    seen: set[Term] = set()
-    waiting = [value]
+def behind(values: Iterable[Term], steps: Mapping[Term, Step]) -> set[Term]:
+    """These values and all that they are made of, numbers left out."""
+    found: set[Term] = set()
+    waiting = list(values)
     while waiting:
-        step = steps.get(waiting.pop())
-        if step is None or step.name in seen:
-            continue
-        seen.add(step.name)
-        if step.fold:
-            found.add(step.name)
-        waiting += step.args
+        value = waiting.pop()
+        if not isinstance(value, Number) and value not in found:
+            found.add(value)
+            waiting += steps[value].args if value in steps else ()
     return found

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
-from ridgeline.kernels.scalar.program import Memory, Number, Step, Term, compute_dtype
-from ridgeline.kernels.triton.folds import Group
+from ridgeline.kernels.scalar.program import Memory, Step, Term, compute_dtype
+from ridgeline.kernels.triton.folds import Group, behind
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, WAIT, WORDS, Stages
 from ridgeline.kernels.triton.text import (
@@ -24,6 +24,7 @@ from ridgeline.kernels.triton.text import (
     indexed_axes,
     is_wide,
     pointers_of,
+    steady_loads,
     store_text,
     stored_text,
 )
@@ -46,22 +47,13 @@ OPAQUE = f"tl.inline_asm_elementwise({XOR}, [{{0}}, size >> 31], {{0}}.dtype, is
 def kept_loads(rows: Rows, constants: Collection[int]) -> list[Memory]:
     """What the reductions need of the row's columns and other kernels made."""
     program = rows.program
-    steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
     steps: dict[Term, Step] = {step.name: step for step in program.steps}
-    needed, waiting = set[Term](), [group.value for level in rows.passes() for group in level]
-    while waiting:
-        value = waiting.pop()
-        if not isinstance(value, Number) and value not in needed:
-            needed.add(value)
-            waiting += steps[value].args if value in steps else ()
+    needed = behind((group.value for level in rows.passes() for group in level), steps)
+    needed -= steady_loads(program, constants)
     return [
         memory
         for memory in program.loads
-        if memory.value in needed
-        and memory.pointer not in steady
-        and memory.pointer[0] != "x"
-        and rows.over & set(memory.strides)
-        and not memory.gathers
+        if memory.value in needed and rows.over & set(memory.strides) and not memory.gathers
     ]
 
 

@@ -22,7 +22,9 @@ from ridgeline.kernels.triton.text import (
     is_wide,
     load_text,
     pointers_of,
+    steady_loads,
     store_text,
+    touched_axes,
 )
 
 ALIGNMENT = 16  # elements: what the compiler must know of a size to use the widest accesses
@@ -145,9 +147,7 @@ def _inside(
         return [term for flat in flats.values() for term in flat.offset(memory, program.sizes)]
 
     def load(memory: Memory) -> str:
-        touched = {axis for guard in memory.guards for axis, _ in guard.coordinate} | set(memory.strides)
-        if memory.gathers:
-            touched |= set(program.sizes)
+        touched = set(program.sizes) if memory.gathers else touched_axes(memory)
         masks = [bound for name, bound in bounds.items() if touched & set(flats[name].axes)]
         return load_text(memory, terms(memory), " & ".join(masks), index)
 
@@ -158,9 +158,8 @@ def _inside(
         return store_text(memory, [*terms(memory), *blocks], " & ".join(["mask", *firsts]))
 
     scope = Scope(program, index, load)
-    steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
-    early = [m for m in program.loads if m.pointer[0] == "x" or m.pointer in steady]
-    scope.need(*(m.value for m in early if not m.gathers))
+    steady = steady_loads(program, constants)
+    scope.need(*(m.value for m in program.loads if m.value in steady and not m.gathers))
     lines = [line for flat in flats.values() for line in flat.unpacked(program.sizes, unpacked)]
     lines += [*scope.take(), *WAIT]
     scope.need(*(m.value for m in program.loads if not m.gathers))

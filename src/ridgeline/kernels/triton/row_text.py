@@ -21,8 +21,10 @@ from ridgeline.kernels.triton.text import (
     is_wide,
     load_text,
     pointers_of,
+    steady_loads,
     store_text,
     term,
+    touched_axes,
 )
 
 FOLD_DTYPES = ("float32", "float64", "int32", "int64")
@@ -98,8 +100,7 @@ class RowWriter:
     def __init__(self, rows: Rows, constants: Collection[int], cut: RowCut, pdl: bool) -> None:
         self.rows, self.cut, self.pdl = rows, cut, pdl
         self.program = rows.program
-        steady = {f"p{place}" for place, i in enumerate(self.program.inputs) if i in constants}
-        self.steady = {m.value for m in self.program.loads if m.pointer in steady or m.pointer[0] == "x"}
+        self.steady = steady_loads(self.program, constants)
         self.steps: dict[Term, Step] = {step.name: step for step in self.program.steps}
         self.loads = {memory.value: memory for memory in self.program.loads}
         self.index = rows.along_r.names() | rows.along_c.names()
@@ -212,8 +213,7 @@ class RowWriter:
         """Whether a value differs along the row."""
         if value in self.loads:
             memory = self.loads[value]
-            guarded = {axis for guard in memory.guards for axis, _ in guard.coordinate}
-            if (guarded | set(memory.strides)) & self.rows.over:
+            if touched_axes(memory) & self.rows.over:
                 return True
             return any(self.is_full(gathered) for gathered, _ in memory.gathers)
         step = self.steps.get(value)
@@ -230,7 +230,7 @@ class RowWriter:
         return load_text(memory, self.terms(memory), self.load_mask(memory), self.index)
 
     def load_mask(self, memory: Memory) -> str:
-        touched = {axis for guard in memory.guards for axis, _ in guard.coordinate} | set(memory.strides)
+        touched = touched_axes(memory)
         for value, _ in memory.gathers:
             touched |= self.touched(value)
         on_rows, on_columns = touched & set(self.rows.along_r.axes), touched & self.rows.over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,6 +210,17 @@ def store_text(memory: Memory, terms: Sequence[str], mask: str) -> str:
     masked = f", mask={mask}" if mask else ""
     value = f"({term(memory.value)}).to({TYPES[memory.dtype][1]})"
     return f"tl.store({offset_text(memory, terms)}, {value}{masked})"
+
+
+def touched_axes(memory: Memory) -> set[int]:
+    """Axes along which a load's place, or whether it is inside, differs."""
+    return {*memory.strides, *(axis for guard in memory.guards for axis, _ in guard.coordinate)}
+
+
+def steady_loads(program: Program, constants: Collection[int]) -> set[Term]:
+    """Values that are loaded from constants: of the body, or inputs that never change."""
+    steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
+    return {m.value for m in program.loads if m.pointer in steady or m.pointer[0] == "x"}
 
 
 def indexed_axes(program: Program) -> set[int]:
