@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +17,9 @@ from ridgeline.options import VERIFY_MODES, Limits
 # separates inputs; the spaces inside the values of a shape tensor, [1, 2], separate nothing
 _SPACES = re.compile(r"\s+(?![^\[]*\])")
 # options under this heading are errors beside an engine file, which is built already
-BUILDING = "Building"
-_FLAGS = {
-    "profiles": "--shapes",
-    "timing_cache": "--cache",
-}  # options with another name than their keyword
+_building = partial(typer.Option, rich_help_panel="Building")
+# options with another name than their keyword
+_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
 EngineFile = Annotated[
@@ -45,68 +44,47 @@ Seed = Annotated[int, typer.Option(min=0, help="seed of the random inputs that s
 
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(
+    _building(
         "--shapes",
         metavar="NAME=SHAPE",
         help="sizes an input may take: 1..8x3x224x224, or 1..4..8x… to name the one to tune for",
-        rich_help_panel=BUILDING,
     ),
 ]
 Profiles = Annotated[
     list[str] | None,
-    typer.Option(
+    _building(
         "--profile",
         metavar="'NAME=SHAPE …'",
         help="one set of sizes to plan for, all inputs in one word; give it several times",
-        rich_help_panel=BUILDING,
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", min=1, help="threads to plan for (default: all cores)", rich_help_panel=BUILDING
-    ),
+    _building("--threads", min=1, help="threads to plan for (default: all cores)"),
 ]
 Level = Annotated[
     int | None,
-    typer.Option(
+    _building(
         "--level",
         min=0,
         max=5,
         help="0 takes the first willing tactic, 5 times everything at length (default: 3)",
-        rich_help_panel=BUILDING,
     ),
 ]
-Cache = Annotated[
-    Path | None,
-    typer.Option("--cache", metavar="FILE", help="timing cache, read and written", rich_help_panel=BUILDING),
-]
+Cache = Annotated[Path | None, _building("--cache", metavar="FILE", help="timing cache, read and written")]
 Lock = Annotated[
     Path | None,
-    typer.Option(
-        "--lock",
-        metavar="FILE",
-        help="choices are pinned here: read when it exists, else written",
-        rich_help_panel=BUILDING,
-    ),
+    _building("--lock", metavar="FILE", help="choices are pinned here: read when it exists, else written"),
 ]
 VerifyMode = Annotated[
     str | None,
-    typer.Option(
-        "--verify",
-        metavar="|".join(VERIFY_MODES),
-        help="how thoroughly to check the outputs (default: full)",
-        rich_help_panel=BUILDING,
+    _building(
+        "--verify", metavar="|".join(VERIFY_MODES), help="how thoroughly to check the outputs (default: full)"
     ),
 ]
 Without = Annotated[
     list[str] | None,
-    typer.Option(
-        "--without",
-        metavar="TACTIC",
-        help="a tactic or family that must not be used, such as ort",
-        rich_help_panel=BUILDING,
-    ),
+    _building("--without", metavar="TACTIC", help="a tactic or family that must not be used, such as ort"),
 ]
 Target = Annotated[
     str | None,
@@ -124,9 +102,7 @@ NewEngine = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        "--data", metavar="DIR", help="folder of .npz files to verify with", rich_help_panel=BUILDING
-    ),
+    _building("--data", metavar="DIR", help="folder of .npz files to verify with"),
 ]
 
 LimitOption = Annotated[
