@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from ridgeline.frontend import contrib_ops, contrib_quant
-from ridgeline.frontend.contrib_call import Call, Definition
+from ridgeline.frontend.contrib_call import Call, Definition, NotCoveredError
 
 DOMAIN = "com.microsoft"
 DEFINITIONS: dict[str, Definition] = {**contrib_ops.DEFINITIONS, **contrib_quant.DEFINITIONS}
@@ -45,8 +45,9 @@ def _write_out(node: ir.Node) -> bool:
 def write_node_out(node: ir.Node, definition: Definition) -> bool:
     """Replace a node by the ops of its definition; False if the definition does not cover this call."""
     call = Call.of(node, definition)
-    body = definition.body(call)
-    if body is None:
+    try:
+        body = definition.body(call)
+    except NotCoveredError:
         return False
     text = f'<domain: "defined", opset_import: ["" : 23]> f ({", ".join(call.given)}) => () {{ {body} }}'
     _splice(node, call, ir.from_proto(onnx.parser.parse_function(text)))

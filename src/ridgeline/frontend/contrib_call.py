@@ -9,13 +9,17 @@ from typing import Any
 import onnx_ir as ir
 
 
+class NotCoveredError(Exception):
+    """A definition does not cover this call of its op."""
+
+
 @dataclass(frozen=True)
 class Definition:
-    """Names of an op's inputs and outputs in its body, and the body in ONNX text; None: not this call."""
+    """Names of an op's inputs and outputs in its body, and the body in ONNX text, which may refuse a call."""
 
     inputs: tuple[str, ...]  # a last name with a star stands for any number
     outputs: tuple[str, ...]
-    body: Callable[[Call], str | None]
+    body: Callable[[Call], str]
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,17 @@ class Call:
     def wants(self, *names: str) -> bool:
         return any(name in self.wanted for name in names)
 
-    def rank(self, name: str) -> int | None:
+    def require(self, is_covered: bool) -> None:
+        """Refuse the call unless this holds: then it stays as it is."""
+        if not is_covered:
+            raise NotCoveredError
+
+    def rank(self, name: str) -> int:
+        """The number of dims. A call is refused if that is unknown and needed."""
         value = self.given.get(name)
-        return len(value.shape) if value is not None and value.shape is not None else None
+        if value is None or value.shape is None:
+            raise NotCoveredError
+        return len(value.shape)
 
     def shape(self, name: str) -> tuple[int | str | None, ...]:
         """Sizes and names of sizes; empty if the rank is unknown."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ridgeline.frontend.contrib_call import Call, Definition, ints, listed, number
 
 LAYER_NORM_EPSILON = 1e-12
 MASKED = -10000.0
 
 
-def activated(call: Call, source: str, target: str) -> str | None:
+def activated(call: Call, source: str, target: str) -> str:
     """An activation that was fused into another op, by its name and parameters."""
     name = call.get("activation", "")
     params = list(call.get("activation_params", ()))
@@ -17,8 +19,7 @@ def activated(call: Call, source: str, target: str) -> str | None:
     simple = {"": "Identity", "Relu": "Relu", "Tanh": "Tanh", "Sigmoid": "Sigmoid", "HardSwish": "HardSwish"}
     if name in simple:
         return f"{target} = {simple[name]}({source})"
-    if not params or None in params:
-        return None
+    call.require(bool(params) and None not in params)
     if name == "LeakyRelu":
         return f"{target} = LeakyRelu<alpha = {params[0]:.9e}>({source})"
     if name == "HardSigmoid":
@@ -28,14 +29,12 @@ def activated(call: Call, source: str, target: str) -> str | None:
     return f"{bounds} {target} = Clip({source}, low, high)"
 
 
-def _turned(call: Call, name: str, *, side: str) -> str | None:
+def _turned(call: Call, name: str, *, side: str) -> str:
     """A factor with its last two axes, or its batch axis, moved to where the product reads them."""
     swaps, moves = call.get(f"trans{side}", 0), call.get(f"transBatch{side}", 0)
     if not swaps and not moves:
         return f"{name}_turned = Identity({name})"
     rank = call.rank(name)
-    if rank is None:
-        return None
     order = list(range(rank))
     if moves:
         order = [*order[1:-1], 0, *order[-1:]]
@@ -44,10 +43,8 @@ def _turned(call: Call, name: str, *, side: str) -> str | None:
     return f"{name}_turned = Transpose<perm = {order}>({name})"
 
 
-def fused_matmul(call: Call) -> str | None:
+def fused_matmul(call: Call) -> str:
     a, b = _turned(call, "a", side="A"), _turned(call, "b", side="B")
-    if a is None or b is None:
-        return None
     alpha = call.get("alpha", 1.0)
     if alpha == 1.0:
         return f"{a} {b} y = MatMul(a_turned, b_turned)"
@@ -55,21 +52,19 @@ def fused_matmul(call: Call) -> str | None:
     return f"{a} {b} product = MatMul(a_turned, b_turned) {scale} y = Mul(product, alpha)"
 
 
-def fused_gemm(call: Call) -> str | None:
+def fused_gemm(call: Call) -> str:
     attrs = ", ".join(f"{key} = {call.get(key, 1.0):.9e}" for key in ("alpha", "beta"))
     attrs += ", " + ", ".join(f"{key} = {call.get(key, 0)}" for key in ("transA", "transB"))
-    last = activated(call, "sum", "y")
-    return None if last is None else f"sum = Gemm<{attrs}>({call.reads('x', 'w', maybe=('bias',))}) {last}"
+    return f"sum = Gemm<{attrs}>({call.reads('x', 'w', maybe=('bias',))}) {activated(call, 'sum', 'y')}"
 
 
-def fused_conv(call: Call) -> str | None:
+def fused_conv(call: Call) -> str:
     attrs = [f"{key} = {list(call.get(key))}" for key in
              ("dilations", "kernel_shape", "pads", "strides") if call.get(key) is not None]  # fmt: skip
     attrs += [f'auto_pad = "{call.get("auto_pad", "NOTSET")}"', f"group = {call.get('group', 1)}"]
     text = f"conv = Conv<{', '.join(attrs)}>({call.reads('x', 'w', maybe=('bias',))})"
     text += " sum = Add(conv, addend)" if call.has("addend") else " sum = Identity(conv)"
-    last = activated(call, "sum", "y")
-    return None if last is None else f"{text} {last}"
+    return f"{text} {activated(call, 'sum', 'y')}"
 
 
 def bias_gelu(call: Call) -> str:
@@ -86,35 +81,22 @@ def quick_gelu(call: Call) -> str:
     return f"{alpha} scaled = Mul(x, alpha) gate = Sigmoid(scaled) y = Mul(x, gate)"
 
 
-def _skipped(call: Call) -> str:
-    if not call.has("bias"):
-        return "total = Add(x, skip)"
-    return "skipped = Add(x, skip) total = Add(skipped, bias)"
-
-
-def skip_layer_norm(call: Call) -> str | None:
-    if call.wants("mean", "inverse"):
-        return None
+def skip_norm(op: str, call: Call) -> str:
+    """A norm of the sum of two values, and of a bias if there is one."""
+    call.require(not call.wants("mean", "inverse"))
+    total = (
+        "skipped = Add(x, skip) total = Add(skipped, bias)" if call.has("bias") else "total = Add(x, skip)"
+    )
     epsilon = call.get("epsilon", LAYER_NORM_EPSILON)
-    reads = call.reads("total", "gamma", maybe=("beta",))
-    return f"{_skipped(call)} y = LayerNormalization<epsilon = {epsilon:.9e}>({reads})"
+    return f"{total} y = {op}<epsilon = {epsilon:.9e}>({call.reads('total', 'gamma', maybe=('beta',))})"
 
 
-def skip_rms_norm(call: Call) -> str | None:
-    if call.wants("mean", "inverse"):
-        return None
-    epsilon = call.get("epsilon", LAYER_NORM_EPSILON)
-    return f"{_skipped(call)} y = RMSNormalization<epsilon = {epsilon:.9e}>(total, gamma)"
-
-
-def rms_norm(call: Call) -> str | None:
+def rms_norm(call: Call) -> str:
     axis, epsilon = call.get("axis", -1), call.get("epsilon", 1e-5)
     made = f"y = RMSNormalization<axis = {axis}, epsilon = {epsilon:.9e}>(x, gamma)"
     if not call.wants("inverse"):
         return made
     rank = 0 if axis < 0 else call.rank("x")
-    if rank is None:
-        return None
     return (
         f"{made} {ints('axes', *range(axis, rank))} {number('epsilon', epsilon, 1)}"
         f" wide = Cast<to = 1>(x) square = Mul(wide, wide) mean = ReduceMean(square, axes)"
@@ -122,9 +104,8 @@ def rms_norm(call: Call) -> str | None:
     )
 
 
-def embed_layer_norm(call: Call) -> str | None:
-    if call.wants("mask_index") and not call.has("mask"):
-        return None
+def embed_layer_norm(call: Call) -> str:
+    call.require(call.has("mask") or not call.wants("mask_index"))
     lines = ["words = Gather(word_table, ids)"]
     if call.has("position_ids"):
         lines.append("places = Gather(place_table, position_ids)")
@@ -143,28 +124,24 @@ def embed_layer_norm(call: Call) -> str | None:
     return " ".join(lines)
 
 
-def _rotary_heads(call: Call) -> int | None:
+def _rotary_heads(call: Call) -> int:
     """Heads that lie side by side in the columns of three axes. By default a table is half a head wide."""
     heads = int(call.get("num_heads", 0))
     if heads or call.rank("x") == 4:
         return heads
     columns, half = (call.shape(name)[-1:] for name in ("x", "cos"))
     known = [dim for dim in (*columns, *half) if isinstance(dim, int) and dim]
-    if call.rank("x") != 3 or len(known) < 2 or call.get("rotary_embedding_dim", 0):
-        return None
+    call.require(call.rank("x") == 3 and len(known) == 2 and not call.get("rotary_embedding_dim", 0))
     return known[0] // (2 * known[1])
 
 
-def rotary_embedding(call: Call) -> str | None:
-    rank = call.rank("position_ids")
+def rotary_embedding(call: Call) -> str:
     heads = _rotary_heads(call)
-    if rank is None or heads is None or call.get("is_packed_batching", 0) or call.get("scale", 1.0) != 1.0:
-        return None
+    call.require(not call.get("is_packed_batching", 0) and call.get("scale", 1.0) == 1.0)
     lines = ["places = Identity(position_ids)"]
-    if rank == 1:  # the position of the first token, for all rows
-        axis = {3: 1, 4: 2}.get(call.rank("x") or 0)
-        if axis is None:
-            return None
+    if call.rank("position_ids") == 1:  # the position of the first token, for all rows
+        axis = call.rank("x") - 2
+        call.require(axis in (1, 2))
         lines = [
             f"length = Shape<start = {axis}, end = {axis + 1}>(x) rows = Shape<start = 0, end = 1>(x)",
             ints("zero", 0), ints("one", 1),
@@ -177,41 +154,37 @@ def rotary_embedding(call: Call) -> str | None:
     return " ".join([*lines, f"y = RotaryEmbedding<{attrs}>(x, cos, sin, places)"])
 
 
-def _mask(call: Call, name: str, kind: int) -> str | None:
+def _mask(call: Call, name: str, kind: int) -> str:
     """The mask as numbers to add, from [batch, keys], [batch, queries, keys], or [batch] lengths."""
-    axes = {1: (1, 2), 2: (1, 2), 3: (1,)}.get(call.rank(name) or 0)
+    rank = call.rank(name)
+    call.require(rank in (1, 2, 3))
     is_seen = f"whole_mask = Cast<to = 7>({name}) nothing = Constant<value_int = 0>()"
     is_seen += " is_seen = Greater(whole_mask, nothing)"
-    if call.rank(name) == 1:
-        if call.has("past") or call.shape(name) != call.shape("x")[:1]:
-            return None
+    if rank == 1:
+        call.require(not call.has("past") and call.shape(name) == call.shape("x")[:1])
         is_seen = " ".join([
             "whole = Shape<start = 1, end = 2>(x) last = Squeeze(whole)", ints("ends", 0, 1, 1),
             "begin, step, axis = Split<num_outputs = 3>(ends) first = Squeeze(begin) one = Squeeze(step)",
             f"place = Range(first, last, one) lengths = Cast<to = 7>({name})",
             "length = Unsqueeze(lengths, axis) is_seen = Less(place, length)",
         ])  # fmt: skip
-    if axes is None:
-        return None
     return " ".join([
         number("seen", 0.0, kind), number("hidden", call.get("mask_filter_value", MASKED), kind),
         is_seen, "flat_mask = Where(is_seen, seen, hidden)",
-        ints("mask_axes", *axes), "mask = Unsqueeze(flat_mask, mask_axes)",
+        ints("mask_axes", *((1,) if rank == 3 else (1, 2))), "mask = Unsqueeze(flat_mask, mask_axes)",
     ])  # fmt: skip
 
 
-def _attend(call: Call, mask_name: str, *, past: bool, heads: str, present: bool, kind: int) -> str | None:
+def _attend(call: Call, mask_name: str, *, past: bool, present: bool, kind: int) -> str:
     """Attention over `q`, `k`, `v`; the mask is given in one of two ways."""
+    heads = call.get("num_heads")
     lines, mask = [], ""
     if call.has(mask_name):
-        made = _mask(call, mask_name, kind)
-        if made is None:
-            return None
-        lines, mask = [made], "mask"
+        lines, mask = [_mask(call, mask_name, kind)], "mask"
     if call.has("attention_bias"):
         lines.append(f"biased = {'Add(mask, attention_bias)' if mask else 'Identity(attention_bias)'}")
         mask = "biased"
-    attrs = f"is_causal = {call.get('unidirectional', 0)}{heads}"
+    attrs = f"is_causal = {call.get('unidirectional', 0)}, q_num_heads = {heads}, kv_num_heads = {heads}"
     if call.get("scale"):
         attrs += f", scale = {call.get('scale'):.9e}"
     reads = listed("q", "k", "v", mask, *(("past_key", "past_value") if past else ()))
@@ -219,19 +192,15 @@ def _attend(call: Call, mask_name: str, *, past: bool, heads: str, present: bool
     return " ".join([*lines, f"{outputs} = Attention<{attrs}>({reads})"])
 
 
-def multi_head_attention(call: Call) -> str | None:
+def multi_head_attention(call: Call) -> str:
     """Separate queries, keys and values. Packed ones and a cross-attention's cache are not covered."""
-    if any(call.rank(name) != 3 for name in ("query", "key", "value")):
-        return None
-    if call.has("past_sequence_length") or call.wants("scores"):
-        return None
+    call.require(all(call.rank(name) == 3 for name in ("query", "key", "value")))
+    call.require(not call.has("past_sequence_length") and not call.wants("scores"))
     length, n_keys = call.shape("query")[1], call.shape("key")[1]
-    if call.get("unidirectional", 0) and (length is None or length != n_keys):
-        return None  # a causal mask has another meaning there
+    # a causal mask has another meaning where the lengths differ
+    call.require(not call.get("unidirectional", 0) or (length is not None and length == n_keys))
     widths = [dim for name in ("query", "key", "value") if isinstance(dim := call.shape(name)[2], int)]
-    if call.has("bias") and len(widths) < 3:
-        return None
-    kind, heads = call.dtype("query"), call.get("num_heads")
+    call.require(not call.has("bias") or len(widths) == 3)
     lines = []
     for part, name in (("query", "q"), ("key", "k"), ("value", "v")):
         lines.append(f"{name} = {f'Add({part}, {part}_bias)' if call.has('bias') else f'Identity({part})'}")
@@ -239,23 +208,18 @@ def multi_head_attention(call: Call) -> str | None:
         lines.insert(0, "query_bias, key_bias, value_bias = Split<axis = 0>(bias, widths)")
         lines.insert(0, ints("widths", *widths))
     present = call.wants("present_key", "present_value")
-    body = _attend(
-        call, "key_padding_mask", past=call.has("past_key"), present=present, kind=kind,
-        heads=f", q_num_heads = {heads}, kv_num_heads = {heads}",
-    )  # fmt: skip
-    if body is None:
-        return None
-    lines += [body, "y = Identity(y_made)"]
+    past, kind = call.has("past_key"), call.dtype("query")
+    lines.append(_attend(call, "key_padding_mask", past=past, present=present, kind=kind))
+    lines.append("y = Identity(y_made)")
     if present:
         lines.append("present_key = Identity(key_made) present_value = Identity(value_made)")
     return " ".join(lines)
 
 
-def attention(call: Call) -> str | None:
+def attention(call: Call) -> str:
     """One product for queries, keys and values of all heads, then attention."""
-    if call.get("do_rotary", 0) or call.has("past_sequence_length"):
-        return None
-    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes")
+    call.require(not call.get("do_rotary", 0) and not call.has("past_sequence_length"))
+    sizes = call.get("qkv_hidden_sizes")
     lines = ["product = MatMul(x, weights)"]
     lines.append(f"qkv = {'Add(product, bias)' if call.has('bias') else 'Identity(product)'}")
     if sizes:
@@ -267,14 +231,10 @@ def attention(call: Call) -> str | None:
             "pasts_key, pasts_value = Split<axis = 0, num_outputs = 2>(past)", ints("front", 0),
             "past_key = Squeeze(pasts_key, front) past_value = Squeeze(pasts_value, front)",
         ]  # fmt: skip
-    body = _attend(
-        call, "mask_index", past=call.has("past"), present=call.wants("present"), kind=call.dtype("x"),
-        heads=f", q_num_heads = {heads}, kv_num_heads = {heads}",
-    )  # fmt: skip
-    if body is None:
-        return None
-    lines += [body, "y = Identity(y_made)"]
-    if call.wants("present"):
+    past, present = call.has("past"), call.wants("present")
+    lines.append(_attend(call, "mask_index", past=past, present=present, kind=call.dtype("x")))
+    lines.append("y = Identity(y_made)")
+    if present:
         lines += [
             ints("at", 0), "keys = Unsqueeze(key_made, at) values = Unsqueeze(value_made, at)",
             "present = Concat<axis = 0>(keys, values)",
@@ -292,8 +252,12 @@ DEFINITIONS = {
     "FastGelu": Definition(("x", "bias"), ("y",), fast_gelu),
     "QuickGelu": Definition(("x",), ("y",), quick_gelu),
     "SimplifiedLayerNormalization": Definition(("x", "gamma"), ("y", "inverse"), rms_norm),
-    "SkipLayerNormalization": Definition(("x", "skip", "gamma", "beta", "bias"), _NORMED, skip_layer_norm),
-    "SkipSimplifiedLayerNormalization": Definition(("x", "skip", "gamma", "bias"), _NORMED, skip_rms_norm),
+    "SkipLayerNormalization": Definition(
+        ("x", "skip", "gamma", "beta", "bias"), _NORMED, partial(skip_norm, "LayerNormalization"),
+    ),
+    "SkipSimplifiedLayerNormalization": Definition(
+        ("x", "skip", "gamma", "bias"), _NORMED, partial(skip_norm, "RMSNormalization"),
+    ),
     "EmbedLayerNormalization": Definition(
         ("ids", "segment_ids", "word_table", "place_table", "segment_table", "gamma", "beta", "mask",
          "position_ids"),

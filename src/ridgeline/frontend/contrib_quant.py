@@ -16,24 +16,20 @@ def _real(call: Call, name: str) -> str:
     return f"{name}_real = DequantizeLinear({call.reads(name, f'{name}_scale', maybe=(f'{name}_zero',))})"
 
 
-def _rounded(call: Call, like: str) -> str | None:
+def _rounded(call: Call, like: str) -> str:
     """`y_real` rounded to the output's integers: the type of its zero point, else that of an input."""
     if call.has("y_zero"):
         return "y = QuantizeLinear(y_real, y_scale, y_zero)"
     kind = call.dtype(like)
-    return f"y = QuantizeLinear<output_dtype = {kind}>(y_real, y_scale)" if kind in INTEGERS else None
+    call.require(kind in INTEGERS)
+    return f"y = QuantizeLinear<output_dtype = {kind}>(y_real, y_scale)"
 
 
-def _between(text: Callable[[Call], str | None], *operands: str) -> Callable[[Call], str | None]:
+def _between(text: Callable[[Call], str], *operands: str) -> Callable[[Call], str]:
     """Operands as real numbers, then `text`, which computes `y_real`, then the rounding."""
-
-    def body(call: Call) -> str | None:
-        middle, last = text(call), _rounded(call, operands[0])
-        if middle is None or last is None:
-            return None
-        return " ".join([*(_real(call, n) for n in operands), middle, last])
-
-    return body
+    return lambda call: " ".join(
+        [*(_real(call, n) for n in operands), text(call), _rounded(call, operands[0])]
+    )
 
 
 def _plain(op: str, *operands: str) -> Callable[[Call], str]:
@@ -44,27 +40,26 @@ def _leaky_relu(call: Call) -> str:
     return f"y_real = LeakyRelu<alpha = {call.get('alpha', 0.01):.9e}>(x_real)"
 
 
-def _softmax(call: Call) -> str | None:
-    axis, rank = call.get("axis", -1), call.rank("x")
-    if call.get("opset", 13) < 13 and axis != -1 and axis + 1 != rank:
-        return None
+def _softmax(call: Call) -> str:
+    axis = call.get("axis", -1)
+    call.require(call.get("opset", 13) >= 13 or axis == -1 or axis + 1 == call.rank("x"))
     return f"y_real = Softmax<axis = {axis}>(x_real)"
 
 
-def _global_pool(call: Call) -> str | None:
-    return None if call.get("channels_last", 0) else "y_real = GlobalAveragePool(x_real)"
+def _global_pool(call: Call) -> str:
+    call.require(not call.get("channels_last", 0))
+    return "y_real = GlobalAveragePool(x_real)"
 
 
-def _average_pool(call: Call) -> str | None:
-    if call.get("channels_last", 0):
-        return None
+def _average_pool(call: Call) -> str:
+    call.require(not call.get("channels_last", 0))
     attrs = [f"{key} = {list(call.get(key))}" for key in ("kernel_shape", "pads", "strides") if call.get(key)]
     attrs += [f"{key} = {call.get(key, 0)}" for key in ("ceil_mode", "count_include_pad")]
     attrs.append(f'auto_pad = "{call.get("auto_pad", "NOTSET")}"')
     return f"y_real = AveragePool<{', '.join(attrs)}>(x_real)"
 
 
-def _concat(call: Call) -> str | None:
+def _concat(call: Call) -> str:
     """The output's scale first, then each input with its own."""
     count = sum(name.startswith("part") for name in call.given) // 3
     parts = [
@@ -72,13 +67,11 @@ def _concat(call: Call) -> str | None:
         for i in range(count)
     ]
     joined = ", ".join(f"real{i}" for i in range(count))
-    last = _rounded(call, "part0")
-    if last is None:
-        return None
-    return " ".join([*parts, f"y_real = Concat<axis = {call.get('axis')}>({joined})", last])
+    made = f"y_real = Concat<axis = {call.get('axis')}>({joined})"
+    return " ".join([*parts, made, _rounded(call, "part0")])
 
 
-def _gemm(call: Call) -> str | None:
+def _gemm(call: Call) -> str:
     if call.has("bias"):  # integers in units of both scales
         bias = (
             "bias_float = Cast<to = 1>(bias) unit = Mul(a_scale, b_scale) bias_real = Mul(bias_float, unit) "
@@ -92,8 +85,6 @@ def _gemm(call: Call) -> str | None:
     attrs = f"alpha = {alpha:.9e}, beta = {alpha:.9e}"
     attrs += f", transA = {call.get('transA', 0)}, transB = {call.get('transB', 0)}"
     last = _rounded(call, "a") if call.has("y_scale") else "y = Identity(y_real)"
-    if last is None:
-        return None
     return f"{_real(call, 'a')} {second} {bias}y_real = Gemm<{attrs}>({reads}) {last}"
 
 

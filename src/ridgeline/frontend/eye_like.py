@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import onnx
 
-from ridgeline.frontend.functions import Holder, all_holders, all_nodes
+from ridgeline.frontend.functions import Holder, all_holders, all_nodes, copy_of
 
 
 def without_typed_eyes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model, or a copy in which a Cast stands for `dtype`."""
     if not any(map(_type_of, all_nodes(proto))):
         return proto
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = copy_of(proto)
     for holder in list(all_holders([made.graph, *made.functions])):
         for place, node in reversed(list(enumerate(holder.node))):
             kind = _type_of(node)

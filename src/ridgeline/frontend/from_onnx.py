@@ -24,11 +24,13 @@ from ridgeline.errors import ModelError, PlanError, UnsupportedError, last_lines
 from ridgeline.frontend.contrib import write_out_contrib
 from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.functions import (
+    all_holders,
     all_nodes,
     define_functions,
     inline_functions,
     name_runtime_ops,
     node_label,
+    plain_domain,
     require_inlinable,
 )
 from ridgeline.frontend.known_ops import known_to_runtimes
@@ -37,10 +39,12 @@ from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.tensor_data import data_problem, external_problem
-from ridgeline.frontend.types import say_shapes, to_ir, to_proto
+from ridgeline.frontend.types import say_shapes, tensor_type, to_ir, to_proto
 from ridgeline.frontend.wire import read_light
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
+# elements of a weight that checks and shape inference may read
+SMALL_NUMEL = 128
 MAX_VERSION = 2**31 - 1  # versions are 32-bit integers in ONNX
 
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto | ir.Model"
@@ -194,19 +198,13 @@ def check_opsets(proto: onnx.ModelProto, name: str) -> None:
 
 def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and tensor attributes, in subgraphs and functions too."""
-    graphs: list[Any] = [proto.graph, *proto.functions]
-    while graphs:
-        graph = graphs.pop()
-        if isinstance(graph, onnx.GraphProto):
-            yield from graph.initializer
-        for node in graph.node:
-            for attr in node.attribute:
-                yield from attr.tensors
-                if attr.HasField("t"):
-                    yield attr.t
-                graphs += attr.graphs
-                if attr.HasField("g"):
-                    graphs.append(attr.g)
+    for holder in all_holders([proto.graph, *proto.functions]):
+        if isinstance(holder, onnx.GraphProto):
+            yield from holder.initializer
+        for attr in (attr for node in holder.node for attr in node.attribute):
+            yield from attr.tensors
+            if attr.HasField("t"):
+                yield attr.t
 
 
 def check_tensors(proto: onnx.ModelProto, folder: Path | None) -> None:
@@ -236,7 +234,10 @@ def check_tensors(proto: onnx.ModelProto, folder: Path | None) -> None:
 
 def _check(proto: onnx.ModelProto, name: str) -> None:
     try:
-        onnx.checker.check_model(_without_large_tensors(proto))
+        light = without_large_tensors(proto)
+        light.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+        say_shapes(light.graph)
+        onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, RuntimeError, ValueError, EncodeError, DecodeError) as error:
         raise ModelError(
             f"{name!r} is not a legal ONNX model",
@@ -245,28 +246,25 @@ def _check(proto: onnx.ModelProto, name: str) -> None:
         ) from error
 
 
-def _without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its weights, so that models over 2 GiB and with external data can be checked."""
+def without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with large and external weights as inputs, so that ONNX's own tools take a model of any size.
+
+    Without declared types of inner values.
+    """
     light = onnx.ModelProto(ir_version=proto.ir_version)
     light.opset_import.extend(proto.opset_import)
     light.functions.extend(proto.functions)
-    graph = light.graph
-    graph.name = proto.graph.name
-    graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    say_shapes(graph)
-    given = {port.name for port in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) <= 128 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+    old, graph = proto.graph, light.graph
+    graph.name = old.name
+    graph.node.extend(old.node)
+    graph.input.extend(old.input)
+    graph.output.extend(old.output)
+    given = {port.name for port in old.input}
+    for tensor in old.initializer:
+        if math.prod(tensor.dims) <= SMALL_NUMEL and tensor.data_location != onnx.TensorProto.EXTERNAL:
             graph.initializer.append(tensor)
         elif tensor.name not in given:
-            port = graph.input.add(name=tensor.name)
-            port.type.tensor_type.elem_type = tensor.data_type
-            port.type.tensor_type.shape.SetInParent()
-            for size in tensor.dims:
-                port.type.tensor_type.shape.dim.add(dim_value=size)
+            graph.input.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
     return light
 
 
@@ -282,7 +280,7 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
         # protobuf returns text that is not UTF-8 as bytes
         if not isinstance(node.op_type, str) or not isinstance(node.domain, str):
             raise ModelError("the name of an op is not text", got=repr((node.domain, node.op_type)))
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = plain_domain(node.domain)
         if (node.domain, node.op_type) in local:
             continue
         if onnx.defs.has(node.op_type, max_inclusive_version=versions.get(domain, 1), domain=domain):

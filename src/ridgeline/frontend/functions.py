@@ -28,16 +28,13 @@ RUNTIME_OPS = frozenset({("", "LayerNormalization"), ("", "SimplifiedLayerNormal
 
 def define_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with a function for each node whose op no later stage reads."""
-    versions = {
-        "" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import
-    }
+    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
     wanted = {FLEX_ATTENTION} | ({GROUP_NORM} if versions.get("") in GROUP_NORM_OPSETS else set())
     if not any(_key(node) in wanted for node in all_nodes(proto)):
         return proto
     inferred = shape_inference.infer_shapes(proto).graph
     types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
-    defined = onnx.ModelProto()
-    defined.CopyFrom(proto)
+    defined = copy_of(proto)
     for i, node in enumerate(node for node in all_nodes(defined) if _key(node) in wanted):
         is_flex = _key(node) == FLEX_ATTENTION
         function = _flex_attention(node, versions, types) if is_flex else _group_norm(node)
@@ -53,16 +50,13 @@ def define_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def name_runtime_ops(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Move norms that the model's opset does not have to the domain of the runtime that wrote them."""
-    version = max(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=1
-    )
+    version = max((e.version for e in proto.opset_import if not plain_domain(e.domain)), default=1)
     foreign = {
         key for key in RUNTIME_OPS if not onnx.defs.has(key[1], max_inclusive_version=version, domain="")
     }
     if not any(_key(node) in foreign for node in all_nodes(proto)):
         return proto
-    named = onnx.ModelProto()
-    named.CopyFrom(proto)
+    named = copy_of(proto)
     for node in all_nodes(named):
         if _key(node) in foreign:
             node.domain = RUNTIME_DOMAIN
@@ -104,7 +98,7 @@ def require_inlinable(proto: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _id(domain: str, name: str, holder: onnx.FunctionProto | onnx.NodeProto) -> FunctionId:
-    return "" if domain == "ai.onnx" else domain, name, holder.overload
+    return plain_domain(domain), name, holder.overload
 
 
 def node_label(node: onnx.NodeProto) -> str:
@@ -127,9 +121,27 @@ def all_holders(first: Sequence[Holder]) -> Iterator[Holder]:
     while pending:
         holder = pending.pop()
         yield holder
-        for node in holder.node:
-            pending += [attr.g for attr in node.attribute if attr.HasField("g")]
-            pending += [graph for attr in node.attribute for graph in attr.graphs]
+        pending += [graph for node in holder.node for graph in subgraphs(node)]
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node itself holds."""
+    for attr in node.attribute:
+        if attr.HasField("g"):
+            yield attr.g
+        yield from attr.graphs
+
+
+def copy_of(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that can be changed without changing the model."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    return made
+
+
+def plain_domain(name: str) -> str:
+    """The domain of standard ops has two names; this one is empty."""
+    return "" if name == "ai.onnx" else name
 
 
 def count_nodes(nodes: Iterable[onnx.NodeProto]) -> int:
@@ -138,7 +150,7 @@ def count_nodes(nodes: Iterable[onnx.NodeProto]) -> int:
 
 
 def _key(node: onnx.NodeProto) -> tuple[str, str]:
-    return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+    return plain_domain(node.domain), node.op_type
 
 
 def _flex_attention(

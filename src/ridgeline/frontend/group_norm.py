@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import parser
 
-from ridgeline.frontend.functions import all_nodes
+from ridgeline.frontend.functions import all_nodes, copy_of
 
 OP, DOMAIN = "GroupNormalization", "ridgeline.exact"
 # before this version scale and bias had one value for each group
@@ -48,8 +48,7 @@ def with_exact_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto:
     version = next((entry.version for entry in proto.opset_import if not entry.domain), 0)
     if version < SINCE or not any(_is_group_norm(node) for node in all_nodes(proto)):
         return proto
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = copy_of(proto)
     for node in filter(_is_group_norm, all_nodes(made)):
         node.domain = DOMAIN
     for holder in (made, *made.functions):

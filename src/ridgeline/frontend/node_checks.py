@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 
 from ridgeline.errors import ModelError
-from ridgeline.frontend.functions import all_nodes, node_label
+from ridgeline.frontend.functions import Holder, all_nodes, node_label, subgraphs
 
 MAX_DEPTH = 33  # protobuf reads 100 nested messages, and a subgraph takes three
 VALUES = frozenset({"value", "value_int", "value_ints", "value_float", "value_floats", "value_string",
@@ -16,16 +16,12 @@ VALUES = frozenset({"value", "value_int", "value_ints", "value_float", "value_fl
 
 def check_depth(proto: onnx.ModelProto) -> None:
     """Raise if subgraphs nest deeper than a file can hold, as in a model made in memory."""
-    pending: list[tuple[onnx.GraphProto | onnx.FunctionProto, int]] = [(proto.graph, 0)]
-    pending += [(function, 0) for function in proto.functions]
+    pending: list[tuple[Holder, int]] = [(holder, 0) for holder in (proto.graph, *proto.functions)]
     while pending:
         holder, depth = pending.pop()
         if depth > MAX_DEPTH:
             raise ModelError("subgraphs nest too deep", got=f"{depth} levels", want=f"at most {MAX_DEPTH}")
-        for attr in (attr for node in holder.node for attr in node.attribute):
-            pending += [(graph, depth + 1) for graph in attr.graphs]
-            if attr.HasField("g"):
-                pending.append((attr.g, depth + 1))
+        pending += [(graph, depth + 1) for node in holder.node for graph in subgraphs(node)]
 
 
 def check_nodes(proto: onnx.ModelProto) -> None:

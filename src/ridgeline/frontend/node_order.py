@@ -7,6 +7,8 @@ from graphlib import CycleError, TopologicalSorter
 
 import onnx
 
+from ridgeline.frontend.functions import copy_of, subgraphs
+
 
 def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of its main graph sorted; the same model if they are, or cannot be."""
@@ -19,8 +21,7 @@ def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
         order = _stable_order(needs)
     except CycleError:
         return proto  # the checker reports what is wrong
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = copy_of(proto)
     del made.graph.node[:]
     made.graph.node.extend(nodes[i] for i in order)
     return made
@@ -33,10 +34,9 @@ def _read_by(node: onnx.NodeProto) -> list[str]:
     while waiting:
         inner = waiting.pop()
         names += inner.input
-        for attribute in inner.attribute:
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                waiting += graph.node
-                names += [port.name for port in graph.output]
+        for graph in subgraphs(inner):
+            waiting += graph.node
+            names += [port.name for port in graph.output]
     return names
 
 

@@ -42,7 +42,7 @@ def write_out_norms(model: ir.Model) -> None:
                 write_node_out(node, Definition(_INPUTS[node.op_type], _OUTPUTS, partial(body, node.op_type)))
 
 
-def _body_for(node: ir.Node) -> Callable[[str, Call], str | None] | None:
+def _body_for(node: ir.Node) -> Callable[[str, Call], str] | None:
     x, *weights = (value.dtype for value in node.inputs if value is not None)
     if x == ir.DataType.DOUBLE:
         return _in_double
@@ -51,20 +51,18 @@ def _body_for(node: ir.Node) -> Callable[[str, Call], str | None] | None:
     return _in_float if is_mixed and node.op_type != "BatchNormalization" else None
 
 
-def _in_float(op_type: str, call: Call) -> str | None:
-    if call.wants("second", "third"):
-        return None
+def _in_float(op_type: str, call: Call) -> str:
+    call.require(not call.wants("second", "third"))
     wide = " ".join(f"{name}_wide = Cast<to = 1>({name})" for name in call.given)
     reads = ", ".join(f"{name}_wide" for name in call.given)
     attrs = ", ".join(f"{name} = {value!r}" for name, value in call.attributes.items())
     return f"{wide} made = {op_type}<{attrs}>({reads}) y = Cast<to = {call.dtype('x')}>(made)"
 
 
-def _in_double(op_type: str, call: Call) -> str | None:
+def _in_double(op_type: str, call: Call) -> str:
     """(x - mean) / sqrt(variance + epsilon) · w + b; some of the constants are unused."""
     rank = call.rank("x")
-    if rank is None or call.get("training_mode", 0) or call.wants("second", "third"):
-        return None
+    call.require(not call.get("training_mode", 0) and not call.wants("second", "third"))
     is_by_row = op_type in ("LayerNormalization", "RMSNormalization")
     is_grouped = op_type == "GroupNormalization"
     first = call.get("axis", -1) % rank if is_by_row else 2

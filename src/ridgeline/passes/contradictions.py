@@ -19,14 +19,13 @@ from onnx.numpy_helper import to_array
 
 from ridgeline.base.spec import Op
 from ridgeline.errors import BuildError, InputError, ModelError, first_line
-from ridgeline.frontend.functions import node_label
+from ridgeline.frontend.from_onnx import SMALL_NUMEL
+from ridgeline.frontend.functions import node_label, plain_domain
 from ridgeline.frontend.types import port_text, tensor_type, type_text
 from ridgeline.ir.body import attr_value
 from ridgeline.ir.op_given import Given, MisfitError, Shape
 from ridgeline.ir.ops import row_of
 
-# values that shape arithmetic may read; weights are only looked at for their type
-SMALL_NUMEL = 128
 # before it some ops have attributes where our rules look for inputs
 RULED_OPSET = 13
 # for open dims: what goes wrong in the same words at all of them has nothing to do with them
@@ -57,10 +56,10 @@ def contradictions(proto: onnx.ModelProto) -> Iterator[Contradiction]:
         if math.prod(tensor.dims) <= SMALL_NUMEL and tensor.data_location != onnx.TensorProto.EXTERNAL:
             values[tensor.name] = tensor
     declared = {p.name: p.type for p in (*proto.graph.output, *proto.graph.value_info)}
-    versions = {_domain(entry.domain): entry.version for entry in proto.opset_import}
+    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
-        version = versions.get(_domain(node.domain), 0)
-        if not version or not onnx.defs.has(node.op_type, version, _domain(node.domain)):
+        version = versions.get(plain_domain(node.domain), 0)
+        if not version or not onnx.defs.has(node.op_type, version, plain_domain(node.domain)):
             continue
         if any(name not in types for name in node.input if name):
             continue
@@ -84,7 +83,7 @@ def contradictions(proto: onnx.ModelProto) -> Iterator[Contradiction]:
             known = made.get(name) or declared.get(name)
             if known is not None and "undefined" not in type_text(known):
                 types[name] = known
-        if node.op_type == "Constant" and not _domain(node.domain):
+        if node.op_type == "Constant" and not plain_domain(node.domain):
             values.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
 
 
@@ -114,7 +113,9 @@ def _refusal(name: str, found: Sequence[Contradiction]) -> ModelError:
 def _inferred(
     node: onnx.NodeProto, types: Types, values: Tensors, versions: Mapping[str, int], ir_version: int
 ) -> dict[str, onnx.TypeProto]:
-    schema = onnx.defs.get_schema(node.op_type, versions[_domain(node.domain)], _domain(node.domain))
+    schema = onnx.defs.get_schema(
+        node.op_type, versions[plain_domain(node.domain)], plain_domain(node.domain)
+    )
     imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in versions.items()]
     return dict(
         onnx.shape_inference.infer_node_outputs(
@@ -204,7 +205,3 @@ def _reason(error: Exception) -> str:
     """Without the kind of error that ONNX's inference puts first."""
     text = first_line(error)
     return text.partition("] ")[2] if text.startswith("[") and not isinstance(error, MisfitError) else text
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name

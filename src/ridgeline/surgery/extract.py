@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from ridgeline.errors import ModelError, OptionError
-from ridgeline.frontend.functions import count_nodes
+from ridgeline.frontend.functions import count_nodes, subgraphs
 from ridgeline.frontend.types import port_text, type_text
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model
 
@@ -135,8 +135,7 @@ def _end_values(graph: ModelGraph, name: str) -> list[str]:
 def part_model(graph: ModelGraph, part: Part) -> onnx.ModelProto:
     """The part as a model: same opsets, same names; only the functions and weights it uses."""
     old = graph.proto
-    new = onnx.ModelProto()
-    new.CopyFrom(onnx.ModelProto(ir_version=old.ir_version, producer_name="ridgeline"))
+    new = onnx.ModelProto(ir_version=old.ir_version, producer_name="ridgeline")
     new.opset_import.extend(old.opset_import)
     new.metadata_props.extend(old.metadata_props)
     new.graph.name = old.graph.name or "part"
@@ -191,9 +190,7 @@ def _used_functions(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> 
         if key in by_key and key not in used:
             used.add(key)
             pending += by_key[key].node
-        for attr in node.attribute:
-            pending += attr.g.node
-            pending += [inner for graph in attr.graphs for inner in graph.node]
+        pending += [inner for graph in subgraphs(node) for inner in graph.node]
     return [function for key, function in by_key.items() if key in used]
 
 

@@ -5,7 +5,6 @@ Works on the proto, not on `onnx_ir`: what is not touched must come out as it we
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,9 +20,14 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from ridgeline.base.files import place_of, whole_file
 from ridgeline.errors import ModelError, OptionError, did_you_mean
 from ridgeline.frontend.eye_like import without_typed_eyes
-from ridgeline.frontend.from_onnx import all_tensors, check_tensors, require_regular_file
+from ridgeline.frontend.from_onnx import (
+    all_tensors,
+    check_tensors,
+    require_regular_file,
+    without_large_tensors,
+)
+from ridgeline.frontend.functions import all_holders, subgraphs
 from ridgeline.frontend.types import tensor_type
-from ridgeline.passes.contradictions import SMALL_NUMEL
 
 # the limit of one protobuf, with some room
 EMBEDDED_BYTES = 3 << 29
@@ -79,7 +83,10 @@ class ModelGraph:
     @cached_property
     def types(self) -> dict[str, onnx.TypeProto]:
         """Declared and inferred types of the main graph's values."""
-        light = without_typed_eyes(without_large_tensors(self.proto))
+        light = without_large_tensors(self.proto)
+        light.graph.name = light.graph.name or "graph"
+        light.graph.value_info.extend(self.proto.graph.value_info)
+        light = without_typed_eyes(light)
         try:
             inferred = shape_inference.infer_shapes(light, data_prop=True)
         except Exception:  # a broken model infers nothing; what it declares still stands
@@ -162,49 +169,15 @@ def captured(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (p.name for p in graph.output if p.name not in made)
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attr in node.attribute:
-        if attr.HasField("g"):
-            yield attr.g
-        yield from attr.graphs
-
-
 def label(node: onnx.NodeProto) -> str:
     """A node in words: its name, else what it makes."""
     return f"{node.op_type} {node.name or (node.output[0] if node.output else '?')!r}"
 
 
-def without_large_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with large and external weights as inputs, so that shape inference takes any model."""
-    light = onnx.ModelProto()
-    light.ir_version = proto.ir_version
-    light.opset_import.extend(proto.opset_import)
-    light.functions.extend(proto.functions)
-    graph = light.graph
-    graph.name = proto.graph.name or "graph"
-    graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
-    graph.value_info.extend(proto.graph.value_info)
-    given = {p.name for p in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        is_outside = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if math.prod(tensor.dims) <= SMALL_NUMEL and not is_outside:
-            graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            kind = tensor_type(tensor.data_type, tensor.dims)
-            graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
-    return light
-
-
 def _inside(nodes: Sequence[onnx.NodeProto], name: str) -> onnx.NodeProto | None:
     """The node of the main graph that holds a value of this name in a subgraph."""
     for outer in nodes:
-        pending = list(subgraphs(outer))
-        while pending:
-            graph = pending.pop()
-            for node in graph.node:
-                if name in node.output or name == node.name:
-                    return outer
-                pending += subgraphs(node)
+        inner = (node for graph in all_holders(list(subgraphs(outer))) for node in graph.node)
+        if any(name in node.output or name == node.name for node in inner):
+            return outer
     return None

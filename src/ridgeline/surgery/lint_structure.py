@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx
 
 from ridgeline.errors import did_you_mean, last_lines
+from ridgeline.frontend.functions import subgraphs
 from ridgeline.frontend.known_ops import known_to_runtimes
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
@@ -97,7 +98,7 @@ def legal_nodes(subject: Subject) -> Iterator[Problem]:
             continue
         if any(attr.ref_attr_name for attr in node.attribute):
             continue  # a function's parameter: checked where the function is called
-        if any(attr.HasField("g") or attr.graphs for attr in node.attribute):
+        if any(subgraphs(node)):
             continue  # subgraphs see outer names, a lone node does not; their own nodes are checked
         try:
             onnx.checker.check_node(node, context)

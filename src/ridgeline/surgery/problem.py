@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import onnx
 
-from ridgeline.surgery.graph import ModelGraph, label, subgraphs
+from ridgeline.frontend.functions import plain_domain, subgraphs
+from ridgeline.surgery.graph import ModelGraph, label
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -50,11 +50,11 @@ class Subject:
 
     @cached_property
     def opsets(self) -> dict[str, int]:
-        return {_domain(entry.domain): entry.version for entry in self.proto.opset_import}
+        return {plain_domain(entry.domain): entry.version for entry in self.proto.opset_import}
 
     @cached_property
     def local_functions(self) -> set[tuple[str, str]]:
-        return {(_domain(f.domain), f.name) for f in self.proto.functions}
+        return {(plain_domain(f.domain), f.name) for f in self.proto.functions}
 
     @cached_property
     def scopes(self) -> list[Scope]:
@@ -71,10 +71,6 @@ class Subject:
     @cached_property
     def all_nodes(self) -> list[tuple[Scope, onnx.NodeProto]]:
         return [(scope, node) for scope in self.scopes for node in scope.graph.node]
-
-    @cached_property
-    def op_counts(self) -> Counter[str]:
-        return Counter(node.op_type for _, node in self.all_nodes)
 
 
 Rule: TypeAlias = Callable[[Subject], Iterator[Problem]]
@@ -94,8 +90,4 @@ def names_wanted(graph: Any) -> list[str]:
 
 
 def domain_of(node: onnx.NodeProto) -> str:
-    return _domain(node.domain)
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
+    return plain_domain(node.domain)

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from ridgeline.base.files import whole_file
 from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
 from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.functions import copy_of
 from ridgeline.frontend.types import tensor_type
 from ridgeline.surgery.graph import ModelGraph
 
@@ -117,8 +118,7 @@ def record(graph: ModelGraph, samples: Sequence[Sample], folder: Path) -> Record
 
 def _runner(graph: ModelGraph, names: Sequence[str]) -> Callable[[Sample], Sequence[Any]]:
     """ONNX Runtime with every optimisation off, else the onnx reference."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(graph.proto)
+    proto = copy_of(graph.proto)
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=n, type=graph.types[n]) for n in names)
     options = ort.SessionOptions()

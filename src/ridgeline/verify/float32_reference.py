@@ -15,7 +15,8 @@ import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
 from ridgeline.base.spec import EPSILON
-from ridgeline.frontend.types import HALVES
+from ridgeline.frontend.functions import copy_of, subgraphs
+from ridgeline.frontend.types import HALVES, tensor_type
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 # attributes that name a type
@@ -42,7 +43,7 @@ def _half_ports(graph: onnx.GraphProto) -> dict[str, str]:
 def _propagate(nodes: Iterable[onnx.NodeProto], known: dict[str, str], functions: Mapping[str, str]) -> None:
     """Add to `known` the values that depend on half values, in the order of the nodes."""
     for node in nodes:
-        inner = known if any(a.HasField("g") or a.graphs for a in node.attribute) else {}
+        inner = known if any(subgraphs(node)) else {}
         own = [_coarsest_in([node], inner), functions.get(node.op_type, "")]
         given = [] if node.op_type in _OF_SHAPES else [known.get(name, "") for name in node.input]
         half = coarsest([*own, *given])
@@ -58,10 +59,10 @@ def _coarsest_in(nodes: Iterable[onnx.NodeProto], outer: Mapping[str, str]) -> s
             if attribute.name in TYPE_ATTRIBUTES:
                 found.append(HALVES.get(attribute.i, ""))
             found.append(HALVES.get(attribute.t.data_type, ""))
-            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                read = {name for inner in graph.node for name in inner.input}
-                found += [*_half_ports(graph).values(), *(outer[name] for name in read if name in outer)]
-                found.append(_coarsest_in(graph.node, outer))
+        for graph in subgraphs(node):
+            read = {name for inner in graph.node for name in inner.input}
+            found += [*_half_ports(graph).values(), *(outer[name] for name in read if name in outer)]
+            found.append(_coarsest_in(graph.node, outer))
     return coarsest(found)
 
 
@@ -82,8 +83,7 @@ class Float32Model:
         is_narrowed = {n.input[0] for n in model.graph.node if n.op_type == "Cast" and _coarsest_in([n], {})}
         self.names = [port.name for port in model.graph.output]
         self.weights: dict[str, np.ndarray] = {}
-        self.proto = onnx.ModelProto()
-        self.proto.CopyFrom(model)
+        self.proto = copy_of(model)
         del self.proto.graph.initializer[:]
         is_read = set(_reads(model.graph))
         for tensor in model.graph.initializer:
@@ -105,8 +105,7 @@ class Float32Model:
 
         ONNX Runtime itself leaves roundings out between ops that it has no half kernels for.
         """
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = copy_of(self.proto)
         _round_results(proto.graph, self._half_values)
         return self._open(proto, options, self.weights)
 
@@ -139,19 +138,13 @@ def _half_values(model: onnx.ModelProto) -> dict[str, int]:
     light.functions.extend(model.functions)
     light.graph.CopyFrom(onnx.GraphProto(name="types", node=model.graph.node, output=model.graph.output))
     # only the types of weights are needed, not their bytes
-    given = {tensor.name: _typed_port(tensor) for tensor in model.graph.initializer}
-    light.graph.input.extend(({port.name: port for port in model.graph.input} | given).values())
+    kinds = {port.name: port.type for port in model.graph.input}
+    kinds |= {t.name: tensor_type(t.data_type, t.dims) for t in model.graph.initializer}
+    light.graph.input.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in kinds.items())
     graph = onnx.shape_inference.infer_shapes(light).graph
     made = {name for node in graph.node for name in node.output}
-    kinds = {port.name: port.type.tensor_type.elem_type for port in (*graph.value_info, *graph.output)}
-    return {name: kind for name, kind in kinds.items() if kind in HALVES and name in made}
-
-
-def _typed_port(tensor: TensorProto) -> onnx.ValueInfoProto:
-    port = onnx.ValueInfoProto(name=tensor.name)
-    port.type.tensor_type.elem_type = tensor.data_type
-    port.type.tensor_type.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=n) for n in tensor.dims)
-    return port
+    halves = {port.name: port.type.tensor_type.elem_type for port in (*graph.value_info, *graph.output)}
+    return {name: kind for name, kind in halves.items() if kind in HALVES and name in made}
 
 
 def _round_results(graph: onnx.GraphProto, halves: Mapping[str, int]) -> None:
@@ -175,9 +168,8 @@ def _reads(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (port.name for port in graph.output)
     for node in graph.node:
         yield from node.input
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _reads(inner)
+        for inner in subgraphs(node):
+            yield from _reads(inner)
 
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:

@@ -24,6 +24,7 @@ from ridgeline.base.spec import EPSILON
 from ridgeline.errors import BuildError, first_line
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
+from ridgeline.frontend.functions import copy_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
@@ -307,8 +308,7 @@ class Reference:
     def _moved(self, seed: int) -> Callable[[Feeds], Outputs]:
         original = self.loaded.original
         if self._is_small:
-            proto = onnx.ModelProto()
-            proto.CopyFrom(original)
+            proto = copy_of(original)
             for tensor in all_tensors(proto):
                 if _is_weight(tensor) and not _is_outside(tensor):
                     array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
