@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median, pstdev
 from time import perf_counter
 from typing import Protocol, TypeAlias
@@ -125,7 +126,7 @@ def bench(
     """Run each for about `duration_s`. Alone, a sample is one query; with peers, one or a few in a row."""
     outputs = engine.run(feeds)
     versus_outputs = [differences(outputs, peer.run(feeds)) for peer in peers]
-    runners = [lambda: engine.run(feeds), *(_call(peer, feeds) for peer in peers)]
+    runners = [partial(run, feeds) for run in (engine.run, *(peer.run for peer in peers))]
     warmup_queries = sum(_warm_up(runner, warmup_ms) for runner in runners)
     began = perf_counter()
     if peers:
@@ -157,10 +158,6 @@ def bench(
         warnings=_warnings(rows, report),
         versions=dict(report.versions),
     )
-
-
-def _call(peer: Peer, feeds: Feeds) -> Callable[[], object]:
-    return lambda: peer.run(feeds)
 
 
 def _warm_up(call: Callable[[], object], warmup_ms: float) -> int:

@@ -65,15 +65,12 @@ def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -
 
 def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
     dtype, shape = element_name(array), tuple(array.shape)
-    if not _is_numeric(array):
-        return TensorRow(name, dtype, shape, None, None, None, 0, 0, file)
-    wide = _as_float64(array)
-    finite = wide[np.isfinite(wide)]
-    nans = int(np.isnan(wide).sum())
-    infs = wide.size - finite.size - nans
-    if not finite.size:
-        return TensorRow(name, dtype, shape, None, None, None, nans, infs, file)
-    low, mean, high = float(finite.min()), float(finite.mean()), float(finite.max())
+    numbers = _as_float64(array) if _is_numeric(array) else np.zeros(0)
+    finite = numbers[np.isfinite(numbers)]
+    nans = int(np.isnan(numbers).sum())
+    infs = numbers.size - finite.size - nans
+    figures = (float(take(finite)) if finite.size else None for take in (np.min, np.mean, np.max))
+    low, mean, high = figures
     return TensorRow(name, dtype, shape, low, mean, high, nans, infs, file)
 
 

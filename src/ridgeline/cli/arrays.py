@@ -54,15 +54,11 @@ def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     except FileNotFoundError:
         raise OptionError(f"{path} does not exist", want="a .npy or .npz file") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> OptionError:
-    return OptionError(
-        f"{path} does not load as an array",
-        got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-        want="a .npy or .npz file without pickled objects, as numpy.save writes it",
-    )
+        raise OptionError(
+            f"{path} does not load as an array",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            want="a .npy or .npz file without pickled objects, as numpy.save writes it",
+        ) from error
 
 
 def save_array(file: BinaryIO, *, array: object) -> None:

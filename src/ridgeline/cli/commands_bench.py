@@ -86,7 +86,8 @@ def _peers(names: Sequence[str], source: Path, built: Any) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="ridge-bench-") as folder:
         note = ""
         if names and is_engine_file(source):
-            source = _fused_model(built, Path(folder))
+            source = Path(folder) / "fused.onnx"
+            source.write_bytes(built.fused_onnx(weights=True).SerializeToString())
             note = "runs the engine's fused.onnx (no --model given)"
         return [_peer(name, source, built, note) for name in names]
 
@@ -107,10 +108,3 @@ def _peer(name: str, source: Path, built: Any, note: str) -> Any:
     }
     op_by_op = build_engine(source, options)
     return engine_peer(op_by_op, name="torch (op by op)", note=note)
-
-
-def _fused_model(built: Any, folder: Path) -> Path:
-    """The engine's own graph as a file, weights inside."""
-    path = folder / "fused.onnx"
-    path.write_bytes(built.fused_onnx(weights=True).SerializeToString())
-    return path

@@ -9,7 +9,6 @@ from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import plural
 from ridgeline.surgery.extract import Extracted, PortRow
 from ridgeline.surgery.lint import LintReport
-from ridgeline.surgery.problem import Problem
 from ridgeline.surgery.reduce import Reduced
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -34,15 +33,11 @@ def draw_lint(report: LintReport, console: Console) -> None:
     head = f"  {plural(report.nodes, 'node')}, opset {report.opset}" if report.nodes else ""
     console.print(Text.assemble((report.model, "bold"), head))
     for problem in report.problems:
-        title = Text.assemble((f"{problem.severity}: ", COLOURS[problem.severity]), _title(problem))
-        console.print(title, soft_wrap=True)
+        severity = (f"{problem.severity}: ", COLOURS[problem.severity])
+        console.print(Text.assemble(severity, f"{problem.where}: {problem.what}"), soft_wrap=True)
         put_lines([("got", problem.got), ("want", problem.want), ("help", problem.help)], console)
     counts = {s: sum(p.severity == s for p in report.problems) for s in COLOURS}
     console.print(", ".join(plural(n, word) for word, n in counts.items() if n) or "no problem found")
-
-
-def _title(problem: Problem) -> str:
-    return f"{problem.where}: {problem.what}"
 
 
 def draw_reduced(made: Reduced, console: Console) -> None:

@@ -42,13 +42,9 @@ def is_needed_for(proto: onnx.ModelProto) -> bool:
     for node in all_nodes(proto):
         if f"{node.domain}::{node.op_type}" in PLUGIN_OPS:
             return True
-        attrs = {attr.name: attr for attr in node.attribute}
+        numbers = {attr.name: attr.f or attr.i for attr in node.attribute}
         if node.op_type != "Attention" or node.domain or not any(node.output[3:]):
             continue
-        if "softcap" in attrs and attrs["softcap"].f and not _int(attrs.get("qk_matmul_output_mode")):
+        if numbers.get("softcap") and not numbers.get("qk_matmul_output_mode"):
             return True
     return False
-
-
-def _int(attr: onnx.AttributeProto | None) -> int:
-    return 0 if attr is None else attr.i

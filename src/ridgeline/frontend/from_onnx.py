@@ -83,7 +83,8 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     try:
         model = _to_ir(defined, path)
         defaults = _take_defaults(model)
-        _lift_initializers(model)
+        common_passes.RemoveInitializersFromInputsPass()(model)
+        common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
         model = to_canonical(model, name)
         write_out_contrib(model)
         keep_strings_in_graph(model)
@@ -343,11 +344,6 @@ def _take_defaults(model: ir.Model) -> dict[str, np.ndarray]:
         value.shape = value.const_value.shape if value.shape is None else value.shape
         value.const_value = None
     return made
-
-
-def _lift_initializers(model: ir.Model) -> None:
-    common_passes.RemoveInitializersFromInputsPass()(model)
-    common_passes.LiftSubgraphInitializersToMainGraphPass()(model)
 
 
 def _own_tensor(tensor: ir.TensorProtoTensor) -> ir.TensorProtocol:

@@ -52,9 +52,7 @@ def _say_how_to_resize(node: ir.Node) -> None:
     """State the meaning before opset 11: first pixels coincide, and a shrinking axis takes the next pixel."""
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     factors = None if scales is None or scales.const_value is None else scales.const_value.numpy()
-    node.attributes["coordinate_transformation_mode"] = ir.AttrString(
-        "coordinate_transformation_mode", "asymmetric"
-    )
+    node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
     may_shrink = factors is None or bool((factors < 1).any())
     may_grow = factors is None or bool((factors > 1).any())
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if may_shrink else "floor")
@@ -85,15 +83,19 @@ def _bounded(node: ir.Node, scales: ir.Value, factors: np.ndarray | None, op: st
     """Scales clipped to at most or at least 1: a weight if they are known, else the output of a node."""
     known = {"Min": np.minimum, "Max": np.maximum}[op]
     number = np.ones(1, np.float32) if factors is None else known(factors, np.float32(1))
-    weight = ir.Value(name=name if factors is not None else f"{name}/one")
-    weight.const_value = ir.tensor(number, name=weight.name)
-    node.graph.register_initializer(weight)
+    weight = _weight(node.graph, name if factors is not None else f"{name}/one", number)
     if factors is not None:
         return weight
     made = ir.node(op, [scales, weight])
     made.outputs[0].name = name
     node.graph.insert_before(node, [made])
     return made.outputs[0]
+
+
+def _weight(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
 
 
 def _flatten_around(node: ir.Node) -> None:
@@ -155,9 +157,7 @@ def _slope_per_channel(node: ir.Node) -> None:
     behind = list(range(1, len(x.shape) - 1))
     if slope.shape[0] == 1 or not behind:
         return
-    axes = ir.Value(name=f"{node.outputs[0].name}/axes")
-    axes.const_value = ir.tensor(np.array(behind, np.int64), name=axes.name)
-    node.graph.register_initializer(axes)
+    axes = _weight(node.graph, f"{node.outputs[0].name}/axes", np.array(behind, np.int64))
     spread = ir.node("Unsqueeze", [slope, axes])
     spread.outputs[0].name = f"{node.outputs[0].name}/slope"
     node.graph.insert_before(node, [spread])

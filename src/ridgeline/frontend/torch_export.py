@@ -171,10 +171,7 @@ def _own_outputs(graph: ir.Graph) -> None:
     """An output that is a constant of the model gets a node that makes it."""
     for i, value in enumerate(graph.outputs):
         if value.producer() is None:
-            node = ir.node("Identity", [value])
-            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
-            graph.append(node)
-            graph.outputs[i] = node.outputs[0]
+            _hand_out(graph, i, ir.node("Identity", [value]), value.type)
 
 
 def cast_outputs(model: ir.Model, wanted: Sequence[torch.dtype]) -> None:
@@ -183,10 +180,15 @@ def cast_outputs(model: ir.Model, wanted: Sequence[torch.dtype]) -> None:
         want = REAL_TYPES.get(dtype)
         if want is None or value.dtype in (None, want):
             continue
-        node = ir.node("Cast", [value], {"to": want.value})
-        node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(want)
-        model.graph.append(node)
-        model.graph.outputs[i] = node.outputs[0]
+        _hand_out(model.graph, i, ir.node("Cast", [value], {"to": want.value}), ir.TensorType(want))
+
+
+def _hand_out(graph: ir.Graph, place: int, node: ir.Node, kind: ir.TypeProtocol | None) -> None:
+    """The node's result, of this type, in place of the output that it reads."""
+    made = node.outputs[0]
+    made.shape, made.type = graph.outputs[place].shape, kind
+    graph.append(node)
+    graph.outputs[place] = made
 
 
 def _is_random(node: ir.Node) -> bool:

@@ -26,9 +26,6 @@ class Tree:
     spec: Any
     opened: tuple[tuple[type, Tree] | None, ...]
 
-    def __hash__(self) -> int:
-        return hash((self.spec, self.opened))
-
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:
     """The leaves of a value in order, and how they make it."""

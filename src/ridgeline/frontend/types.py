@@ -27,10 +27,8 @@ def type_text(kind: onnx.TypeProto) -> str:
     which = kind.WhichOneof("value")
     if which == "tensor_type":
         return ELEMENT_NAMES.get(kind.tensor_type.elem_type, "undefined")
-    if which == "sequence_type":
-        return f"sequence({type_text(kind.sequence_type.elem_type)})"
-    if which == "optional_type":
-        return f"optional({type_text(kind.optional_type.elem_type)})"
+    if which in ("sequence_type", "optional_type"):
+        return f"{which.removesuffix('_type')}({type_text(getattr(kind, which).elem_type)})"
     if which == "map_type":
         key = ELEMENT_NAMES.get(kind.map_type.key_type, "undefined")
         return f"map({key},{type_text(kind.map_type.value_type)})"
@@ -78,7 +76,7 @@ MAP_MARK = "ridgeline.map."
 
 def to_ir(proto: onnx.ModelProto) -> ir.Model:
     """The model as onnx_ir holds it, with maps marked."""
-    if any(_holds_map(port.type) for port in _ports(proto)):
+    if any(_innermost(port.type).HasField("map_type") for port in _ports(proto)):
         marked = onnx.ModelProto()
         marked.CopyFrom(proto)
         proto = marked
@@ -112,22 +110,16 @@ def _ports(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
 
 
-def _inner(kind: onnx.TypeProto) -> onnx.TypeProto | None:
-    """The type of a sequence's or an optional's items."""
+def _innermost(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """The type of the items of sequences and optionals, however deep; else the type itself."""
     which = kind.WhichOneof("value")
-    return getattr(kind, which).elem_type if which in ("sequence_type", "optional_type") else None
-
-
-def _holds_map(kind: onnx.TypeProto) -> bool:
-    inner = _inner(kind)
-    return kind.HasField("map_type") or (inner is not None and _holds_map(inner))
+    is_nested = which in ("sequence_type", "optional_type")
+    return _innermost(getattr(kind, which).elem_type) if is_nested else kind
 
 
 def _mark_maps(kind: onnx.TypeProto) -> None:
-    inner = _inner(kind)
-    if inner is not None:
-        _mark_maps(inner)
-    elif kind.HasField("map_type"):
+    kind = _innermost(kind)
+    if kind.HasField("map_type"):
         key, values = kind.map_type.key_type, kind.map_type.value_type.tensor_type.elem_type
         kind.Clear()
         kind.denotation = f"{MAP_MARK}{key}"
@@ -135,10 +127,8 @@ def _mark_maps(kind: onnx.TypeProto) -> None:
 
 
 def _unmark_maps(kind: onnx.TypeProto) -> None:
-    inner = _inner(kind)
-    if inner is not None:
-        _unmark_maps(inner)
-    elif kind.denotation.startswith(MAP_MARK):
+    kind = _innermost(kind)
+    if kind.denotation.startswith(MAP_MARK):
         key, values = int(kind.denotation.removeprefix(MAP_MARK)), kind.tensor_type.elem_type
         kind.Clear()
         kind.map_type.key_type = key

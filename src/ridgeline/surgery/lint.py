@@ -15,7 +15,7 @@ from ridgeline.frontend.ports import ports
 from ridgeline.surgery.graph import read_graph
 from ridgeline.surgery.lint_structure import STRUCTURE
 from ridgeline.surgery.lint_values import VALUES
-from ridgeline.surgery.problem import SEVERITIES, Problem, Subject
+from ridgeline.surgery.problem import SEVERITIES, Problem, Rule, Subject
 
 RULES = (*STRUCTURE, *VALUES)
 
@@ -50,9 +50,8 @@ def lint(source: Path | onnx.ModelProto) -> LintReport:
     return LintReport(name, count_nodes(graph.nodes), opset, tuple(dict.fromkeys(found)))
 
 
-def _apply(rule: object, subject: Subject) -> Iterator[Problem]:
+def _apply(rule: Rule, subject: Subject) -> Iterator[Problem]:
     """Apply one rule. A rule that fails becomes a problem of its own, and the other rules still run."""
-    assert callable(rule), "RULES holds functions"
     try:
         yield from rule(subject)
     except Exception as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
+
+Role: TypeAlias = Literal["weight", "tensor", "size", "number"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Argument:
     """
 
     name: str
-    role: Literal["weight", "tensor", "size", "number"]
+    role: Role
     free_axes: tuple[int, ...] = ()  # of a tensor: dims that may change
     told_by: tuple[int, int] = (0, 0)  # of a size: which of the tensors, and its axis
     is_wrapped: bool = False  # a number that comes as a tensor, and is only asked for its item
@@ -40,7 +42,7 @@ def read_arguments(graph: fx.GraphModule) -> list[Argument]:
     return [_argument(node, role, told) for node, role in zip(nodes, roles, strict=True)]
 
 
-def _role(node: fx.Node) -> Literal["weight", "tensor", "size", "number"]:
+def _role(node: fx.Node) -> Role:
     example = node.meta.get("example_value")
     if not isinstance(example, Tensor):
         return "size" if isinstance(example, torch.SymInt) else "number"
@@ -55,16 +57,11 @@ STATIC = "_dynamo_static_input_type"
 
 def _is_wrapped(node: fx.Node, example: Tensor) -> bool:
     """Whether Dynamo passes a float as a tensor, as it does for floats that may change."""
-    return example.ndim == 0 and bool(node.users) and all(_is_item(user) for user in node.users)
+    asked = [(user.op, user.target) for user in node.users]
+    return example.ndim == 0 and bool(asked) and all(each == ("call_method", "item") for each in asked)
 
 
-def _is_item(node: fx.Node) -> bool:
-    return node.op == "call_method" and node.target == "item"
-
-
-def _argument(
-    node: fx.Node, role: Literal["weight", "tensor", "size", "number"], told: dict[str, tuple[int, int]]
-) -> Argument:
+def _argument(node: fx.Node, role: Role, told: dict[str, tuple[int, int]]) -> Argument:
     name = node.name.removeprefix("l_").strip("_") or node.name
     example = node.meta.get("example_value")
     if role == "size" and str(example) not in told:
@@ -101,22 +98,11 @@ class Filled(nn.Module):
         return int(name.rpartition("_")[2])
 
     def forward(self, *tensors: Tensor) -> Any:
-        given, numbers = iter(tensors), iter(self._numbers)
-        weights = iter([getattr(self, name) for name in self._buffers])
-        return self._graph(*(self._value(a, tensors, given, weights, numbers) for a in self._arguments))
-
-    def _value(
-        self,
-        argument: Argument,
-        tensors: Sequence[Tensor],
-        given: Iterator[Tensor],
-        weights: Iterator[Tensor],
-        numbers: Iterator[Any],
-    ) -> Any:
-        if argument.role == "size":
-            which, axis = argument.told_by
-            return tensors[which].shape[axis]
-        return next({"tensor": given, "weight": weights, "number": numbers}[argument.role])
+        weights = [getattr(self, name) for name in self._buffers]
+        sizes = [tensors[a.told_by[0]].shape[a.told_by[1]] for a in self._arguments if a.role == "size"]
+        given = {"tensor": tensors, "weight": weights, "number": self._numbers, "size": sizes}
+        values = {role: iter(of_role) for role, of_role in given.items()}
+        return self._graph(*(next(values[argument.role]) for argument in self._arguments))
 
 
 def _numbers_of(arguments: Sequence[Argument], numbers: Sequence[Any]) -> list[Any]:

@@ -70,6 +70,14 @@ def _compare_one(
     return Check(name, output, shapes, error, limit.distance, passed, note)
 
 
+def feeds_text(feeds: Mapping[str, Any]) -> str:
+    """``x[1x3x8], names``: the inputs by name, tensors with their shapes."""
+    return ", ".join(
+        f"{name}[{'x'.join(map(str, array.shape))}]" if hasattr(array, "shape") else name
+        for name, array in feeds.items()
+    )
+
+
 def nan_share(array: np.ndarray) -> float:
     """The share of NaN elements; 0 for empty arrays and for types without NaN."""
     is_float = str(array.dtype) in EPSILON and bool(array.size)
@@ -167,8 +175,8 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
             want = reference.run(feeds)
         except Exception:  # the original does not take so few rows, so there is nothing to compare with
             continue
-        shapes = ", ".join(f"{name}[{'x'.join(map(str, spec.shape))}]" for name, spec in specs.items())
-        rows += compare(f"padded along {dim}", got, want, reference.tolerance(feeds, want), shapes)
+        limits = reference.tolerance(feeds, want)
+        rows += compare(f"padded along {dim}", got, want, limits, feeds_text(specs))
     require(rows, where="padding: rows that are cut off again reach others")
     return rows
 

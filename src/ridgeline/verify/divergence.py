@@ -27,13 +27,14 @@ from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.elements import crosses, dtype_name, fill, on_device, to_numpy, to_torch
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import Stage, canonicalise
+from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import fused_proto, write_inside
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body
-from ridgeline.verify.compare import compare
+from ridgeline.verify.compare import compare, feeds_text
 from ridgeline.verify.reference import Reference, Tolerance
 
 FIRST_WRONG = "the first stage that is wrong: "
@@ -48,13 +49,15 @@ class Expected:
     want: Mapping[str, np.ndarray]
     limits: Mapping[str, Tolerance]
 
+    def check(self, name: str, got: Mapping[str, Any]) -> list[Check]:
+        """One row per output of what somebody made of the same inputs."""
+        return compare(name, got, dict(self.want), self.limits, feeds_text(self.feeds))
+
     def is_right(self, model: ir.Model, weights: Mapping[str, Tensor] | None = None) -> bool | None:
         """Whether a graph computes the same, as somebody else runs it; None where nobody else can."""
         weights = weights_of(model) if weights is None else weights
         got = _run(self.reference, *as_others_run_it(model, weights), self.feeds)
-        if got is None:
-            return None
-        return all(row.passed for row in compare("", got, dict(self.want), self.limits, ""))
+        return None if got is None else all(row.passed for row in self.check("", got))
 
     def values(
         self, model: ir.Model, weights: Mapping[str, Tensor], names: Sequence[str]

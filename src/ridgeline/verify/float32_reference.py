@@ -107,15 +107,16 @@ class Float32Model:
         """
         proto = copy_of(self.proto)
         _round_results(proto.graph, self._half_values)
-        return self._open(proto, options, self.weights)
+        return self.session(options, self.weights, proto)
 
-    def session(self, options: ort.SessionOptions, weights: Mapping[str, np.ndarray]) -> Run:
-        """Runs from half to half, in float32 between."""
-        return self._open(self.proto, options, weights)
-
-    def _open(
-        self, proto: onnx.ModelProto, options: ort.SessionOptions, weights: Mapping[str, np.ndarray]
+    def session(
+        self,
+        options: ort.SessionOptions,
+        weights: Mapping[str, np.ndarray],
+        proto: onnx.ModelProto | None = None,
     ) -> Run:
+        """Runs from half to half, in float32 between."""
+        proto = self.proto if proto is None else proto
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
         session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])

@@ -17,7 +17,7 @@ from ridgeline.frontend.torch_guards import Assumed
 from ridgeline.kernels.elements import as_numpy
 from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
-from ridgeline.verify.compare import compare, require
+from ridgeline.verify.compare import feeds_text, require
 from ridgeline.verify.divergence import Expected, find_culprit
 from ridgeline.verify.reference import Reference
 
@@ -37,14 +37,13 @@ def check_sample(engine: Engine, reference: Reference, sample: Sample, *, runs_h
     """
     feeds, eager = arrays(sample.feeds), arrays(sample.eager())
     want = reference.run(feeds)
-    limits = reference.tolerance(feeds, want)
-    shapes = _text(feeds)
-    rows = compare(EXPORT, want, eager, limits, shapes)
+    expected = Expected(reference, feeds, eager, reference.tolerance(feeds, want))
+    rows = expected.check(EXPORT, want)
     _require_export(rows)
     if runs_here:
-        rows += compare(ENGINE, engine.run(feeds), eager, limits, shapes)
+        rows += expected.check(ENGINE, engine.run(feeds))
         if not all(row.passed for row in rows):
-            require(rows, where=find_culprit(engine, Expected(reference, feeds, eager, limits)))
+            require(rows, where=find_culprit(engine, expected))
     return rows
 
 
@@ -149,8 +148,8 @@ def _rows_at(reference: Reference, sample: Sample, shapes: Sizes) -> list[Check]
     try:
         want = reference.run(feeds)
     except Exception as error:  # the reference may raise anything
-        return [Check(RESIZED, next(iter(eager)), _text(feeds), math.inf, 0.0, False, first_line(error))]
-    return compare(RESIZED, want, eager, reference.tolerance(feeds, want), _text(feeds))
+        return [Check(RESIZED, next(iter(eager)), feeds_text(feeds), math.inf, 0.0, False, first_line(error))]
+    return Expected(reference, feeds, eager, reference.tolerance(feeds, want)).check(RESIZED, want)
 
 
 def _at_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -166,10 +165,6 @@ def _at_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
         tensor = tensor + noise.to(tensor)
     return tensor
-
-
-def _text(feeds: Mapping[str, np.ndarray]) -> str:
-    return ", ".join(f"{name}[{'x'.join(map(str, array.shape))}]" for name, array in feeds.items())
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

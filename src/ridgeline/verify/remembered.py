@@ -207,12 +207,9 @@ def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     for name, array in arrays.items():
         made.update(f"{name} {array.dtype} {array.shape} ".encode())
         plain = np.ascontiguousarray(array)
-        made.update(repr(plain.tolist()).encode() if array.dtype == object else _flat_bytes(plain).data)
+        is_object = array.dtype == object
+        made.update(repr(plain.tolist()).encode() if is_object else plain.reshape(-1).view(np.uint8).data)
     return made.hexdigest()
-
-
-def _flat_bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
 
 
 def digest_texts(parts: Iterable[str]) -> str:

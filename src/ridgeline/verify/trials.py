@@ -35,6 +35,7 @@ from ridgeline.verify.compare import (
     Telling,
     check_padded,
     compare,
+    feeds_text,
     load_data,
     nan_notes,
     nan_share,
@@ -116,15 +117,17 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
         if not telling.add(want) and i >= len(trials):
             continue
         notes += nan_notes(want)
-        limits = reference.tolerance(feeds, want)
-        rows = _first_call(engine, name, feeds, want, limits) if name == first_call else []
+        expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
+        rows = []
+        if name == first_call:  # nothing is compiled for this shape yet
+            rows += expected.check(f"{name}, first call", engine.uncompiled_context().run(feeds))
         outputs = context.run(feeds)
         got = got or outputs
-        rows += compare(name, outputs, want, limits, _text(feeds))
+        rows += expected.check(name, outputs)
         if i == 0 and options.verify == "full":
-            rows += _fused_against_unfused(engine, reference, feeds, want, limits)
+            rows += _fused_against_unfused(engine, expected)
         if not all(row.passed for row in rows):
-            require([*found, *rows], where=find_culprit(engine, Expected(reference, feeds, want, limits)))
+            require([*found, *rows], where=find_culprit(engine, expected))
         found += rows
     if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
         raise only_nan(engine.plan.model)
@@ -147,7 +150,7 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
 
 def _at_new_shapes(trials: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """The first trial whose shapes are not those of the first of all, "" if there is none."""
-    return next((name for name, feeds in trials if _text(feeds) != _text(trials[0][1])), "")
+    return next((name for name, feeds in trials if feeds_text(feeds) != feeds_text(trials[0][1])), "")
 
 
 def _timed_run(context: Context, feeds: dict[str, Any]) -> tuple[Mapping[str, Any], float]:
@@ -164,18 +167,6 @@ def _not_checked(name: str, error: Exception) -> str:
             f"the original model does not take {name}", got=first_line(error), help="look at its arrays"
         ) from error
     return f"not checked at {name}: the original model refuses ({first_line(error)})"
-
-
-def _first_call(
-    engine: Engine,
-    name: str,
-    feeds: dict[str, Any],
-    want: dict[str, np.ndarray],
-    limits: Mapping[str, Tolerance],
-) -> list[Check]:
-    """The engine at a shape for which nothing is compiled yet."""
-    served = engine.uncompiled_context().run(feeds)
-    return compare(f"{name}, first call", served, want, limits, _text(feeds))
 
 
 def verify_profiles(engine: Engine, reference: Reference, options: Options) -> Report:
@@ -212,11 +203,11 @@ def verify_graph(engine: Engine, reference: Reference, options: Options) -> Repo
     _check_declared(engine.plan, want)
     telling = Telling(port.name for port in engine.outputs)
     telling.add(want)
-    limits = reference.tolerance(feeds, want)
-    rows = _fused_against_unfused(engine, reference, feeds, want, limits)
+    expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
+    rows = _fused_against_unfused(engine, expected)
     rows += _read_back(engine, feeds)[0]
     if not all(row.passed for row in rows):
-        require(rows, where=find_culprit(engine, Expected(reference, feeds, want, limits), has_run=False))
+        require(rows, where=find_culprit(engine, expected, has_run=False))
     if sum(array.nbytes for array in (*feeds.values(), *want.values())) <= EXPECTED_BYTES:
         given = {f"{GIVEN}{name}": array for name, array in feeds.items()}
         engine.expected = {
@@ -229,7 +220,7 @@ def verify_graph(engine: Engine, reference: Reference, options: Options) -> Repo
         library_allocations=_library_steps(engine),
         warnings=(*nan_notes(want), *telling.notes()),
         unverified=unverified(engine.plan),
-        limits={name: (limit.distance, limit.share) for name, limit in limits.items()},
+        limits={name: (limit.distance, limit.share) for name, limit in expected.limits.items()},
     )
 
 
@@ -264,7 +255,7 @@ def compare_expected(engine: Engine) -> list[Check]:
     feeds = {n.removeprefix(GIVEN): a for n, a in kept.items() if n.startswith(GIVEN)}
     want = {n.removeprefix(WANTED): a for n, a in kept.items() if n.startswith(WANTED)}
     limits = {name: Tolerance(*engine.report.limits[name]) for name in want}
-    rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, _text(feeds))
+    rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, feeds_text(feeds))
     if not all(row.passed for row in rows):
         require(rows, where=first_wrong_region(engine, feeds))
     return rows
@@ -333,7 +324,7 @@ def _same_bits(
     name: str, got: Mapping[str, Any], want: Mapping[str, Any], feeds: Mapping[str, Any]
 ) -> list[Check]:
     exact = {out: Tolerance(0.0) for out in flattened(want)}
-    return compare(name, got, dict(want), exact, _text(feeds))
+    return compare(name, got, dict(want), exact, feeds_text(feeds))
 
 
 def _written_and_read(engine: Engine, feeds: dict[str, Any], got: Mapping[str, Any]) -> list[Check]:
@@ -355,7 +346,7 @@ def _read_back(engine: Engine, feeds: dict[str, Any]) -> tuple[list[Check], Plan
     program = read_program(model, engine.program.limits)
     is_same = plan == engine.plan and _regions(program) == _regions(engine.program)
     error = 0.0 if is_same else math.inf
-    row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", _text(feeds), error, 0.0, is_same)
+    row = Check(WRITTEN_AND_READ, "plan.json, fused.onnx", feeds_text(feeds), error, 0.0, is_same)
     return [row], plan, model, program
 
 
@@ -363,14 +354,9 @@ def _regions(program: Program) -> list[tuple[Any, ...]]:
     return [(r.name, r.function, r.inputs, r.outputs, r.body.digest) for r in program.regions]
 
 
-def _fused_against_unfused(
-    engine: Engine,
-    reference: Reference,
-    feeds: dict[str, Any],
-    want: dict[str, np.ndarray],
-    limits: Mapping[str, Tolerance],
-) -> list[Check]:
+def _fused_against_unfused(engine: Engine, expected: Expected) -> list[Check]:
     """The fused graph as another runtime computes it, against the original: the rules alone, no kernels."""
+    reference, feeds = expected.reference, expected.feeds
     proto, arrays = as_others_run_it(engine.model, engine.weights)
     graph = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     key = reference.fact_key("fused", feeds, graph, reference.weights_digest(arrays))
@@ -379,7 +365,7 @@ def _fused_against_unfused(
         # only a verdict that passed is kept
         return [replace(row, note=f"verdict {FROM_CACHE}") for row in known["rows"]]
     got = reference.run_other(proto, arrays, feeds)
-    rows = [] if got is None else compare("fused against unfused graph", got, want, limits, _text(feeds))
+    rows = [] if got is None else expected.check("fused against unfused graph", got)
     if all(row.passed for row in rows):
         reference.facts.keep(key, {"rows": [asdict(row) for row in rows]})
     return rows
@@ -388,10 +374,3 @@ def _fused_against_unfused(
 def _library_steps(engine: Engine) -> tuple[str, ...]:
     names = {block.value for block in engine.plan.memory.blocks if block.kind == "library"}
     return tuple(step.name for step in engine.plan.steps if names & set(step.outputs))
-
-
-def _text(feeds: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name}[{'x'.join(map(str, array.shape))}]" if hasattr(array, "shape") else name
-        for name, array in feeds.items()
-    )
