@@ -280,15 +280,13 @@ def _contest(candidates: Sequence[Candidate]) -> Contest:
         tactic=chosen.tactic,
         config=dict(chosen.config),
         median_us=chosen.median_us,
-        losers=tuple(_loser(candidate, chosen.median_us) for candidate in timed),
+        losers=tuple(
+            Loser(c.tactic, dict(c.config), c.median_us or 0.0, _behind(c.median_us, chosen.median_us))
+            for c in timed
+        ),
         unwilling=tuple(Unwilling(c.tactic, c.refused) for c in rest if c.refused is not None),
         is_predicted=is_predicted,
     )
-
-
-def _loser(candidate: Candidate, winner_us: float | None) -> Loser:
-    median_us = candidate.median_us or 0.0
-    return Loser(candidate.tactic, dict(candidate.config), median_us, _behind(median_us, winner_us))
 
 
 def _behind(median_us: float | None, winner_us: float | None) -> float | None:

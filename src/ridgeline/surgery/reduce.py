@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -117,24 +117,20 @@ def _doubts(steps: Sequence[Step]) -> list[str]:
     return ["the command failed on every part that was tried: does it pass on any model?"]
 
 
+@dataclass
 class Search:
     """The bisection, with its memory of what was tried."""
 
-    def __init__(
-        self,
-        graph: ModelGraph,
-        command: Command,
-        recording: Recording | None,
-        folder: Path,
-        max_checks: int,
-        progress: Progress | None,
-    ) -> None:
-        self.graph, self.command, self.recording = graph, command, recording
-        self.folder, self.max_checks, self.progress = folder, max_checks, progress
-        self.steps: list[Step] = []
-        self.notes: list[str] = []
-        self._known: dict[Cut, bool] = {}
-        self._first: Outcome | None = None
+    graph: ModelGraph
+    command: Command
+    recording: Recording | None
+    folder: Path
+    max_checks: int
+    progress: Progress | None
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _known: dict[Cut, bool] = field(default_factory=dict)
+    _first: Outcome | None = None
 
     def run(self) -> Cut:
         whole = Cut(frozenset(), tuple(p.name for p in self.graph.proto.graph.output))
