@@ -76,6 +76,10 @@ class Call:
         kind = self.given[name].dtype
         return int(kind if kind is not None else ir.DataType.FLOAT)
 
+    def plus(self, source: str, name: str) -> str:
+        """The right side of a statement: an input added to a value, or the value if the input is absent."""
+        return f"Add({source}, {name})" if self.has(name) else f"Identity({source})"
+
     def reads(self, *always: str, maybe: Sequence[str] = ()) -> str:
         """The operands of a statement: names that are present, then inputs that may be absent."""
         return listed(*always, *(name if self.has(name) else "" for name in maybe))

@@ -63,8 +63,7 @@ def fused_conv(call: Call) -> str:
              ("dilations", "kernel_shape", "pads", "strides") if call.get(key) is not None]  # fmt: skip
     attrs += [f'auto_pad = "{call.get("auto_pad", "NOTSET")}"', f"group = {call.get('group', 1)}"]
     text = f"conv = Conv<{', '.join(attrs)}>({call.reads('x', 'w', maybe=('bias',))})"
-    text += " sum = Add(conv, addend)" if call.has("addend") else " sum = Identity(conv)"
-    return f"{text} {activated(call, 'sum', 'y')}"
+    return f"{text} sum = {call.plus('conv', 'addend')} {activated(call, 'sum', 'y')}"
 
 
 def bias_gelu(call: Call) -> str:
@@ -72,8 +71,7 @@ def bias_gelu(call: Call) -> str:
 
 
 def fast_gelu(call: Call) -> str:
-    first = "sum = Add(x, bias)" if call.has("bias") else "sum = Identity(x)"
-    return f'{first} y = Gelu<approximate = "tanh">(sum)'
+    return f'sum = {call.plus("x", "bias")} y = Gelu<approximate = "tanh">(sum)'
 
 
 def quick_gelu(call: Call) -> str:
@@ -220,8 +218,7 @@ def attention(call: Call) -> str:
     """One product for queries, keys and values of all heads, then attention."""
     call.require(not call.get("do_rotary", 0) and not call.has("past_sequence_length"))
     sizes = call.get("qkv_hidden_sizes")
-    lines = ["product = MatMul(x, weights)"]
-    lines.append(f"qkv = {'Add(product, bias)' if call.has('bias') else 'Identity(product)'}")
+    lines = [f"product = MatMul(x, weights) qkv = {call.plus('product', 'bias')}"]
     if sizes:
         lines += [ints("sizes", *sizes), "q, k, v = Split<axis = 2>(qkv, sizes)"]
     else:

@@ -91,7 +91,7 @@ def _gemm(call: Call) -> str:
 def _scaled(call: Call, product: str) -> str:
     """An integer product in real numbers, with its bias."""
     text = f"{product} wide = Cast<to = 1>(whole) unit = Mul(a_scale, b_scale) real = Mul(wide, unit)"
-    return f"{text} y = {'Add(real, bias)' if call.has('bias') else 'Identity(real)'}"
+    return f"{text} y = {call.plus('real', 'bias')}"
 
 
 def _matmul_integer_to_float(call: Call) -> str:

@@ -63,9 +63,8 @@ class Loaded:
     original: onnx.ModelProto  # without external data and without the large weights of a file
     path: Path | None  # None if the model was not read from a file
     model: ir.Model
-    defaults: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # values of inputs that a caller may leave out
+    # values of inputs that a caller may leave out
+    defaults: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:

@@ -93,9 +93,8 @@ class Sample:
     """A call whose result is known. It gives the planned shapes, and the build is compared with it."""
 
     feeds: Mapping[str, Tensor]
-    run: Callable[
-        [Mapping[str, Tensor]], dict[str, Tensor]
-    ]  # runs the module itself and returns the same outputs
+    # runs the module itself and returns the same outputs
+    run: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     export_s: float
     assumed: Assumed = NOTHING_ASSUMED  # what the export assumed about sizes
     is_program: bool = False  # only the export is known, not the module

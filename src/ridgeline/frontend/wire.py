@@ -5,15 +5,17 @@ Only protobuf's outer frames are walked here. Anything unusual is left to the fu
 
 from __future__ import annotations
 
-import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+
+from ridgeline.frontend.tensor_data import data_bytes
 
 # smaller weights travel with the graph: a place in the file would cost more than the copy
 LEFT_BYTES = 1 << 16
@@ -39,37 +41,34 @@ def read_light(path: Path) -> bytes | None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
             return _light_model(content, path.name)
-        except (
-            ValueError,
-            IndexError,
-            DecodeError,
-        ):  # not a protobuf: the full parser gives the better error
+        # not a protobuf: the full parser gives the better error
+        except (ValueError, IndexError, DecodeError):
             return None
 
 
 def _light_model(content: mmap.mmap, location: str) -> bytes:
+    def light_graph(graph: Frame) -> bytes:
+        initializers = partial(_light_tensor, content, location)
+        return _with_changed(content, graph.payload, graph.end, INITIALIZER, initializers)
+
+    return _with_changed(content, 0, len(content), GRAPH, light_graph)
+
+
+def _with_changed(
+    content: mmap.mmap, begin: int, end: int, number: int, change: Callable[[Frame], bytes | None]
+) -> bytes:
+    """The message between two places with other contents in fields of this number; None keeps a field."""
     parts = []
-    for field in _frames(content, 0, len(content)):
-        if field.number == GRAPH and field.kind == BYTES:
-            graph = _light_graph(content, field, location)
-            parts.append(_framed(GRAPH, graph))
-        else:
-            parts.append(content[field.begin : field.end])
+    for field in _frames(content, begin, end):
+        made = change(field) if field.number == number and field.kind == BYTES else None
+        parts.append(content[field.begin : field.end] if made is None else _framed(number, made))
     return b"".join(parts)
 
 
-def _light_graph(content: mmap.mmap, graph: Frame, location: str) -> bytes:
-    parts = []
-    for field in _frames(content, graph.payload, graph.end):
-        light = None
-        if field.number == INITIALIZER and field.end - field.payload > LEFT_BYTES:
-            light = _light_tensor(content, field, location)
-        parts.append(content[field.begin : field.end] if light is None else _framed(INITIALIZER, light))
-    return b"".join(parts)
-
-
-def _light_tensor(content: mmap.mmap, tensor: Frame, location: str) -> bytes | None:
+def _light_tensor(content: mmap.mmap, location: str, tensor: Frame) -> bytes | None:
     """The tensor without its bytes; None where they are not plain raw data of the size its shape says."""
+    if tensor.end - tensor.payload <= LEFT_BYTES:
+        return None
     fields = list(_frames(content, tensor.payload, tensor.end))
     raw = [field for field in fields if field.number == RAW_DATA]
     if len(raw) != 1 or any(field.number in (EXTERNAL_DATA, DATA_LOCATION) for field in fields):
@@ -88,9 +87,8 @@ def _light_tensor(content: mmap.mmap, tensor: Frame, location: str) -> bytes | N
 def _plain_bytes(proto: onnx.TensorProto) -> int | None:
     """What whole-byte numbers of this shape take; None for strings and packed types."""
     kind = ir.DataType(proto.data_type)
-    if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) or kind.bitwidth < 8:
-        return None
-    return int(math.prod(proto.dims) * kind.bitwidth // 8)
+    is_plain = kind not in (ir.DataType.UNDEFINED, ir.DataType.STRING) and kind.bitwidth >= 8
+    return data_bytes(proto) if is_plain else None
 
 
 def _framed(number: int, payload: bytes) -> bytes:

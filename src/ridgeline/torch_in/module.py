@@ -182,9 +182,8 @@ class CompiledModule(nn.Module):
                 options = replace(options, progress=progress)
                 options.tell("export", 0, 0)
                 built = self._build(known, tensors, args, kwargs, options)
-            self._structure = Structure(
-                self.module
-            )  # taken now, since tracing a module may set its attributes
+            # taken now, since tracing a module may set its attributes
+            self._structure = Structure(self.module)
             if self._wants_gradients is None:
                 self._wants_gradients = any(p.requires_grad for p in self.module.parameters())
             if len(known) == MANY_ENGINES:
