@@ -29,18 +29,13 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in _NARROW_FLOATS else x
 
 
-def lowest(dtype: torch.dtype) -> float | int:
-    """Less than or equal to every value of the type."""
+def ends(dtype: torch.dtype) -> tuple[float | int, float | int]:
+    """Less than or equal to every value of the type, and greater than or equal to every value."""
     if dtype == torch.bool:
-        return 0
-    return -float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def highest(dtype: torch.dtype) -> float | int:
-    """Greater than or equal to every value of the type."""
-    if dtype == torch.bool:
-        return 1
-    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+        return 0, 1
+    if dtype.is_floating_point:
+        return -float("inf"), float("inf")
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
 def no_torch_type(op: Op, specs: Mapping[str, TensorSpec]) -> str | None:

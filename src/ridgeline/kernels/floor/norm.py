@@ -11,8 +11,6 @@ from torch import Tensor
 from ridgeline.kernels.floor.dtypes import DTYPES, widened
 from ridgeline.kernels.floor.registry import floor
 
-Outs = Sequence[Tensor]
-
 
 def _overflows(inv_std: Tensor) -> bool:
     """Whether a row's squares left the range: torch's running sums then make NaN of what the formula makes 0.
@@ -30,6 +28,11 @@ def _normalized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tenso
     return centred * inv_std, mean, inv_std
 
 
+def _fits(x: Tensor, shape: torch.Size, *parameters: Tensor | None) -> bool:
+    """Whether torch's own takes scale and bias as they are."""
+    return all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in parameters)
+
+
 def layer_normalization(
     x: Tensor,
     scale: Tensor | None,
@@ -41,8 +44,7 @@ def layer_normalization(
     n_outputs: int = 1,
 ) -> tuple[Tensor, ...]:
     shape = x.shape[axis:] if axis else x.shape
-    fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
-    if fits and n_outputs == 1:
+    if n_outputs == 1 and _fits(x, shape, scale, bias):
         y, _, inv_std = torch.native_layer_norm(x, shape, scale, bias, epsilon)
         if not _overflows(inv_std):
             return (y,)
@@ -60,28 +62,23 @@ def _layer_normalization_out(
     scale: Tensor | None,
     bias: Tensor | None = None,
     *,
-    out: Outs,
+    out: Sequence[Tensor],
     axis: int = -1,
     epsilon: float = 1e-5,
-    stash_type: int = 1,
+    **attrs: int,
 ) -> None:
     shape = x.shape[axis:] if axis else x.shape
-    fits = all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in (scale, bias))
     is_wide = x.dtype in (torch.float32, torch.float64)
-    if fits and is_wide and len(out) == 1 and x.is_contiguous() and out[0].is_contiguous():
-        rows = x.shape[: x.ndim - len(shape)]
-        stats = x.dtype
-        mean, inv_std = (
-            torch.empty(*rows, *(1,) * len(shape), dtype=stats, device=x.device) for _ in range(2)
-        )
+    is_plain = is_wide and len(out) == 1 and x.is_contiguous() and out[0].is_contiguous()
+    if is_plain and _fits(x, shape, scale, bias):
+        rows = (*x.shape[: x.ndim - len(shape)], *(1,) * len(shape))
+        mean, inv_std = x.new_empty(rows), x.new_empty(rows)
         torch.ops.aten.native_layer_norm.out(
             x, list(shape), scale, bias, epsilon, out0=out[0], out1=mean, out2=inv_std
         )
         if not _overflows(inv_std):
             return
-    made = layer_normalization(
-        x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type, n_outputs=len(out)
-    )
+    made = layer_normalization(x, scale, bias, axis=axis, epsilon=epsilon, n_outputs=len(out), **attrs)
     for target, source in zip(out, made, strict=False):
         target.copy_(source)
 

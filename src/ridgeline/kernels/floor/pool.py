@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.kernels.floor.conv import WindowAttrs, padded, steps_of, window_pads
-from ridgeline.kernels.floor.dtypes import lowest, widened
+from ridgeline.kernels.floor.dtypes import ends, widened
 from ridgeline.kernels.floor.registry import floor, placed
 
 _MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -88,7 +88,7 @@ def max_pool(
             return (run(x, window.kernel, window.strides, window.before, window.dilations),)
         wide = window.pad(x, -float("inf"))
         return (run(wide, window.kernel, window.strides, 0, window.dilations),)
-    taps = window.gather(window.pad(x, lowest(x.dtype)))
+    taps = window.gather(window.pad(x, ends(x.dtype)[0]))
     values = taps.amax(-1)
     if n_outputs == 1:
         return (values,)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.floor.dtypes import highest, lowest, widened
+from ridgeline.kernels.floor.dtypes import ends, widened
 from ridgeline.kernels.floor.integers import in_order, through_int64
 from ridgeline.kernels.floor.pointwise import absolute
 from ridgeline.kernels.floor.registry import floor, placed
@@ -65,9 +65,7 @@ def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
 def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, *, greatest: bool) -> Tensor:
     if any(x.shape[axis] == 0 for axis in axes):
         shape = [1 if axis in {a % x.ndim for a in axes} else size for axis, size in enumerate(x.shape)]
-        empty = torch.full(
-            shape, lowest(x.dtype) if greatest else highest(x.dtype), dtype=x.dtype, device=x.device
-        )
+        empty = x.new_full(shape, ends(x.dtype)[0 if greatest else 1])
         return empty if keepdims else empty.squeeze(axes)
     return (torch.amax if greatest else torch.amin)(x, axes, keepdim=keepdims)
 

@@ -140,6 +140,13 @@ def _pooled_box(
     return weighted.flatten(3).sum(-1) / n_samples
 
 
+def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Where each of the bins between two pixels begins and ends, inside an axis of `size` pixels."""
+    step = max(last - first + 1, 1) / count
+    edges = ((math.floor(i * step), math.ceil((i + 1) * step)) for i in range(count))
+    return [(min(max(low + first, 0), size), min(max(high + first, 0), size)) for low, high in edges]
+
+
 @floor("MaxRoiPool")
 def max_roi_pool(
     x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
@@ -148,20 +155,11 @@ def max_roi_pool(
     result = x.new_zeros(rois.shape[0], x.shape[1], *pooled_shape)
     for n, (image, *box) in enumerate(rois.tolist()):
         left, top, right, bottom = (math.floor(edge * spatial_scale + 0.5) for edge in box)
-        row_step = max(bottom - top + 1, 1) / pooled_shape[0]
-        col_step = max(right - left + 1, 1) / pooled_shape[1]
-        for i in range(pooled_shape[0]):
-            for j in range(pooled_shape[1]):
-                r0, r1 = (
-                    min(max(e + top, 0), height)
-                    for e in (math.floor(i * row_step), math.ceil((i + 1) * row_step))
-                )
-                c0, c1 = (
-                    min(max(e + left, 0), width)
-                    for e in (math.floor(j * col_step), math.ceil((j + 1) * col_step))
-                )
-                if r1 > r0 and c1 > c0:
-                    result[n, :, i, j] = x[int(image), :, r0:r1, c0:c1].amax((1, 2))
+        rows = _bins(top, bottom, pooled_shape[0], height)
+        cols = _bins(left, right, pooled_shape[1], width)
+        for (i, (r0, r1)), (j, (c0, c1)) in itertools.product(enumerate(rows), enumerate(cols)):
+            if r1 > r0 and c1 > c0:
+                result[n, :, i, j] = x[int(image), :, r0:r1, c0:c1].amax((1, 2))
     return result
 
 

@@ -115,10 +115,8 @@ def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
             continue
         found.append(Block(high, across, positions, channels, warps))
 
-    def cost(block: Block) -> float:
-        return block_us(window, block, device)
-
-    return _unlike(sorted(found, key=cost), lambda block: (block.high, block.wide), most=6)
+    ranked = sorted(found, key=lambda block: block_us(window, block, device))
+    return _unlike(ranked, lambda block: (block.high, block.wide), most=6)
 
 
 def block_us(window: Depthwise, block: Block, device: Device) -> float:
