@@ -9,21 +9,18 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.export import Dim
 
-from ridgeline.base.progress import shown
 from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyError
-from ridgeline.frontend.from_torch import Flat, export_flat, home_of
+from ridgeline.frontend.from_torch import Flat, export_flat
 from ridgeline.frontend.torch_dims import Axes
-from ridgeline.options import Options, make_options
+from ridgeline.options import make_options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
-from ridgeline.torch_in.built import Built, build_call, wants_gradients
+from ridgeline.torch_in.built import Built, build_call, exporting, wants_gradients
 from ridgeline.torch_in.layouts import Layouts
 from ridgeline.torch_in.pieces import Argument, Filled, read_arguments
 from ridgeline.torch_in.state import Weights, telling
@@ -118,10 +115,7 @@ class Piece:
         names = [a.name for a in arguments]
 
         def build(axes: Sequence[Axes]) -> Built:
-            options = self._made(filled, tensors)
-            with shown(options.progress) as progress:
-                options = replace(options, progress=progress)
-                options.tell("export", 0, 0)
+            with exporting(self._options, filled, tensors) as options:
                 exported = export_flat(flat, tensors, names, axes)
                 exported.model.graph.name = "piece"
                 return build_call(exported, options)
@@ -135,11 +129,6 @@ class Piece:
         if self._on_engine is not None:
             self._on_engine(built.engine)
         return built
-
-    def _made(self, filled: nn.Module, tensors: Sequence[Tensor]) -> Options:
-        target = self._options.get("target") or home_of(filled, tensors)
-        # with another number of threads than PyTorch's, Dynamo would compile again
-        return make_options({"threads": torch.get_num_threads(), **self._options, "target": target})
 
     def _in_torch(self, values: Sequence[Any], why: str) -> Any:
         if not self._has_warned:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.base.guards import broken
+from ridgeline.base.progress import shown
 from ridgeline.builder import build_exported
 from ridgeline.errors import InputError
-from ridgeline.frontend.from_torch import Call, Exported, resolved
+from ridgeline.frontend.from_torch import Call, Exported, home_of, resolved
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
-from ridgeline.options import Options
+from ridgeline.options import Options, make_options
 from ridgeline.runtime.engine import Engine
 
 # shapes for which an engine remembers whether they fit
@@ -61,6 +63,18 @@ class Built:
             feeds = {name: as_numpy(t) for name, t in zip(self.call.inputs, given, strict=True)}
             made = {name: as_tensor(array) for name, array in self.engine.run(feeds).items()}
         return self.call.result(made, tensors, own)
+
+
+@contextmanager
+def exporting(given: Mapping[str, Any], module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Options]:
+    """The options of a build for one call, with progress shown from the export on."""
+    target = given.get("target") or home_of(module, tensors)
+    # with another number of threads than PyTorch's, Dynamo would compile again
+    options = make_options({"threads": torch.get_num_threads(), **given, "target": target})
+    with shown(options.progress) as progress:
+        options = replace(options, progress=progress)
+        options.tell("export", 0, 0)
+        yield options
 
 
 def build_call(exported: Exported, options: Options) -> Built:

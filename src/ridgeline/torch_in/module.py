@@ -7,7 +7,6 @@ import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -15,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from ridgeline.base.progress import shown
 from ridgeline.errors import InputError, UnsupportedError, VerifyError
-from ridgeline.frontend.from_torch import bind, export_module, home_of, read_example
+from ridgeline.frontend.from_torch import bind, export_module, read_example
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
 from ridgeline.options import Options, make_options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
-from ridgeline.torch_in.built import Built, build_call, refuse_gradients
+from ridgeline.torch_in.built import Built, build_call, exporting, refuse_gradients
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
 
 # structure of a call, its values that are not tensors, types and ranks of its tensors, autocast
@@ -177,10 +175,7 @@ class CompiledModule(nn.Module):
             for built in known:
                 if built.fits(tensors):
                     return built
-            options = self._options(tensors)
-            with shown(options.progress) as progress:
-                options = replace(options, progress=progress)
-                options.tell("export", 0, 0)
+            with exporting(self._given, self.module, tensors) as options:
                 built = self._build(known, tensors, args, kwargs, options)
             # taken now, since tracing a module may set its attributes
             self._structure = Structure(self.module)
@@ -216,10 +211,6 @@ class CompiledModule(nn.Module):
         if self._weights is None or self._structure is None:
             return False
         return self._structure.is_unchanged() and self._weights.are_unchanged()
-
-    def _options(self, tensors: Sequence[Tensor]) -> Options:
-        target = self._given.get("target") or home_of(self.module, tensors)
-        return make_options({"threads": torch.get_num_threads(), **self._given, "target": target})
 
 
 def _changed(known: Sequence[Built], tensors: Sequence[Tensor]) -> list[Axes]:
