@@ -37,8 +37,9 @@ def window(
     nchw = (channels * high * wide, wide, 1, high * wide)
     nhwc = (channels * high * wide, wide * channels, channels, 1)
     return Window(
-        images, channels, columns, (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride),
-        (dilation, dilation), (pad, pad), nchw if is_nchw else nhwc, str(dtype).removeprefix("torch."),
+        (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride), (dilation, dilation),
+        (pad, pad),
+        images, channels, columns, nchw if is_nchw else nhwc, str(dtype).removeprefix("torch."),
     )  # fmt: skip
 
 

@@ -32,8 +32,9 @@ def window(
     images, channels, high, wide = x
     made = [(side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side in (high, wide)]
     return Depthwise(
-        images, channels, channels, (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride),
-        (dilation, dilation), (pad, pad), (channels * high * wide, wide * channels, channels, 1),
+        (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride), (dilation, dilation),
+        (pad, pad),
+        images, channels, channels, (channels * high * wide, wide * channels, channels, 1),
         str(dtype).removeprefix("torch."),
     )  # fmt: skip
 

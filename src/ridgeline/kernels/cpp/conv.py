@@ -15,6 +15,7 @@ from ridgeline.kernels.cpp import anchor
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
+from ridgeline.kernels.windows import Windows
 
 LINE_BYTES = 32 * 1024  # of a thread's output line: it stays in L1 until the epilogue has read it
 WINDOW_BYTES = 128 * 1024  # of the input lines under one output line
@@ -25,8 +26,8 @@ PARALLEL_MACS = 128 * 1024  # as in linear.py, where a multiplication costs a qu
 
 
 @dataclass(frozen=True)
-class Conv2d:
-    """A 2-D convolution with a constant weight; `pads` are those before the first line and position."""
+class Conv2d(Windows):
+    """A 2-D convolution with a constant weight."""
 
     op: Op
     x: int  # position among the body's inputs
@@ -34,12 +35,6 @@ class Conv2d:
     batch: int
     channels_in: int
     channels: int
-    size: tuple[int, int]
-    made: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    pads: tuple[int, int]
 
     @property
     def lines(self) -> int:

@@ -17,24 +17,18 @@ from ridgeline.kernels.cpp.linear import PARALLEL_MACS, TILE, Linear, Tile
 from ridgeline.kernels.cpp.loops import Loop, parallel, whole
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.kernels.windows import reads_outside
+from ridgeline.kernels.windows import Windows
 
 WINDOW_BYTES = 256 * 1024  # of gathered rows; with the sums beside them they fit a thread's stack
 MOST_ROWS = 96
 
 
 @dataclass(frozen=True)
-class ConvRows:
-    """The product that a convolution is, and where its rows come from; pairs are (lines, positions)."""
+class ConvRows(Windows):
+    """The product that a convolution is, and the windows that its rows come from."""
 
     linear: Linear
     channels: int
-    size: tuple[int, int]
-    made: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    pads: tuple[int, int]  # before the first
     is_last: bool  # the channels of one position lie together
 
     @property
@@ -44,11 +38,6 @@ class ConvRows:
         if not fitting:
             raise RefusedError(f"windows of {self.linear.k} items, want at most {WINDOW_BYTES // 4}")
         return min(self.linear.m, fitting, MOST_ROWS)
-
-    @property
-    def is_inside(self) -> bool:
-        """No window reaches over an edge."""
-        return not reads_outside(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads)
 
     def weight_kn(self, weight: Tensor) -> Tensor:
         """The weight in the order in which rows are gathered."""
@@ -109,7 +98,7 @@ def _gather_text(conv: ConvRows) -> list[str]:
     """Rows of taps; zeros where a window reaches over an edge."""
     (size_h, size_w), (made_h, made_w), (kernel_h, kernel_w) = conv.size, conv.made, conv.kernel
     channels = conv.channels
-    edge = "" if conv.is_inside else f"ih >= 0 && ih < {size_h} && iw >= 0 && iw < {size_w}"
+    edge = f"ih >= 0 && ih < {size_h} && iw >= 0 && iw < {size_w}" if conv.reads_outside else ""
     taps = [
         f"for (i64 i = 0; i < {kernel_h}; ++i)",
         f"for (i64 j = 0; j < {kernel_w}; ++j) {{",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.triton.source import Generated, Kernel
-from ridgeline.kernels.windows import reads_outside
+from ridgeline.kernels.windows import Windows
 
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 GEMV_ROWS = 16
@@ -181,18 +181,12 @@ class FewRows(Product):
 
 
 @dataclass(frozen=True)
-class Window(Tiled):
-    """A convolution in one group: pairs as (height, width), x strides as (image, line, column, channel)."""
+class Window(Windows, Tiled):
+    """A convolution in one group: x strides as (image, line, column, channel)."""
 
     images: int
     channels: int
     columns: int
-    size: tuple[int, int]
-    made: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    pads: tuple[int, int]  # before the first line and column
     x_strides: tuple[int, int, int, int]
     dtype: str
     precision: str = "ieee"
@@ -224,11 +218,6 @@ class Window(Tiled):
         """[N, C, KH, KW] as rows in the order in which the kernel walks the window."""
         rows = weight if self.is_planes else weight.permute(0, 2, 3, 1)
         return pack_weight(rows.reshape(weight.shape[0], -1))
-
-    @property
-    def reads_outside(self) -> bool:
-        """Whether some window reaches over the edge of the image."""
-        return reads_outside(self.size, self.made, self.kernel, self.stride, self.dilation, self.pads)
 
     def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
         constants = {

@@ -165,8 +165,9 @@ def _conv_rows(conv: ConvSite) -> ConvRows:
         )
     linear = Linear(conv.anchor, conv.slot, conv.weight, True, rows, depth, conv.channels)
     return ConvRows(
-        linear, channels, as_image(size), as_image(made), as_image(conv.kernel), as_image(conv.stride),
-        as_image(conv.dilation), as_image(conv.pads_begin, 0), conv.x.layout == "channels_last",
+        linear=linear, channels=channels, size=as_image(size), made=as_image(made),
+        kernel=as_image(conv.kernel), stride=as_image(conv.stride), dilation=as_image(conv.dilation),
+        pads=as_image(conv.pads_begin, 0), is_last=conv.x.layout == "channels_last",
     )  # fmt: skip
 
 
