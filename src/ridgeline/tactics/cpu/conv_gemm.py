@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
-from ridgeline.tactics.cpu.mkl_linear import bind_mkl, bind_product, order_weight
-from ridgeline.tactics.cpu.onednn_linear import Run, bind_onednn
+from ridgeline.tactics.cpu.mkl_linear import Fill, bind_filling, bind_mkl, bind_product, order_weight
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, bind_onednn
 from ridgeline.tactics.read.conv import ConvSite, read_float_conv
-from ridgeline.tactics.read.epilogue import bind_epilogue, bind_steps, constant_tensors, sum_biases
+from ridgeline.tactics.read.epilogue import constant_tensors
 
 # N batch, C channels in, O channels out, P positions
 
@@ -40,37 +39,19 @@ class ConvAsGemm(Tactic):
 
 def _bind(site: Site, conv: ConvSite, config: Config, weights: Mapping[str, Tensor]) -> Launch:
     constants = constant_tensors(site, weights)
-    biases, steps = conv.epilogue.split_bias()
-    bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
-    weight_kn = constants[conv.weight].reshape(conv.channels, -1).t()
-    finish = bind_epilogue(site, conv.epilogue, steps, constants)
+    bias = conv.bias(constants)
+    weight_kn = conv.weight_kn(constants[conv.weight])
     library, _, order = str(config["gemm"]).partition(".")
-    slot, packed_bytes = conv.slot, constants[conv.weight].nbytes
     if library != "aten":
-        run = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.x.shape[1])
-        return Launch(
-            lambda inputs, _: finish(run(inputs[slot].movedim(1, -1), inputs).movedim(-1, 1), inputs),
-            packed_bytes=packed_bytes,
-            note=conv.epilogue.note,
-        )
+        product = _bind_packed(site, library, weight_kn, bias, rows=conv.x.numel // conv.depth)
+
+        def run(x: Tensor, inputs: Sequence[Any]) -> Any:
+            return product(x.movedim(1, -1), inputs).movedim(-1, 1)
+
+        return bind_allocating(site, conv, run, constants)
     fill = _bind_fill(conv, weight_kn, bias, order)
-    if conv.epilogue.is_all_of(site.body) and site.outputs[0].layout == conv.x.layout:
-        applies = bind_steps(site, steps, constants)
-
-        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            fill(inputs[slot], outputs[0])
-            for apply in applies:
-                apply(outputs[0], inputs)
-
-        return Launch(call, writes_out=True, packed_bytes=packed_bytes)
-    shape, strides = conv.y.shape, replace(conv.y, layout=conv.x.layout).strides
-
-    def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        y = torch.empty_strided(shape, strides)
-        fill(inputs[slot], y)
-        return finish(y, inputs)
-
-    return Launch(call_allocating, packed_bytes=packed_bytes, note=conv.epilogue.note)
+    packed_bytes = constants[conv.weight].nbytes
+    return bind_filling(site, conv, fill, constants, layout=conv.x.layout, packed_bytes=packed_bytes)
 
 
 def _bind_packed(site: Site, library: str, weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:
@@ -79,9 +60,7 @@ def _bind_packed(site: Site, library: str, weight_kn: Tensor, bias: Tensor | Non
     return bind_onednn(site, weight_kn, bias, rows=rows, fused=())
 
 
-def _bind_fill(
-    conv: ConvSite, weight_kn: Tensor, bias: Tensor | None, order: str
-) -> Callable[[Tensor, Tensor], object]:
+def _bind_fill(conv: ConvSite, weight_kn: Tensor, bias: Tensor | None, order: str) -> Fill:
     """`fill(x, y)`: the product alone, written into `y`, both in the layout of the activation."""
     depth, columns = weight_kn.shape
     rows = conv.x.numel // depth

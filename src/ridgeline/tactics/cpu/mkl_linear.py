@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import Config, Layout, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, read_packed_linear
-from ridgeline.tactics.read.epilogue import bind_epilogue, bind_steps, constant_tensors
+from ridgeline.tactics.read.epilogue import AnchorSite, bind_epilogue, bind_steps, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
-FillProduct: TypeAlias = Callable[[Tensor, Tensor], object]
+Fill: TypeAlias = Callable[[Tensor, Tensor], object]
 # up to here the product is bound by reading the weight, and a bias outside it is worth timing too
 FEW_ROWS = 4
 
@@ -37,7 +38,7 @@ def _bind_packed(site: Site, linear: LinearSite, config: Config, weights: Mappin
     constants = constant_tensors(site, weights)
     weight = linear.weight_kn(constants[linear.weight])
     run = bind_mkl(weight, linear.bias(constants), rows=linear.rows)
-    return bind_allocating(site, linear, run, 0, constants)
+    return bind_allocating(site, linear, run, constants)
 
 
 class AtenLinear(Tactic):
@@ -62,33 +63,22 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
     product = bind_product(weight, linear.bias(constants), is_bias_after=config["bias"] == "after")
     stored = constants[linear.weight]
     packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
-    slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.columns
-    is_transposed, shape = linear.is_x_transposed, linear.y.shape
+    slot, rows, depth, columns = linear.slot, linear.rows, linear.depth, linear.channels
+    is_transposed = linear.is_x_transposed
 
     def fill(x: Tensor, y: Tensor) -> None:
         product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
 
-    if not (linear.epilogue.is_all_of(site.body) and site.outputs[0].layout == "contiguous"):
-        finish = bind_epilogue(site, linear.epilogue, linear.steps, constants)
-
-        def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            y = inputs[slot].new_empty(shape)
-            fill(inputs[slot], y)
-            return finish(y, inputs)
-
-        return Launch(call_allocating, packed_bytes=packed_bytes, note=linear.epilogue.note)
+    launch = bind_filling(site, linear, fill, constants, layout="contiguous", packed_bytes=packed_bytes)
+    if not launch.writes_out:
+        return launch
     applies = bind_steps(site, linear.steps, constants)
-
-    def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        fill(inputs[slot], outputs[0])
-        for apply in applies:
-            apply(outputs[0], inputs)
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         x, y = inputs[slot], outputs[0]
         # reshaping a strided activation copies it, and a frozen copy would go stale
         if not (is_transposed or x.is_contiguous()):
-            return partial(call, inputs, outputs)
+            return partial(launch.call, inputs, outputs)
         x, y2 = x.t() if is_transposed else x.view(rows, depth), y.view(rows, columns)
         if not applies:
             return partial(product, x, y2)
@@ -100,7 +90,37 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
 
         return run
 
-    return Launch(call, writes_out=True, packed_bytes=packed_bytes, freeze=freeze)
+    return replace(launch, freeze=freeze)
+
+
+def bind_filling(
+    site: Site,
+    found: AnchorSite,
+    fill: Fill,
+    constants: Mapping[str, Tensor],
+    *,
+    layout: Layout,
+    packed_bytes: int,
+) -> Launch:
+    """A launch around `fill(x, y)`: into the output if the steps end there and it lies so, else a new y."""
+    slot, shape, strides = found.slot, found.y.shape, replace(found.y, layout=layout).strides
+    if found.epilogue.is_all_of(site.body) and site.outputs[0].layout == layout:
+        applies = bind_steps(site, found.steps, constants)
+
+        def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+            fill(inputs[slot], outputs[0])
+            for apply in applies:
+                apply(outputs[0], inputs)
+
+        return Launch(call, writes_out=True, packed_bytes=packed_bytes)
+    finish = bind_epilogue(site, found.epilogue, found.steps, constants)
+
+    def call_allocating(inputs: Sequence[Any], _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        y = inputs[slot].new_empty_strided(shape, strides)
+        fill(inputs[slot], y)
+        return finish(y, inputs)
+
+    return Launch(call_allocating, packed_bytes=packed_bytes, note=found.epilogue.note)
 
 
 def bind_mkl(weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:
@@ -116,7 +136,7 @@ def order_weight(weight_kn: Tensor, order: str) -> Tensor:
     return weight_kn.contiguous() if order == "kn" else weight_kn.t().contiguous().t()
 
 
-def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> FillProduct:
+def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> Fill:
     if bias is None:
         return lambda x, out: torch.mm(x, weight, out=out)
     if not is_bias_after:

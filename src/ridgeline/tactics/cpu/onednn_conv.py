@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +13,9 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, unary_args
 from ridgeline.tactics.read.conv import ConvSite, read_float_conv
-from ridgeline.tactics.read.epilogue import (
-    Binary,
-    Step,
-    Unary,
-    bind_epilogue,
-    constant_tensors,
-    sum_biases,
-)
-
-# the convolution alone, from the activation and the region's inputs to the value its post-ops give
-Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
+from ridgeline.tactics.read.epilogue import Binary, Step, Unary, constant_tensors
 
 
 class OneDnnConv(Tactic):
@@ -82,21 +73,13 @@ def _bind(
     weights: Mapping[str, Tensor],
 ) -> Launch:
     constants = constant_tensors(site, weights)
-    biases, steps = conv.epilogue.split_bias()
-    bias = sum_biases((*conv.biases, *biases), constants, conv.channels)
     fused = _fusible(conv) if config["post_ops"] else ()
     weight, shape = constants[conv.weight], conv
     if conv.rank == 1:
         weight, shape = weight.unsqueeze(2), _as_row(conv)
     is_packed = config.get("layout", "channels_last") == "channels_last"
-    run = _with_views(conv, bind_run(site, _Parts(shape, weight, bias, fused, is_packed)))
-    finish = bind_epilogue(site, conv.epilogue, steps[len(fused) :], constants)
-    slot = conv.slot
-    return Launch(
-        lambda inputs, _: finish(run(inputs[slot], inputs), inputs),
-        packed_bytes=constants[conv.weight].nbytes,
-        note=conv.epilogue.note,
-    )
+    run = _with_views(conv, bind_run(site, _Parts(shape, weight, conv.bias(constants), fused, is_packed)))
+    return bind_allocating(site, conv, run, constants, n_fused=len(fused))
 
 
 def _post_op_choices(conv: ConvSite) -> tuple[bool, ...]:
@@ -106,7 +89,7 @@ def _post_op_choices(conv: ConvSite) -> tuple[bool, ...]:
 
 def _fusible(conv: ConvSite) -> tuple[Step, ...]:
     """The longest head of the steps after the bias that one oneDNN call takes as post-ops."""
-    steps = conv.epilogue.split_bias()[1]
+    steps = conv.steps
     if steps and isinstance(steps[0], Unary):
         return steps[:1]
     takes_binary = conv.anchor.op_type == "Conv" and conv.rank > 1
@@ -137,12 +120,6 @@ def _padded_shape(conv: ConvSite) -> list[int]:
     return [*conv.x.shape[:2], *(size + begin + end for size, begin, end in spatial)]
 
 
-def _unary_args(fused: Sequence[Step]) -> tuple[str, list[float], str]:
-    post = fused[0] if fused else Unary("none")
-    assert isinstance(post, Unary), f"{post} is not a unary post-op"
-    return post.name, [*post.scalars], post.algorithm
-
-
 def _bind_conv(site: Site, parts: _Parts) -> Run:
     shape, weight, bias, fused = parts.shape, parts.weight, parts.bias, parts.fused
     pads = shape.pads_begin if shape.is_symmetric else (0,) * shape.rank
@@ -156,7 +133,7 @@ def _bind_conv(site: Site, parts: _Parts) -> Run:
         return lambda x, inputs: with_other(
             x, inputs[slot], weight, bias, *geometry, kind, None, after, [], ""
         )
-    op, post = torch.ops.mkldnn._convolution_pointwise.default, _unary_args(fused)
+    op, post = torch.ops.mkldnn._convolution_pointwise.default, unary_args(fused)
     return lambda x, _: op(x, weight, bias, *geometry, *post)
 
 
@@ -165,7 +142,7 @@ def _bind_transposed(site: Site, parts: _Parts) -> Run:
     sizes = (shape.pads_begin, shape.output_padding, shape.stride, shape.dilation)
     geometry = (*([*each] for each in sizes), shape.groups)
     packed = torch.ops.mkldnn._reorder_convolution_transpose_weight(parts.weight, *geometry, [*shape.x.shape])
-    op, post = torch.ops.mkldnn._convolution_transpose_pointwise.default, _unary_args(parts.fused)
+    op, post = torch.ops.mkldnn._convolution_transpose_pointwise.default, unary_args(parts.fused)
     return lambda x, _: op(x, packed, bias, *geometry, *post)
 
 

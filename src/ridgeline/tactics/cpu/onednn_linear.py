@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Tactic
-from ridgeline.tactics.read.epilogue import Binary, Step, Unary, bind_epilogue, constant_tensors
+from ridgeline.tactics.read.epilogue import AnchorSite, Binary, Step, Unary, bind_epilogue, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
 
 # from the activation and the region's inputs to a fresh result
@@ -37,7 +37,7 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
     fused = fusible(linear.steps) if config["post_ops"] else ()
     weight = linear.weight_kn(constants[linear.weight])
     run = bind_onednn(site, weight, linear.bias(constants), rows=linear.rows, fused=fused)
-    return bind_allocating(site, linear, run, len(fused), constants)
+    return bind_allocating(site, linear, run, constants, n_fused=len(fused))
 
 
 def read_packed_linear(site: Site) -> LinearSite:
@@ -69,21 +69,25 @@ def bind_onednn(
         slot, kind = site.body.inputs.index(fused[0].other), fused[0].name
         with_other = torch.ops.mkldnn._linear_pointwise.binary
         return lambda x, inputs: with_other(x, inputs[slot], packed, bias, kind)
+    op, post = torch.ops.mkldnn._linear_pointwise.default, unary_args(fused)
+    return lambda x, _: op(x, packed, bias, *post)
+
+
+def unary_args(fused: Sequence[Step]) -> tuple[str, list[float], str]:
+    """The post-op as torch's oneDNN operators take it."""
     post = fused[0] if fused else Unary("none")
-    assert isinstance(post, Unary), f"{post} is not a post-op"
-    op = torch.ops.mkldnn._linear_pointwise.default
-    name, scalars, algorithm = post.name, [*post.scalars], post.algorithm
-    return lambda x, _: op(x, packed, bias, name, scalars, algorithm)
+    assert isinstance(post, Unary), f"{post} is not a unary post-op"
+    return post.name, [*post.scalars], post.algorithm
 
 
 def bind_allocating(
-    site: Site, linear: LinearSite, run: Run, n_fused: int, constants: Mapping[str, Tensor]
+    site: Site, found: AnchorSite, run: Run, constants: Mapping[str, Tensor], *, n_fused: int = 0
 ) -> Launch:
-    """A launch around a product that allocates its result: the steps left over in place, then the rest."""
-    finish = bind_epilogue(site, linear.epilogue, linear.steps[n_fused:], constants)
-    slot = linear.slot
+    """A launch around a call that allocates its result: the steps left over in place, then the rest."""
+    finish = bind_epilogue(site, found.epilogue, found.steps[n_fused:], constants)
+    slot = found.slot
     return Launch(
         lambda inputs, _: finish(run(inputs[slot], inputs), inputs),
-        packed_bytes=constants[linear.weight].nbytes,
-        note=linear.epilogue.note,
+        packed_bytes=constants[found.weight].nbytes,
+        note=found.epilogue.note,
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import Config, Op, Site, TensorSpec
+from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, once
@@ -22,36 +22,25 @@ from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import read_offer
 from ridgeline.tactics.predict import cublas_us
-from ridgeline.tactics.read.conv import read_conv
+from ridgeline.tactics.read.conv import ConvSite, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
-from ridgeline.tactics.read.linear import read_linear
+from ridgeline.tactics.read.linear import LinearSite, read_linear
 from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
 
 DTYPES = ("float16", "bfloat16", "float32")
 # M rows, K summed over, N columns
 
 
-@dataclass(frozen=True)
-class LibraryProduct:
-    """y[M, N] = x[M, K] @ w[K, N] inside a region, and how its operands lie."""
-
-    anchor: Op
-    slot: int
-    weight: str
-    depth: int
-    columns: int
-    channel_axis: int
-    bias_scale: float
-    weight_kn: Callable[[Tensor], Tensor]
-    y: TensorSpec
-
-    def rows_of(self, tensor: Tensor) -> Tensor:
-        """[.., channels] or a channels-last image as a matrix; always a view."""
-        last = tensor.movedim(1, -1) if self.channel_axis == 1 else tensor
-        return last.view(-1, last.shape[-1])
+Product: TypeAlias = LinearSite | ConvSite  # y[M, N] = x[M, K] @ w[K, N] inside a region
 
 
-def read_product(site: Site) -> LibraryProduct:
+def rows_of(product: Product, tensor: Tensor) -> Tensor:
+    """[.., channels] or a channels-last image as a matrix; always a view."""
+    last = tensor.movedim(product.channel_axis, -1)
+    return last.view(-1, last.shape[-1])
+
+
+def read_product(site: Site) -> Product:
     """The product of the region; `RefusedError` where it is none that cuBLAS takes."""
     if [op.key for op in site.body.ops].count("Conv") == 1:
         return _read_conv(site)
@@ -60,14 +49,10 @@ def read_product(site: Site) -> LibraryProduct:
         raise RefusedError(f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}")
     if linear.is_x_transposed:
         raise RefusedError("the activation is transposed")
-    return LibraryProduct(
-        anchor=linear.anchor, slot=linear.slot, weight=linear.weight, depth=linear.depth,
-        columns=linear.columns, channel_axis=-1, bias_scale=linear.beta, weight_kn=linear.weight_kn,
-        y=linear.y,
-    )  # fmt: skip
+    return linear
 
 
-def _read_conv(site: Site) -> LibraryProduct:
+def _read_conv(site: Site) -> ConvSite:
     conv = read_conv(site)
     if not conv.is_pointwise:
         kernel, stride = list(conv.kernel), list(conv.stride)
@@ -76,11 +61,7 @@ def _read_conv(site: Site) -> LibraryProduct:
         raise RefusedError("the image is not channels last")
     if conv.rank != 2 or conv.x.dtype not in DTYPES:
         raise RefusedError(f"{conv.rank} spatial axes of {conv.x.dtype}")
-    return LibraryProduct(
-        anchor=conv.anchor, slot=conv.slot, weight=conv.weight, depth=conv.x.shape[1],
-        columns=conv.channels, channel_axis=1, bias_scale=1.0,
-        weight_kn=lambda w: w.reshape(w.shape[0], -1).t(), y=conv.y,
-    )  # fmt: skip
+    return conv
 
 
 class Cublas(KernelTactic):
@@ -112,7 +93,7 @@ class Cublas(KernelTactic):
     def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
         return cublas_us(site, depth, rest)
 
-    def _take(self, site: Site, product: LibraryProduct) -> Taken:
+    def _take(self, site: Site, product: Product) -> Taken:
         axis = product.channel_axis
         found = take_epilogue(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
         if not found.biases:
@@ -123,7 +104,7 @@ class Cublas(KernelTactic):
     def _bind(
         self,
         site: Site,
-        product: LibraryProduct,
+        product: Product,
         taken: Taken,
         rest: Rest,
         config: Config,
@@ -132,10 +113,8 @@ class Cublas(KernelTactic):
         wanted = (product.weight, *taken.biases)
         constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
         weight = self._lay(product.weight_kn(constants[product.weight]), config)
-        if product.bias_scale != 1.0:
-            own = product.anchor.inputs[2]
-            constants[own] = constants[own] * product.bias_scale
-        bias = sum_biases(taken.biases, constants, product.columns)
+        constants |= {own: constants[own] * product.beta for own in product.biases if product.beta != 1.0}
+        bias = sum_biases(taken.biases, constants, product.channels)
         fill = self._bind_fill(site, product, taken, weight, bias, config)
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)
         if rest.site is None:
@@ -147,15 +126,9 @@ class Cublas(KernelTactic):
         return weight_kn.contiguous() if config["weight"] == "kn" else weight_kn.t().contiguous().t()
 
     def _bind_fill(
-        self,
-        site: Site,
-        product: LibraryProduct,
-        taken: Taken,
-        weight: Tensor,
-        bias: Tensor | None,
-        config: Config,
+        self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config
     ) -> Call:
-        slot, rows = product.slot, product.rows_of
+        slot, rows = product.slot, partial(rows_of, product)
         addend = site.body.inputs.index(taken.residual) if taken.residual else -1
 
         def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:

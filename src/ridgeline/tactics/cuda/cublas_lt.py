@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.tactics.base import Call, once
-from ridgeline.tactics.cuda.cublas import Cublas, LibraryProduct
+from ridgeline.tactics.cuda.cublas import Cublas, Product, rows_of
 from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
 from ridgeline.tactics.read.remainder import Taken, take_epilogue
 
@@ -30,7 +31,7 @@ class CublasLt(Cublas):
     def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
         return cublas_us(site, depth, rest) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
 
-    def _take(self, site: Site, product: LibraryProduct) -> Taken:
+    def _take(self, site: Site, product: Product) -> Taken:
         return take_epilogue(
             site, product.anchor, channel_axis=product.channel_axis, activations=("relu", "gelu_tanh"),
             takes_residual=True,
@@ -40,15 +41,9 @@ class CublasLt(Cublas):
         return weight_kn.t().contiguous().t()
 
     def _bind_fill(
-        self,
-        site: Site,
-        product: LibraryProduct,
-        taken: Taken,
-        weight: Tensor,
-        bias: Tensor | None,
-        config: Config,
+        self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config
     ) -> Call:
-        slot, rows = product.slot, product.rows_of
+        slot, rows = product.slot, partial(rows_of, product)
         addend = site.body.inputs.index(taken.residual) if taken.residual else -1
         place = int(config["algorithm"])
         ready: dict[Sizes, Matmul] = {}

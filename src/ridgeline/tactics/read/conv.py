@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.tactics.read.epilogue import Epilogue, find_anchor, is_constant, split_epilogue
+from ridgeline.tactics.read.epilogue import AnchorSite, is_constant, read_operands, split_epilogue
 
 
-@dataclass(frozen=True)
-class ConvSite:
+@dataclass(frozen=True, kw_only=True)
+class ConvSite(AnchorSite):
     """A Conv or ConvTranspose with constant weights; per spatial axis: kernel, stride, dilation, pads."""
 
-    anchor: Op
-    x: TensorSpec
-    y: TensorSpec
-    slot: int  # of the activation among the region's inputs
-    weight: str
-    biases: tuple[str, ...]  # the op's own, if any
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -27,11 +23,8 @@ class ConvSite:
     pads_end: tuple[int, ...]
     output_padding: tuple[int, ...]
     groups: int
-    epilogue: Epilogue
 
-    @property
-    def channels(self) -> int:
-        return self.y.shape[1]
+    channel_axis = 1
 
     @property
     def rank(self) -> int:
@@ -52,17 +45,19 @@ class ConvSite:
             and not any(self.pads_begin + self.pads_end)
         )
 
+    @property
+    def depth(self) -> int:
+        """Of the product that a pointwise convolution is."""
+        return self.x.shape[1]
+
+    def weight_kn(self, stored: Tensor) -> Tensor:
+        """The weight of that product as [K, N]; a view."""
+        return stored.reshape(self.channels, -1).t()
+
 
 def read_conv(site: Site, op_type: str = "Conv") -> ConvSite:
     """The convolution of the region; `RefusedError` where it is none with constant weights."""
-    anchor = find_anchor(site.body, (op_type,))
-    data, weight, bias = (*anchor.inputs, "")[:3]
-    if data not in site.body.inputs:
-        producer = site.body.producer(data)
-        fed_by = producer.op_type if producer else "a constant"
-        raise RefusedError(f"{fed_by} feeds the {op_type} inside the region")
-    if not is_constant(site, weight):
-        raise RefusedError(f"weight {weight!r} changes between runs")
+    anchor, data, weight, bias = read_operands(site, (op_type,))
     if bias and not is_constant(site, bias):
         raise RefusedError(f"bias {bias!r} changes between runs")
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
@@ -79,7 +74,7 @@ def read_conv(site: Site, op_type: str = "Conv") -> ConvSite:
         begin, end = _conv_pads(anchor, x, y, w, stride, dilation)
     else:
         begin, end = _transpose_pads(anchor, x, y, w, stride, dilation, extra)
-    epilogue = split_epilogue(site, anchor, channel_axis=1)
+    epilogue = split_epilogue(site, anchor, channel_axis=ConvSite.channel_axis)
     return ConvSite(
         anchor=anchor, x=x, y=y, slot=site.body.inputs.index(data), weight=weight,
         biases=(bias,) if bias else (), kernel=w.shape[2:], stride=stride, dilation=dilation,

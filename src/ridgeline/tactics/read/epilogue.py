@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -70,6 +70,50 @@ class Epilogue:
         """The biases right after the anchor, to be summed into one vector, and the steps after them."""
         count = next((i for i, step in enumerate(self.steps) if not isinstance(step, Bias)), len(self.steps))
         return tuple(step.name for step in self.steps[:count] if isinstance(step, Bias)), self.steps[count:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorSite:
+    """A product or a convolution with a constant weight, and what follows it."""
+
+    anchor: Op
+    x: TensorSpec
+    y: TensorSpec
+    slot: int  # of the activation among the region's inputs
+    weight: str
+    biases: tuple[str, ...]  # the op's own, if any
+    beta: float = 1.0  # what the op multiplies its own bias by
+    epilogue: Epilogue
+
+    channel_axis: ClassVar[int]  # of the result
+
+    @property
+    def channels(self) -> int:
+        return self.y.shape[self.channel_axis]
+
+    def bias(self, constants: Mapping[str, Tensor]) -> Tensor | None:
+        """Everything that is added along the channels alone, as one vector."""
+        following, _ = self.epilogue.split_bias()
+        own = {name: constants[name] * self.beta for name in self.biases if self.beta != 1.0}
+        return sum_biases((*self.biases, *following), {**constants, **own}, self.channels)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What is left of the epilogue once the biases right after the anchor are summed."""
+        return self.epilogue.split_bias()[1]
+
+
+def read_operands(site: Site, op_types: Sequence[str]) -> tuple[Op, str, str, str]:
+    """The anchor of these types, and the names of its activation, its constant weight and its bias or ""."""
+    anchor = find_anchor(site.body, op_types)
+    data, weight, bias = (*anchor.inputs, "")[:3]
+    if data not in site.body.inputs:
+        producer = site.body.producer(data)
+        fed_by = producer.op_type if producer else "a constant"
+        raise RefusedError(f"{fed_by} feeds the {anchor.op_type} inside the region")
+    if not is_constant(site, weight):
+        raise RefusedError(f"weight {weight!r} changes between runs")
+    return anchor, data, weight, bias
 
 
 def split_epilogue(site: Site, anchor: Op, *, channel_axis: int) -> Epilogue:

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.tactics.read.epilogue import (
-    Binary,
-    Epilogue,
-    Step,
-    find_anchor,
-    is_constant,
-    split_epilogue,
-    sum_biases,
-)
+from ridgeline.base.spec import Site
+from ridgeline.tactics.read.epilogue import AnchorSite, Binary, is_constant, read_operands, split_epilogue
 
 # M rows of activations, K summed over, N columns of weights
 
 
-@dataclass(frozen=True)
-class LinearSite:
+@dataclass(frozen=True, kw_only=True)
+class LinearSite(AnchorSite):
     """y[M, N] = alpha * x[M, K] @ w[K, N], then biases and the epilogue."""
 
-    anchor: Op
-    x: TensorSpec
-    y: TensorSpec
-    slot: int  # of the activation among the region's inputs
-    weight: str
-    biases: tuple[str, ...]  # of a Gemm, if any
     rows: int
     depth: int
-    columns: int
     is_x_transposed: bool
     is_weight_transposed: bool
     alpha: float
-    beta: float
-    epilogue: Epilogue
+
+    channel_axis = -1
 
     def weight_kn(self, stored: Tensor) -> Tensor:
         """The weight as [K, N], alpha included; a view where it can be."""
@@ -49,28 +33,10 @@ class LinearSite:
             weight = weight.t()
         return weight if self.alpha == 1.0 else weight * self.alpha
 
-    def bias(self, constants: Mapping[str, Tensor]) -> Tensor | None:
-        """Everything that is added to each row alike, as one vector of N."""
-        following, _ = self.epilogue.split_bias()
-        own = {name: constants[name] * self.beta for name in self.biases}
-        return sum_biases((*self.biases, *following), {**constants, **own}, self.columns)
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """What is left of the epilogue once the biases right after the product are summed."""
-        return self.epilogue.split_bias()[1]
-
 
 def read_linear(site: Site) -> LinearSite:
     """The matrix product of the region; `RefusedError` where it is none with a constant weight."""
-    anchor = find_anchor(site.body, ("MatMul", "Gemm"))
-    data, weight, bias = (*anchor.inputs, "")[:3]
-    if data not in site.body.inputs:
-        producer = site.body.producer(data)
-        fed_by = producer.op_type if producer else "a constant"
-        raise RefusedError(f"{fed_by} feeds the {anchor.op_type} inside the region")
-    if not is_constant(site, weight):
-        raise RefusedError(f"weight {weight!r} changes between runs")
+    anchor, data, weight, bias = read_operands(site, ("MatMul", "Gemm"))
     x, w, y = site.specs[data], site.specs[weight], site.specs[anchor.outputs[0]]
     if math.prod(w.shape[:-2]) != 1 or len(w.shape) < 2:
         raise RefusedError(f"weight has shape {list(w.shape)}, want one matrix")
@@ -80,7 +46,7 @@ def read_linear(site: Site) -> LinearSite:
         raise RefusedError("a tensor is empty")
     gemm = anchor.attrs if anchor.op_type == "Gemm" else {}
     beta = float(gemm.get("beta", 1.0))
-    epilogue = split_epilogue(site, anchor, channel_axis=-1)
+    epilogue = split_epilogue(site, anchor, channel_axis=LinearSite.channel_axis)
     if bias and not _is_constant_row(site, bias):
         if bias not in site.body.inputs or beta != 1.0:
             raise RefusedError(f"C {bias!r} is neither a constant row nor a plain addend")
@@ -91,7 +57,6 @@ def read_linear(site: Site) -> LinearSite:
     return LinearSite(
         anchor=anchor, x=x, y=y, slot=site.body.inputs.index(data), weight=weight,
         biases=(bias,) if bias else (), rows=x.numel // depth, depth=depth,
-        columns=y.numel * depth // x.numel,
         is_x_transposed=is_x_transposed, is_weight_transposed=bool(gemm.get("transB", 0)),
         alpha=float(gemm.get("alpha", 1.0)), beta=beta, epilogue=epilogue,
     )  # fmt: skip
