@@ -98,21 +98,19 @@ def build(
     given = {name: value for name, value in locals().items() if name not in NO_OPTIONS} | unknown
     options = make_options(given)
     load_plugins()
-    if isinstance(source, (nn.Module, ExportedProgram)):
-        with shown(options.progress) as progress:
-            options = replace(options, progress=progress)
+    with shown(options.progress) as progress:
+        options = replace(options, progress=progress)
+        if isinstance(source, (nn.Module, ExportedProgram)):
             options.tell("export", 0, 0)
             exported = export(source, example_inputs, dynamic_shapes)
             if target is None:
                 options = replace(options, target=home_of(source, tuple(exported.sample.feeds.values())))
             return build_exported(exported, options)
-    if example_inputs is not None or dynamic_shapes is not None:
-        raise OptionError(
-            "example_inputs and dynamic_shapes are for PyTorch modules",
-            help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
-        )
-    with shown(options.progress) as progress:
-        options = replace(options, progress=progress)
+        if example_inputs is not None or dynamic_shapes is not None:
+            raise OptionError(
+                "example_inputs and dynamic_shapes are for PyTorch modules",
+                help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
+            )
         return build_with(source, options)
 
 

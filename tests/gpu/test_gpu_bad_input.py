@@ -18,7 +18,7 @@ import ridgeline
 from ridgeline.analyze.show import summarise
 from ridgeline.base.spec import Target
 from ridgeline.errors import InputError
-from ridgeline.runtime.cuda_context import CudaContext
+from ridgeline.runtime.context import CudaContext
 from ridgeline.runtime.device import DeviceError
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.profiles import load_variants

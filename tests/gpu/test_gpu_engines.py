@@ -13,7 +13,7 @@ from networks import Net
 
 import ridgeline
 from ridgeline.base.spec import TensorSpec
-from ridgeline.runtime.cuda_context import CudaContext
+from ridgeline.runtime.context import CudaContext
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.instance import Instance
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from text_graphs import assert_same, count, ops, parse, random_feeds, rewritten, run, with_weights
 
-from ridgeline.passes import canonical_half, canonical_heads, canonical_index
+from ridgeline.passes import canonical_index, canonical_linear, canonical_norm
 from ridgeline.passes.fold_weights import BatchNormIntoWeights
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import apply_rules
@@ -19,7 +19,7 @@ def graph(lines: str, out: str = "float16[2,3,8]") -> str:
 
 def test_softmax_between_casts() -> None:
     model, refusals = rewritten(
-        graph("s = Softmax<axis = 1>(w)\n y = Cast<to = 10>(s)"), canonical_half.RULES
+        graph("s = Softmax<axis = 1>(w)\n y = Cast<to = 10>(s)"), canonical_norm.HALF_RULES
     )
     assert ops(model) == ["Softmax"]
     assert model.graph[0].attributes["axis"].as_int() == 1
@@ -28,20 +28,20 @@ def test_softmax_between_casts() -> None:
 
 def test_softmax_that_leaves_in_another_type_stays() -> None:
     body = graph("s = Softmax(w)\n y = Cast<to = 11>(s)", "double[2,3,8]")
-    model, (refusal,) = rewritten(body, canonical_half.RULES)
+    model, (refusal,) = rewritten(body, canonical_norm.HALF_RULES)
     assert ops(model) == ["Cast", "Softmax", "Cast"]
     assert "comes out as" in refusal.reason
 
 
 def test_wide_scores_that_escape_keep_the_cast() -> None:
     body = graph("s = Softmax(w)\n y = Cast<to = 10>(s)").replace("y) {", "y, float[2,3,8] w) {")
-    model, _ = rewritten(body, canonical_half.RULES)
+    model, _ = rewritten(body, canonical_norm.HALF_RULES)
     assert sorted(ops(model)) == ["Cast", "Softmax"]
 
 
 def test_softmax_whose_wide_result_escapes_stays() -> None:
     body = graph("s = Softmax(w)\n y = Cast<to = 10>(s)").replace("y) {", "y, float[2,3,8] s) {")
-    model, (refusal,) = rewritten(body, canonical_half.RULES)
+    model, (refusal,) = rewritten(body, canonical_norm.HALF_RULES)
     assert ops(model) == ["Cast", "Softmax", "Cast"]
     assert refusal.reason == "Softmax result is used outside the pattern"
 
@@ -60,7 +60,7 @@ def test_norm_between_casts_when_its_weights_are_half_numbers(is_exact: bool) ->
             weight.const_value = ir.tensor(rounded, name=name)
     feeds = random_feeds(model)
     before = run(model, feeds)
-    refusals = apply_rules(model, canonical_half.RULES)
+    refusals = apply_rules(model, canonical_norm.HALF_RULES)
     assert (count(model, "Cast") == 0) == is_exact
     assert [r.reason for r in refusals] == ([] if is_exact else ["w is finer than FLOAT16"])
     assert_same(before, run(model, feeds), roundings=2)
@@ -98,7 +98,7 @@ def joined(body: str) -> ir.Model:
     model = with_weights(body, "w", "b")
     feeds = random_feeds(model, {"B": 2})
     before = run(model, feeds)
-    apply_rules(model, canonical_heads.RULES)
+    apply_rules(model, canonical_linear.RULES)
     assert_same(before, run(model, feeds))
     return model
 

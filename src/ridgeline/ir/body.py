@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class Program:
                     continue
                 inputs = tuple(region.outer(n) if n else "" for n in op.inputs)
                 outputs = tuple(region.outer(n) if n else "" for n in op.outputs)
-                ops.append(Op(op.op_type, inputs, outputs, op.attrs, op.domain, op.name))
+                ops.append(replace(op, inputs=inputs, outputs=outputs))
         return tuple(ops), constants
 
 

@@ -123,7 +123,7 @@ def settle_op(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None
         raise _misfit(op, state, "a sequence without elements")
     own = _own_specs(op, state)
     if own is None:
-        for name, kind in _infer(op, state, opset_imports).items():
+        for name, kind in infer_types(op, state, opset_imports).items():
             state.types[name] = kind
             spec = spec_of(kind)
             if spec is not None:
@@ -164,14 +164,9 @@ def _settle_if(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Non
     made: list[list[TensorSpec | None]] = []
     misfit: InputError | LimitError | None = None
     for branch in branches:
-        inner = Inferred(
-            dict(state.specs), dict(state.values), dict(state.types), limits=state.limits, given=state.given
-        )
-        for name, array in branch.constants.items():
-            _know(inner, name, array)
+        inner = Inferred(dict(state.specs), dict(state.values), dict(state.types), given=state.given)
         try:
-            for inner_op in branch.ops:
-                settle_op(inner_op, inner, opset_imports)
+            settle_body(branch, {}, opset_imports, state.limits, into=inner)
         except (InputError, LimitError) as error:  # a branch that does not fit is one not to be taken
             misfit = error
             continue
@@ -184,7 +179,7 @@ def _settle_if(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Non
             _note(state, name, first)
 
 
-def _infer(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
+def infer_types(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
     """ONNX's own inference for one node, fed with concrete shapes and the values known so far."""
     version = opset_imports.get(op.domain)
     if version is None or not onnx.defs.has(op.op_type, max_inclusive_version=version, domain=op.domain):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from ridgeline.ir.op_given import (
     Given,
@@ -55,20 +56,12 @@ def _channels(given: Given, least_rank: int) -> int:
     return shape[1] if len(shape) > 1 else 1
 
 
-def _batch_norm(given: Given) -> Sequence[Shape]:
-    channels = (_channels(given, 1),)
-    for place in (1, 2, 3, 4):
+def _per_channel(given: Given, places: Sequence[int], *, least_rank: int) -> Sequence[Shape]:
+    channels = (_channels(given, least_rank),)
+    for place in places:
         given.shape(place)
         require_shape(given, place, channels)
     return [given.shape(0), channels, channels]
-
-
-def _instance_norm(given: Given) -> Sequence[Shape]:
-    channels = (_channels(given, 3),)
-    for place in (1, 2):
-        given.shape(place)
-        require_shape(given, place, channels)
-    return [given.shape(0)]
 
 
 def _group_norm(given: Given) -> Sequence[Shape]:
@@ -116,11 +109,11 @@ Mod BitwiseAnd BitwiseOr BitwiseXor BitShift Acos Acosh Asin Asinh Atan Atanh Bi
 """
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **MOVE_RULES, **PRODUCT_RULES,
-    "Clip": _clip, "PRelu": _slope, "BatchNormalization": _batch_norm,
-    "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
-    "LayerNormalization": _layer_norm, "RMSNormalization": _layer_norm, "Softmax": _along_axis,
-    "LogSoftmax": _along_axis, "LpNormalization": _along_axis, "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool,
+    "BatchNormalization": partial(_per_channel, places=(1, 2, 3, 4), least_rank=1),
+    "InstanceNormalization": partial(_per_channel, places=(1, 2), least_rank=3),
+    "Clip": _clip, "PRelu": _slope, "GroupNormalization": _group_norm, "LayerNormalization": _layer_norm,
+    "RMSNormalization": _layer_norm, "Softmax": _along_axis, "LogSoftmax": _along_axis,
+    "LpNormalization": _along_axis, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool,
 }  # fmt: skip
 
 

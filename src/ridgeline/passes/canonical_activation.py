@@ -40,6 +40,7 @@ class GeluErf(Fusion):
     """x · 0.5 · (1 + erf(x / √2))"""
 
     may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
+    approximate = "none"
 
     def pattern(self, op: Any, x: Any) -> Any:
         scaled = op.either(op.Div(x, math.sqrt(2.0)), op.Mul(x, math.sqrt(0.5)))
@@ -49,13 +50,14 @@ class GeluErf(Fusion):
         m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        return _as_large(op, m, op.Gelu(m.x, approximate="none"), 2.0)
+        return _as_large(op, m, op.Gelu(m.x, approximate=self.approximate), 2.0)
 
 
-class GeluTanh(Fusion):
+class GeluTanh(GeluErf):
     """x · 0.5 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))"""
 
     may_change = (Change.ROUNDING, Change.HALF_OVERFLOW)
+    approximate = "tanh"
 
     def pattern(self, op: Any, x: Any) -> Any:
         square = op.either(op.Mul(x, x), op.Pow(x, 2.0))
@@ -69,12 +71,6 @@ class GeluTanh(Fusion):
             op.Mul(op.Mul(x, math.sqrt(2.0 / math.pi)), op.Add(op.Mul(square, 0.044715), 1.0)),
         )
         return _half_of_product(op, x, op.Add(op.Tanh(inner), 1.0))
-
-    def check(self, m: Match) -> None:
-        m.require(m.x.dtype is not None, "type of the input is unknown", m.x)
-
-    def rewrite(self, op: Any, m: Match) -> ir.Value:
-        return _as_large(op, m, op.Gelu(m.x, approximate="tanh"), 2.0)
 
 
 def _relu6_of_shifted(op: Any, x: Any) -> Any:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ridgeline.base.choices import Refusal
 from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
+from ridgeline.passes.match import is_read
 from ridgeline.passes.rule import GraphOps, Names, nbytes
 from ridgeline.passes.simplify_views import Step, spelling, write
 from ridgeline.passes.view_runs import Piece, View, views_of_run
@@ -33,7 +34,7 @@ def group_heads(model: ir.Model) -> list[Refusal]:
 def _is_plain(node: ir.Node) -> bool:
     """Four axes, and no keys from elsewhere that would have to be grouped too."""
     has_past = any(value is not None for value in node.inputs[4:])
-    has_extra = any(out.uses() or out.is_graph_output() for out in node.outputs[1:])
+    has_extra = any(is_read(out) for out in node.outputs[1:])
     ranks = [len(sizes(value) or ()) for value in node.inputs[:3]]
     return ranks == [4, 4, 4] and not has_past and not has_extra
 

@@ -12,6 +12,7 @@ from ridgeline.passes.rule import Change, Fusion, Match
 
 # beyond this an "epsilon" is part of the model's arithmetic rather than a guard against zero
 _MAX_EPSILON = 1e-1
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _over_deviation(op: Any, value: Any, variance: Any, eps: Any) -> Any:
@@ -39,8 +40,9 @@ def _require_last_axis(m: Match, name: str) -> None:
 
 def _require_float(m: Match) -> None:
     """The ops keep their state in float32, and epsilon in a float32 attribute."""
-    kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    m.require(m.x.dtype in kinds, f"input is {m.x.dtype}, want float32 or a half type", m.x)
+    m.require(
+        m.x.dtype in (ir.DataType.FLOAT, *_HALF), f"input is {m.x.dtype}, want float32 or a half type", m.x
+    )
 
 
 def _require_epsilon(m: Match) -> None:
@@ -183,4 +185,65 @@ class GroupNorm(Fusion):
         return op.GroupNormalization(m.x, w, b, num_groups=groups, epsilon=eps)
 
 
+def _require_same_half(m: Match) -> None:
+    """The value widens from a half type and comes back to the same one."""
+    m.require(m.x.dtype in _HALF, f"input is {m.x.dtype}, not a half type", m.x)
+    back = m.root.outputs[0].dtype
+    m.require(back == m.x.dtype, f"goes in as {m.x.dtype}, comes out as {back}", m.x)
+
+
+class HalfSoftmax(Fusion):
+    """half(softmax(float(x))) = softmax(x)"""
+
+    may_change = (Change.ROUNDING,)
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return op.Cast(op.Softmax(op.shared(op.Cast(x, to=1))))
+
+    def check(self, m: Match) -> None:
+        _require_same_half(m)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        return op.Softmax(m.x, axis=m.attr("Softmax", "axis"))
+
+
+class HalfNorm(Fusion):
+    """half(norm(float(x), w, b)) = norm(x, half(w), half(b)), where w and b are half numbers already"""
+
+    may_change = (Change.ROUNDING,)
+
+    def pattern(self, op: Any, x: Any, w: Any, b: Any) -> Any:
+        wide = op.shared(op.Cast(x, to=1))
+        return op.Cast(op.either(op.LayerNormalization(wide, w, b), op.RMSNormalization(wide, w)))
+
+    def check(self, m: Match) -> None:
+        _require_same_half(m)
+        m.require(_attr(m, "stash_type") in (None, 1), "keeps its state in another type", m.x)
+        for name in ("w", "b"):
+            value = getattr(m, name)
+            if value is None:
+                continue
+            wide = m.array(name)
+            narrow = wide.astype(m.x.dtype.numpy())
+            m.require(
+                bool(np.all(narrow.astype(wide.dtype) == wide)), f"{name} is finer than {m.x.dtype}", value
+            )
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        dtype = m.x.dtype.numpy()
+        rows = [None if getattr(m, n) is None else op.const(m.array(n).astype(dtype)) for n in ("w", "b")]
+        attrs = {"axis": _attr(m, "axis"), "epsilon": _attr(m, "epsilon")}
+        return getattr(op, _norm(m).op_type)(m.x, *rows, **attrs)
+
+
+def _norm(m: Match) -> ir.Node:
+    return next(node for node in m.nodes if node.op_type.endswith("Normalization"))
+
+
+def _attr(m: Match, name: str) -> Any:
+    return m.attr(_norm(m).op_type, name)
+
+
 RULES: tuple[Fusion, ...] = (LayerNorm(), LayerNormByMoments(), RMSNorm(), GroupNorm())
+# for half-precision models that widen around an op whose state is float32 by definition anyway
+HALF_RULES: tuple[Fusion, ...] = (HalfSoftmax(), HalfNorm())

@@ -12,11 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
+from ridgeline.ir.provenance import SOURCES
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import attribute, constant, is_read
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
-
-_SOURCES = "ridgeline.sources"
 
 # casts to a type that holds every value of the first one may be taken in one step
 _WIDENS = {
@@ -31,7 +30,7 @@ def remove_noops(model: ir.Model) -> None:
     names = Names(model)
     for graph in list(model.graphs()):
         for node in list(graph):
-            if node.domain not in ("", "ai.onnx") or any(_is_read(extra) for extra in node.outputs[1:]):
+            if node.domain not in ("", "ai.onnx") or any(is_read(extra) for extra in node.outputs[1:]):
                 continue
             merge = _MERGES.get(node.op_type)
             if merge is not None:
@@ -60,10 +59,6 @@ def remove_unused(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
-
-
 def _bypass(node: ir.Node, source: ir.Value) -> None:
     old, maker = node.outputs[0], source.producer()
     if old.is_graph_output():
@@ -72,8 +67,7 @@ def _bypass(node: ir.Node, source: ir.Value) -> None:
             return
         replace_value(old, source)
     else:
-        for use in list(old.uses()):
-            use.node.replace_input_with(use.idx, source)
+        old.replace_all_uses_with(source)
     node.graph.remove(node, safe=True)
 
 
@@ -197,7 +191,7 @@ def _producer(node: ir.Node, op_types: Sequence[str]) -> ir.Node | None:
 
 def _skip(node: ir.Node, before: ir.Node) -> None:
     """Let `node` read what `before` reads; `before` is left to the removal of unused nodes."""
-    node.metadata_props[_SOURCES] = merged_sources([node, before])
+    node.metadata_props[SOURCES] = merged_sources([node, before])
     node.replace_input_with(0, before.inputs[0])
 
 
@@ -269,5 +263,4 @@ def _merge_equal_initializers(graph: ir.Graph) -> None:
         for value in values:
             kept = first.setdefault(hashlib.sha256(value.const_value.tobytes()).digest(), value)
             if kept is not value and not value.is_graph_output() and not value.is_graph_input():
-                for use in list(value.uses()):
-                    use.node.replace_input_with(use.idx, kept)
+                value.replace_all_uses_with(kept)

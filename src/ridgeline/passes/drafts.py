@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -13,6 +13,7 @@ from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import node_name
+from ridgeline.passes.match import read_values
 
 HOST = Target()
 MAX_OPS = 32
@@ -27,9 +28,6 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.anchor = self.nodes[0]
-
-    def add(self, nodes: Iterable[ir.Node]) -> None:
-        self.nodes += nodes
 
 
 @dataclass
@@ -71,10 +69,17 @@ class Partition:
         specs = [self.spec(value) for value in (*node.inputs, *node.outputs) if value is not None]
         return self.is_free(node) and all(s is None or s.layout == "contiguous" for s in specs)
 
+    def start(self, kind: str, node: ir.Node) -> Draft:
+        """A new region around this node."""
+        draft = Draft(kind, [node])
+        self.drafts.append(draft)
+        self.owner[node] = draft
+        return draft
+
     def take(self, draft: Draft, nodes: Iterable[ir.Node]) -> None:
         """Make free nodes part of a region."""
         nodes = list(nodes)
-        draft.add(nodes)
+        draft.nodes += nodes
         self.owner.update((node, draft) for node in nodes)
 
     def consumers(self, value: ir.Value) -> list[ir.Node]:
@@ -113,15 +118,6 @@ class Partition:
         # what crosses memory because of it: written once, read once
         lost = 2 * spec.nbytes if spec is not None else None
         self.refusals.append(Refusal(rule=rule, reason=reason, at=node_name(at), bytes_lost=lost))
-
-
-def read_values(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, through its subgraphs too."""
-    yield from (v for v in node.inputs if v is not None)
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            for inner in attr.as_graph():
-                yield from read_values(inner)
 
 
 def boundary_reason(node: ir.Node) -> str:

@@ -13,12 +13,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import shape_inference
 
 from ridgeline.base.spec import TensorSpec
+from ridgeline.errors import InputError
 from ridgeline.frontend.evaluator import Evaluator
-from ridgeline.ir.body import array_tensor
-from ridgeline.ir.infer import dtype_of, spec_of, type_proto
+from ridgeline.ir.body import op_of
+from ridgeline.ir.infer import Inferred, dtype_of, infer_types, spec_of, type_proto
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import of_kind, with_trait
 from ridgeline.options import DEFAULT_LIMITS
@@ -143,20 +143,11 @@ def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: in
     pairs = zip(node.inputs, inputs, strict=True)
     given = {str(value.name): array for value, array in pairs if value is not None and array is not None}
     types = {name: type_proto(TensorSpec(dtype_of(array), array.shape)) for name, array in given.items()}
-    data = {
-        name: ir.serde.serialize_tensor(array_tensor(array))
-        for name, array in given.items()
-        if array.size <= SIZES_READ
-    }
+    data = {name: array for name, array in given.items() if array.size <= SIZES_READ}
     opsets = dict(node.graph.opset_imports) or {"": 23}
-    imports = [onnx.OperatorSetIdProto(domain=domain, version=opsets[domain]) for domain in opsets]
     try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get("", 23), "")  # no other domain is folded
-        made = shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
-        )
-    except (onnx.defs.SchemaError, onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError,
-            ValueError):  # fmt: skip
+        made = infer_types(op_of(node), Inferred(values=data, types=types), opsets)
+    except InputError:
         return None
     specs = [spec_of(kind) for kind in made.values()]
     return None if None in specs else sum(spec.nbytes for spec in specs if spec is not None)
@@ -191,10 +182,6 @@ def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         results: list[np.ndarray] = Evaluator(proto).run(None, feeds)
     return results
-
-
-def _type_of(array: np.ndarray) -> ir.TensorType:
-    return ir.TensorType(ir.DataType.from_numpy(array.dtype))
 
 
 def _widened(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray | None]:
@@ -276,6 +263,5 @@ def _inline_branch(node: ir.Node, branch: str, names: Names) -> None:
         if new.producer() in made or old.is_graph_output():
             replace_value(old, new)
         else:
-            for use in list(old.uses()):
-                use.node.replace_input_with(use.idx, new)
+            old.replace_all_uses_with(new)
     graph.remove(node, safe=True)

@@ -84,6 +84,20 @@ def _require_float_weight(m: Match) -> None:
     m.require(m.array("w").dtype.kind in "fV", f"weights are {m.array('w').dtype}, not a float type", m.w)
 
 
+def _require_statistics(m: Match) -> None:
+    """What a BatchNormalization scales and shifts by is constant."""
+    m.require(not m.attr("BatchNormalization", "training_mode"), "normalises by batch statistics")
+    for name in ("gamma", "beta", "mean", "var"):
+        m.array(name)
+
+
+def _norm_scale(m: Match) -> np.ndarray:
+    """gamma / sqrt(var + eps) of a BatchNormalization"""
+    deviation = np.sqrt(m.array("var").astype(np.float64) + m.attr("BatchNormalization", "epsilon"))
+    scale: np.ndarray = m.array("gamma").astype(np.float64) / deviation
+    return scale
+
+
 class BatchNormIntoWeights(Fusion):
     """BatchNormalization(op(x, w, b)) = op(x, w·s, (b - mean)·s + beta), s = gamma / sqrt(var + eps)"""
 
@@ -94,9 +108,7 @@ class BatchNormIntoWeights(Fusion):
         return op.BatchNormalization(product, gamma, beta, mean, var)
 
     def check(self, m: Match) -> None:
-        m.require(not m.attr("BatchNormalization", "training_mode"), "normalises by batch statistics")
-        for name in ("w", "gamma", "beta", "mean", "var"):
-            m.array(name)
+        _require_statistics(m)
         _require_float_weight(m)
         node = _op_of(m, (*_CONVS, "Gemm", "MatMul"))
         if node.op_type not in _CONVS:
@@ -112,8 +124,7 @@ class BatchNormIntoWeights(Fusion):
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node = _op_of(m, (*_CONVS, "Gemm", "MatMul"))
-        deviation = np.sqrt(m.array("var").astype(np.float64) + m.attr("BatchNormalization", "epsilon"))
-        scale = m.array("gamma").astype(np.float64) / deviation
+        scale = _norm_scale(m)
         shift = (_bias(m) - m.array("mean")) * scale + m.array("beta")
         w = op.const(_scaled_weight(m, scale))
         b = op.const(_narrowed(m, shift))
@@ -131,16 +142,13 @@ class BatchNormAlone(Fusion):
         return op.BatchNormalization(x, gamma, beta, mean, var)
 
     def check(self, m: Match) -> None:
-        m.require(not m.attr("BatchNormalization", "training_mode"), "normalises by batch statistics")
-        for name in ("gamma", "beta", "mean", "var"):
-            m.array(name)
+        _require_statistics(m)
         m.require(
             m.x.shape is not None and m.x.dtype is not None, "rank or type of the input is unknown", m.x
         )
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        deviation = np.sqrt(m.array("var").astype(np.float64) + m.attr("BatchNormalization", "epsilon"))
-        scale = m.array("gamma").astype(np.float64) / deviation
+        scale = _norm_scale(m)
         shift = m.array("beta") - m.array("mean") * scale
         shape = (-1, *[1] * (m.x.shape.rank() - 2))
         dtype = m.x.dtype.numpy()

@@ -132,7 +132,7 @@ def _find_call(pattern: Call, value: ir.Value | None, found: Found) -> Iterator[
     node = value.producer() if value is not None else None
     if node is None or key_of(node) != pattern.op_type:
         return
-    if value is not node.outputs[0] or any(_is_used(extra) for extra in node.outputs[1:]):
+    if value is not node.outputs[0] or any(is_read(extra) for extra in node.outputs[1:]):
         return
     if any(not _same_attr(attribute(node, name), want) for name, want in pattern.attrs.items()):
         return
@@ -182,7 +182,8 @@ def _is_scalar(value: ir.Value, want: float) -> bool:
     return abs(got - want) <= abs(want) * _RELATIVE_SLACK.get(array.dtype, _DEFAULT_SLACK)
 
 
-def _is_used(value: ir.Value) -> bool:
+def is_read(value: ir.Value) -> bool:
+    """Whether a node reads the value, or the graph puts it out."""
     return bool(value.uses()) or value.is_graph_output()
 
 
@@ -192,6 +193,20 @@ def _same_attr(got: Any, want: Any) -> bool:
     if isinstance(want, list | tuple) and got is not None:
         return list(got) == list(want)
     return bool(got == want)
+
+
+def read_values(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, through its subgraphs too."""
+    yield from (value for value in node.inputs if value is not None)
+    yield from captured_values(node)
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """What the subgraphs of a node read."""
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            for inner in attr.as_graph():
+                yield from read_values(inner)
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:

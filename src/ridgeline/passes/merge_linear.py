@@ -7,7 +7,7 @@ by where they meet again: projections of one input for several layers stay apart
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,34 +189,15 @@ def _merge(source: ir.Value, group: Sequence[Linear], names: Names) -> None:
     op = GraphOps(graph, names, stem=f"{node_name(group[0].nodes[0])}/{NAME}")
     merged = op.MatMul(source, op.const(np.concatenate([linear.weight for linear in group], axis=1)))
     if any(linear.bias is not None for linear in group):
-        merged = op.Add(merged, op.const(np.concatenate(list(_biases(group)))))
-    counts = op.numbers(*(linear.columns for linear in group))
-    op.Split(merged, counts, axis=-1)
-    split = _with_outputs(op.nodes.pop(), len(group), names)
+        # a product without a bias gets zeros, which add nothing
+        biases = (np.zeros(x.columns, x.weight.dtype) if x.bias is None else x.bias for x in group)
+        merged = op.Add(merged, op.const(np.concatenate(list(biases))))
+    parts = op.split(merged, [linear.columns for linear in group])
     sources = merged_sources(nodes)
-    for node in (*op.nodes, split):
+    for node in op.nodes:
         node.metadata_props.update({SOURCES: sources, RULE: NAME})
         node.name = f"{node_name(group[0].nodes[0])}/{NAME}/{node.op_type}"
-    graph.insert_before(first, [*op.nodes, split])
-    for linear, part in zip(group, split.outputs, strict=True):
+    graph.insert_before(first, op.nodes)
+    for linear, part in zip(group, parts, strict=True):
         replace_value(linear.result, part)
     graph.remove(nodes[::-1], safe=True)
-
-
-def _biases(group: Sequence[Linear]) -> Iterator[np.ndarray]:
-    for linear in group:
-        # a product without a bias gets zeros, which add nothing
-        yield linear.bias if linear.bias is not None else np.zeros(linear.columns, linear.weight.dtype)
-
-
-def _with_outputs(split: ir.Node, count: int, names: Names) -> ir.Node:
-    """A Split with as many outputs as parts; `GraphOps` makes nodes of one."""
-    stem = split.outputs[0].name
-    wide = ir.Node(
-        "", "Split", list(split.inputs), attributes=list(split.attributes.values()), num_outputs=count
-    )
-    split.replace_input_with(0, None)
-    split.replace_input_with(1, None)
-    for out in wide.outputs:
-        out.name = names.fresh(str(stem))
-    return wide

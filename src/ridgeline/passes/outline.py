@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -67,7 +67,7 @@ def _outline_one(model: ir.Model, nodes: list[ir.Node], taken: set[str]) -> None
     body = Body(
         inputs=tuple(names[v] for v in group.inputs),
         outputs=tuple(names[v] for v in group.outputs),
-        ops=tuple(_renamed(op_of(node), node, names) for node in nodes),
+        ops=tuple(_renamed(node, names) for node in nodes),
         constants={names[value]: value.const_value.numpy() for value in group.inlined},
     )
     title = "_".join(node.op_type for node in nodes)
@@ -86,14 +86,9 @@ def is_inlined(value: ir.Value) -> bool:
     return bool(tensor.size <= limit)
 
 
-def _renamed(op: Op, node: ir.Node, names: Mapping[ir.Value, str]) -> Op:
-    return Op(
-        op.op_type,
-        tuple(names[v] if v is not None else "" for v in node.inputs),
-        tuple(names[v] for v in node.outputs),
-        op.attrs,
-        op.domain,
-    )
+def _renamed(node: ir.Node, names: Mapping[ir.Value, str]) -> Op:
+    inputs = tuple(names[v] if v is not None else "" for v in node.inputs)
+    return replace(op_of(node), inputs=inputs, outputs=tuple(names[v] for v in node.outputs), name="")
 
 
 def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.Function:
@@ -118,19 +113,15 @@ def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.
             new.name = names[old]
             fresh[old] = new
         body.append(copy)
+    domains = {"", *(node.domain for node in group.nodes if node.domain != "ai.onnx")}
     graph = ir.Graph(
         [fresh[v] for v in group.inputs],
         [fresh[v] for v in group.outputs],
         nodes=body,
-        opset_imports={domain: opset_imports.get(domain, 1) for domain in {"", *_domains(group.nodes)}},
+        opset_imports={domain: opset_imports.get(domain, 1) for domain in domains},
         name=name,
     )
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])
-
-
-def _domains(nodes: Sequence[ir.Node]) -> list[str]:
-    """The domains of ops from outside ONNX."""
-    return [node.domain for node in nodes if node.domain not in ("", "ai.onnx")]
 
 
 def _call(model: ir.Model, name: str, group: _Group, taken: set[str]) -> None:

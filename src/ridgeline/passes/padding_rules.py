@@ -260,19 +260,14 @@ def _kept_whole(at: At) -> int:
 
 def _sliced(at: At) -> int | None:
     own = _kept_whole(at)
-    real, padded = _cuts_of(at, at.real), _cuts_of(at, at.padded)
-    if any(step < 0 for axis, (_, step) in padded.items() if axis == own):
+    real, padded = at.read(cuts, at.real), at.read(cuts, at.padded)
+    if own in padded and padded[own].step < 0:
         raise at.forbid("it goes backwards")
-    if {axis: cut for axis, cut in real.items() if axis != own} != {
-        axis: cut for axis, cut in padded.items() if axis != own
-    }:
+    # where each other axis begins, and its step; how long it is, its shape says
+    begun = [{a: (r.start, r.step) for a, r in cut.items() if a != own} for cut in (real, padded)]
+    if begun[0] != begun[1]:
         raise at.forbid("it cuts another axis in places that depend on the padded size")
     return own
-
-
-def _cuts_of(at: At, state: Inferred) -> dict[int, tuple[int, int]]:
-    """Of every axis that a Slice names: where it begins, and its step. How long it is, its shape says."""
-    return {axis: (places.start, places.step) for axis, places in at.read(cuts, state).items()}
 
 
 def _filled(at: At) -> int | None:
@@ -288,9 +283,7 @@ def _filled(at: At) -> int | None:
 
 def _resized(at: At) -> int | None:
     """Each image alone, along the first axis: that axis keeps its size, and no other asks for it."""
-    at.only(0)
-    if at.axes[0] not in (None, 0):
-        raise at.forbid(f"it reads neighbours along axis {at.axes[0]}")
+    _batch_only(at)
     _kept_whole(at)
     rank = len(at.shape(0))
     named = [int(axis) % rank for axis in at.op.attrs.get("axes") or range(rank)]

@@ -32,10 +32,10 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
     for name, kind in (("product", Kind.PRODUCT), ("row", Kind.ROW)):
         for node in model.graph:
             if is_a(node, kind) and _settles(part, node):
-                _start(part, Draft(name, [node]))
+                _start(part, part.start(name, node))
     for node in model.graph if target.traits.reads_by_index else ():
         if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
-            _start(part, Draft("product", [node]))
+            _start(part, part.start("product", node))
     _pointwise_regions(part)
     if target.traits.reads_by_index:
         gather_regions(part)
@@ -49,22 +49,16 @@ def _settles(part: Partition, node: ir.Node) -> bool:
 
 
 def _start(part: Partition, draft: Draft) -> None:
-    part.drafts.append(draft)
-    part.owner[draft.nodes[0]] = draft
     if draft.kind == "row":
         _grow_up(part, draft)
     if draft.anchor.op_type == "Attention":
         guard = guard_of(draft.anchor)
         part.take(draft, guard if all(map(part.is_free, guard)) else [])
-    if part.target.traits.reads_by_index and draft.anchor.op_type == "Attention":
-        _take_views(part, draft)
+        # a kernel that reads and writes by strides: the views around it cost nothing inside the region
+        if part.target.traits.reads_by_index:
+            part.take(draft, views_before(draft.anchor, part.is_free))
+            part.take(draft, views_after(draft.anchor, part.is_free))
     _grow_down(part, draft)
-
-
-def _take_views(part: Partition, draft: Draft) -> None:
-    """An attention kernel reads and writes by strides: the views around it cost nothing inside the region."""
-    part.take(draft, views_before(draft.anchor, part.is_free))
-    part.take(draft, views_after(draft.anchor, part.is_free))
 
 
 def _grow_down(part: Partition, draft: Draft) -> None:
@@ -161,9 +155,7 @@ def _pointwise_regions(part: Partition) -> None:
     for node in part.graph:
         if not is_a(node, Kind.POINTWISE) or node in part.owner or not _settles(part, node):
             continue
-        draft = Draft("pointwise", [node])
-        part.drafts.append(draft)
-        part.owner[node] = draft
+        draft = part.start("pointwise", node)
         grown = True
         while grown:
             grown = False
@@ -175,8 +167,7 @@ def _pointwise_regions(part: Partition) -> None:
                     if len(leaving([*draft.nodes, follower])) > MAX_POINTWISE_OUTPUTS:
                         part.refuse("pointwise", "too many results would leave the region", follower, value)
                         continue
-                    draft.add([follower])
-                    part.owner[follower] = draft
+                    part.take(draft, [follower])
                     grown = True
         _note_boundaries(part, draft)
 

@@ -203,11 +203,19 @@ class GraphOps:
             given.pop()
         kept = {name: value for name, value in attrs.items() if value is not None}
         count = len(onnx.defs.get_schema(op_type, domain=domain).outputs) if domain else 1
-        node = ir.node(op_type, given, attributes=kept, domain=domain, num_outputs=count)
+        return self._add(ir.node(op_type, given, attributes=kept, domain=domain, num_outputs=count))[0]
+
+    def split(self, value: ir.Value, lengths: Sequence[int]) -> Sequence[ir.Value]:
+        """The parts of a value along its last axis."""
+        inputs, axis = [value, self.numbers(*lengths)], {"axis": -1}
+        return self._add(ir.node("Split", inputs, attributes=axis, num_outputs=len(lengths)))
+
+    def _add(self, node: ir.Node) -> Sequence[ir.Value]:
         for output in node.outputs:
-            output.name = self._names.fresh(f"{self._stem}/{op_type}")
+            output.name = self._names.fresh(f"{self._stem}/{node.op_type}")
         self.nodes.append(node)
-        return node.outputs[0]
+        outputs: Sequence[ir.Value] = node.outputs
+        return outputs
 
     def __getattr__(self, op_type: str) -> Any:
         return partial(self.call, op_type)
@@ -299,13 +307,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         new.shape = old.shape
     if new.type is None:
         new.type = old.type
-    for use in list(old.uses()):
-        use.node.replace_input_with(use.idx, new)
-    if old.is_graph_output():
-        outputs = old.graph.outputs
-        for index, output in enumerate(outputs):
-            if output is old:
-                outputs[index] = new
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
     if not (new.is_graph_input() or new.is_initializer()):
         # they change names: the node behind `old` may stay for another of its outputs
         name, old.name = old.name, None

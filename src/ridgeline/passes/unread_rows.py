@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.passes.fold_shape import part_of, sizes
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import attribute, captured_values, constant, is_read
 from ridgeline.passes.rule import GraphOps, Names, replace_value
 
 NAME = "UnreadRows"
@@ -57,24 +57,15 @@ def _wanted(graph: ir.Graph) -> dict[ir.Value, Rows]:
             asked = picked if index == 0 else None
             if operands is not None:
                 asked = _of_operand(rows, node, value) if index in operands else None
-                if index not in operands and _is_untouched(node, index):
+                # a constant that rows do not run along asks nothing of anybody
+                if index not in operands and constant(value) is not None:
                     continue
             demands[value] = asked if demands.get(value, asked) == asked else None
-        for inner in _captured(node):
+        for inner in captured_values(node):
             demands[inner] = None
     return {
         value: rows for value, rows in demands.items() if rows is not None and value.producer() is not None
     }
-
-
-def _captured(node: ir.Node) -> set[ir.Value]:
-    """What the subgraphs of a node read."""
-    found: set[ir.Value] = set()
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            for inner in attr.as_graph():
-                found |= {value for value in inner.inputs if value is not None} | _captured(inner)
-    return found
 
 
 def _picked(node: ir.Node) -> Rows | None:
@@ -93,7 +84,7 @@ def _picked(node: ir.Node) -> Rows | None:
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
     """The inputs of which the same rows are enough; None when an output row needs more than them."""
     out = sizes(node.outputs[0])
-    if out is None or any(extra.uses() or extra.is_graph_output() for extra in node.outputs[1:]):
+    if out is None or any(is_read(extra) for extra in node.outputs[1:]):
         return None
     if node.domain not in ("", "ai.onnx"):
         return None
@@ -129,11 +120,6 @@ def _of_operand(rows: Rows | None, node: ir.Node, value: ir.Value) -> Rows | Non
     if rows is None or mine is None or out is None:
         return None
     return Rows(rows.axis - (len(out) - len(mine)), rows.start, rows.count)
-
-
-def _is_untouched(node: ir.Node, index: int) -> bool:
-    """A constant that rows do not run along asks nothing of anybody."""
-    return constant(node.inputs[index]) is not None
 
 
 def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> None:

@@ -1,18 +1,23 @@
-"""A context: what one thread needs to run an engine. Holds instances, most recently used first."""
+"""A context: what one thread needs to run an engine. Holds instances, most recently used first.
+
+On a GPU it can also be captured over the caller's own device tensors.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, ProcessError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
+from ridgeline.runtime.cuda_instance import BoundRun, CudaInstance, check_bound
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
@@ -24,6 +29,7 @@ KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
+MakeInstance: TypeAlias = Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance]
 
 
 class Context:
@@ -190,6 +196,23 @@ class Context:
         while len(self._bindings) > KEPT_INSTANCES:
             self._bindings.popitem(last=False)
         return binding
+
+
+class CudaContext(Context):
+    """Runs an engine on the GPU for one thread at a time, on whatever stream is current."""
+
+    def __init__(self, signature: Signature, make_binding: MakeBinding, make_instance: MakeInstance) -> None:
+        super().__init__(signature, make_binding)
+        self._make_instance = make_instance
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> BoundRun:
+        """Capture the engine over these inputs: a run then is one graph launch that copies nothing."""
+        arrays = dict(zip(self._names, self._signature.checked(tensors), strict=True))
+        for port in self._ports.values():
+            check_bound(port.name, arrays[port.name], port.dtype)
+        specs = self._signature.specs(list(arrays.values()))
+        self._signature.require(specs)
+        return BoundRun(self._make_instance(specs, arrays))
 
 
 def _key_text(names: Sequence[str], key: Sequence[tuple[int, ...]]) -> str:

@@ -17,8 +17,7 @@ from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
 from ridgeline.runtime.bindings import Bindings
-from ridgeline.runtime.context import Context
-from ridgeline.runtime.cuda_context import CudaContext
+from ridgeline.runtime.context import Context, CudaContext
 from ridgeline.runtime.device import require_device, require_runs
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.examples import example_feeds

@@ -17,7 +17,6 @@ from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import LimitError
 from ridgeline.ir.infer import Inferred, settled_value
 from ridgeline.kernels.elements import (
-    TORCH_DTYPES,
     fill,
     numpy_dtype,
     on_device,
@@ -26,6 +25,7 @@ from ridgeline.kernels.elements import (
 from ridgeline.runtime.example_integers import Known, draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.inference import Inference
+from ridgeline.runtime.instance import empty
 from ridgeline.runtime.non_tensor import draw_non_tensor
 from ridgeline.runtime.weights import default_of
 
@@ -106,9 +106,7 @@ def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu
         elif name in site.values:
             made.append(on_device(to_torch(site.values[name]), device))
         else:
-            tensor = torch.empty_strided(
-                spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device=device
-            )
+            tensor = empty(spec, device)
             if spec.dtype in _DRAWN_IN_PLACE and numbers_for(name, spec, known.ops, site.specs) is None:
                 tensor.normal_(generator=generator)
             else:

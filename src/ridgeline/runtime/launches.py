@@ -16,7 +16,7 @@ from ridgeline.plan.plan import Step
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
-from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.base import Launch, Offer, Refused
 from ridgeline.tactics.offer import precompile, read_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
@@ -58,11 +58,10 @@ class Launches:
         jobs: dict[str, list[tuple[Site, Offer, Config]]] = {}
         for index, site in sites:
             step = self._steps[index]
-            tactic = self._tactics.get(step.tactic)
-            offer = Refused("") if tactic is None else read_offer(tactic, site)
-            if tactic is None or isinstance(offer, Refused) or not offer.compiles:
+            offer = self._offer(step.tactic, site)
+            if isinstance(offer, Refused) or not offer.compiles:
                 continue
-            if self._is_offered(index, tactic, offer, step.config):
+            if self._is_offered(index, step.tactic, offer, step.config):
                 jobs.setdefault(step.tactic, []).append((site, offer, step.config))
         for name, todo in jobs.items():
             precompile(self._tactics[name], todo)
@@ -92,15 +91,19 @@ class Launches:
 
     def _is_as_planned(self, index: int, site: Site) -> bool:
         """A launch for any shape is none for a shape that the plan's tactic refuses."""
-        tactic = self._tactics.get(self._steps[index].tactic)
-        return tactic is not None and isinstance(read_offer(tactic, site), Offer)
+        return isinstance(self._offer(self._steps[index].tactic, site), Offer)
 
-    def _is_offered(self, index: int, tactic: Tactic, offer: Offer, config: Config) -> bool:
+    def _offer(self, tactic: str, site: Site) -> Offer | Refused:
+        """What a tactic offers for a site, if this build has it."""
+        found = self._tactics.get(tactic)
+        return Refused("is not in this build") if found is None else read_offer(found, site)
+
+    def _is_offered(self, index: int, tactic: str, offer: Offer, config: Config) -> bool:
         """For this site, or for the one at the planned shapes, which the config was chosen for."""
         if offer.has(config):
             return True
         planned = self._planned_sites.get(self._steps[index].name)
-        then = Refused("") if planned is None else read_offer(tactic, planned)
+        then = None if planned is None else self._offer(tactic, planned)
         return isinstance(then, Offer) and then.has(config)
 
     def _floor(self, site: Site) -> tuple[str, Offer]:
@@ -145,11 +148,10 @@ class Launches:
         step = self._steps[index]
         losers = [(c.tactic, c.config) for c in step.losers if c.refused is None]
         for name, config in [(step.tactic, step.config), *losers]:
-            tactic = self._tactics.get(name)
-            offer = Refused("is not in this build") if tactic is None else read_offer(tactic, site)
+            offer = self._offer(name, site)
             if isinstance(offer, Refused):
                 self._note(offer.reason, step.name, name)
-            elif tactic is not None and self._is_offered(index, tactic, offer, config):
+            elif self._is_offered(index, name, offer, config):
                 yield name, offer, config
             else:
                 self._note(f"offers no such config here: {dict(config)}", step.name, name)

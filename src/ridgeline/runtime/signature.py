@@ -36,18 +36,12 @@ class Bounds:
         """Every input outside this profile: its name, what it is, what it may be."""
         for name, ranges in self.shapes.items():
             shape = specs[name].shape
-            if len(shape) != len(ranges) or not all(
-                r.min <= s <= r.max for r, s in zip(ranges, shape, strict=True)
-            ):
-                want = ", ".join(range_text(r.min, r.max) for r in ranges)
-                yield name, _text(specs[name].dtype, shape), f"{specs[name].dtype}[{want}]"
+            if not _hold(ranges, shape):
+                yield name, _text(specs[name].dtype, shape), _text(specs[name].dtype, _texts(ranges))
         for name, values in self.values.items():
             got = specs[name].value
-            if got is not None and not (
-                len(got) == len(values) and all(r.min <= v <= r.max for r, v in zip(values, got, strict=True))
-            ):
-                want = ", ".join(range_text(r.min, r.max) for r in values)
-                yield name, f"values [{', '.join(map(str, got))}]", f"values [{want}]"
+            if got is not None and not _hold(values, got):
+                yield name, _text("values ", got), _text("values ", _texts(values))
 
     def padded(self, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
         """The smallest shapes of this profile that these fit into; None where they are too large."""
@@ -205,7 +199,7 @@ class Signature:
         """The shape with the sizes that profiles allow; dims by name where any size will do."""
         ranges = [bounds.shapes[port.name] for bounds in self.bounds if port.name in bounds.shapes]
         if ranges:
-            each = [_text(port.dtype, [range_text(r.min, r.max) for r in dims]) for dims in ranges]
+            each = [_text(port.dtype, _texts(dims)) for dims in ranges]
             return " or ".join(dict.fromkeys(each))
         return str(port) if port.dims is None else _text(port.dtype, port.dims)
 
@@ -247,6 +241,16 @@ def values_of(array: Any) -> tuple[int, ...]:
     """The numbers in a shape tensor."""
     flat = array.reshape(-1)
     return tuple(int(v) for v in flat.tolist())
+
+
+def _hold(ranges: Ranges | Values, numbers: Sequence[int]) -> bool:
+    """Whether there is a range for each number, which lies inside it."""
+    is_each = len(ranges) == len(numbers)
+    return is_each and all(ranges[i].min <= n <= ranges[i].max for i, n in enumerate(numbers))
+
+
+def _texts(ranges: Ranges | Values) -> list[str]:
+    return [range_text(r.min, r.max) for r in ranges]
 
 
 def range_text(low: int, high: int) -> str:
