@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from onnx import parser
 
 import ridgeline
 from cross_models import mlp, transformer
@@ -160,3 +162,17 @@ def test_neighbours_that_the_library_does_better_become_a_span() -> None:
 def test_the_null_target_times_nothing() -> None:
     report = ridgeline.build(mlp(), target="null", verify="off").report
     assert (report.sites_timed, report.sites_cached) == (0, 0)
+
+
+def test_a_region_that_is_the_whole_graph_keeps_its_candidates(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[1024] x) => (float[1024] y) {'
+        " a = Exp(x)  b = Mul(a, x)  y = Tanh(b) }"
+    )
+    lock = tmp_path / "choices.json"
+    engine = ridgeline.build(model, level=1, lock=lock)
+    (region,) = engine.plan.regions
+    tactics = {candidate.tactic for candidate in region.candidates if candidate.refused is None}
+    assert {"cpp.pointwise", "ort", "aten"} <= tactics
+    again = ridgeline.build(model, level=1, lock=lock)
+    assert [step.tactic for step in again.plan.steps] == [step.tactic for step in engine.plan.steps]

@@ -166,10 +166,15 @@ def _with_times(
         key = context.key(step.site)
         us = median(by_key[key]) if key in by_key else None
         if us is not None and us != step.median_us:
+            first, *others = step.regions
+            # a graph of one region is a span with the region's own site: the region keeps its candidates
+            is_own = not others and step.entry is made.entries.get(first.name)
             step = replace(step, entry=step.entry.with_time(us))
-            made.keys.append(key)
-            context.store(key, step.entry)
-            made.entries.update({r.name: step.entry for r in step.regions if step.regions == (r,)})
+            if is_own:
+                made.entries[first.name] = step.entry
+            if is_own or others:
+                made.keys.append(key)
+                context.store(key, step.entry)
         timed.append(step)
     return timed
 
