@@ -19,7 +19,7 @@ from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Ste
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.registry import cpu_tactics
+from ridgeline.tactics.registry import TacticOptions, cpu_tactics
 
 HEAD = '<ir_version: 10, opset_import: ["" : 23]>\n'
 FAMILIES = {
@@ -61,7 +61,7 @@ def bound(name: str) -> tuple[Launch, Site, list[torch.Tensor]]:
     specs = {key: TensorSpec("float32", shape) for key, shape in ports.items()}
     inferred = inference.at(specs)
     site = make_site(program, program.regions[-1], inferred, Target("cpu", "x86_64", 1))
-    tactic: Tactic = next(t for t in cpu_tactics(program.opset_imports) if t.name == name)
+    tactic: Tactic = next(t for t in cpu_tactics(TacticOptions(program.opset_imports)) if t.name == name)
     assert why_not(tactic, site) is None
     site_weights = {key: held[key] for key in site.weights}
     launch = offered(tactic, site).bind(offered(tactic, site).configs[0], site_weights)

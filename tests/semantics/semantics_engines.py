@@ -15,9 +15,9 @@ from semantics_judge import Opinions, opinions
 import ridgeline
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.pending_shape import PendingShape
-from ridgeline.tactics.registry import cpu_tactics
+from ridgeline.tactics.registry import TacticOptions, cpu_tactics
 
-TACTICS = tuple(sorted({tactic.name for tactic in cpu_tactics({"": 21})} - {"aten"}))
+TACTICS = tuple(sorted({tactic.name for tactic in cpu_tactics(TacticOptions({"": 21}))} - {"aten"}))
 # tactics left out in each
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "default": (), "without ort": ("ort",), "floor only": TACTICS,

@@ -13,12 +13,11 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cpp.compiler import find_compiler
-from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.cpp import CppPointwise
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import kernels_of, precompile, read_offer, require_offer
-from ridgeline.tactics.registry import cpu_tactics, cuda_tactics
+from ridgeline.tactics.registry import TacticOptions, cpu_tactics, cuda_tactics
 from ridgeline.tactics.staging import staged_launch
 
 SPEC = TensorSpec("float32", (4, 6))
@@ -91,7 +90,7 @@ def test_what_fails_ahead_is_returned_and_nothing_is_read_again(tmp_path: Path) 
 
 
 def test_a_candidate_that_refuses_launches_no_kernels() -> None:
-    tactics = {tactic.name: tactic for tactic in cuda_tactics({"": 23}, DEFAULT_LIMITS)}
+    tactics = {tactic.name: tactic for tactic in cuda_tactics(TacticOptions({"": 23}))}
     config = require_offer(tactics["triton.pointwise"], GPU).configs[0]
     assert len(kernels_of(tactics, GPU, "triton.pointwise", config)) == 1
     assert kernels_of(tactics, GPU, "triton.pointwise", {"width": 7}) == ()
@@ -101,7 +100,7 @@ def test_a_candidate_that_refuses_launches_no_kernels() -> None:
 
 @pytest.mark.parametrize("site", [SITE, GPU], ids=["cpu", "cuda"])
 def test_every_tactic_answers_and_every_offer_is_whole(site: Site) -> None:
-    tactics = (cpu_tactics if site is SITE else cuda_tactics)({"": 23}, DEFAULT_LIMITS)
+    tactics = (cpu_tactics if site is SITE else cuda_tactics)(TacticOptions({"": 23}))
     offers = {tactic.name: read_offer(tactic, site) for tactic in tactics}
     assert all(offer.reason for offer in offers.values() if isinstance(offer, Refused))
     willing = {name: offer for name, offer in offers.items() if isinstance(offer, Offer)}

@@ -8,9 +8,9 @@ from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.predict import predict_us
-from ridgeline.tactics.registry import cuda_tactics
+from ridgeline.tactics.registry import TacticOptions, cuda_tactics
 
-TACTICS = {tactic.name: tactic for tactic in cuda_tactics({"": 23})}
+TACTICS = {tactic.name: tactic for tactic in cuda_tactics(TacticOptions({"": 23}))}
 
 
 def linear(rows: int, columns: int, depth: int, *, arch: str = "sm_90") -> Site:

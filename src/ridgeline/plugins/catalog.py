@@ -95,7 +95,8 @@ class PluginOp:
         try:
             made = self._call(tensors, attrs)
         except Exception as error:
-            raise PluginError(f"the reference of {self.schema.key} {failure(error)}", got=_texts(inputs),
+            got = ", ".join("-" if t is None else str(spec_of(t)) for t in inputs)
+            raise PluginError(f"the reference of {self.schema.key} {failure(error)}", got=got,
                               help=f"mend the plugin {self.plugin}") from error  # fmt: skip
         results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
         self._require_count(len(results), "reference")
@@ -198,10 +199,6 @@ def _padded(schema: Schema, given: Sequence[Any]) -> list[Any]:
     """None for each trailing input that is left out."""
     formal = [name for name in schema.inputs if not name.endswith("*")]
     return [*given, *[None] * (len(formal) - len(given))]
-
-
-def _texts(tensors: Sequence[Tensor | None]) -> str:
-    return ", ".join("-" if t is None else str(spec_of(t)) for t in tensors)
 
 
 def code_digest(part: Any) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
 
-from ridgeline.errors import PluginError
+from ridgeline.errors import PluginError, failure
 from ridgeline.frontend.evaluator import PLUGIN_OPS
 from ridgeline.ir.op_row import OpRow
 from ridgeline.ir.ops import add_row, drop_row
@@ -23,9 +23,9 @@ from ridgeline.passes.rule import Fusion
 from ridgeline.plugins.catalog import CATALOG, Plugin, PluginOp, code_digest, package_of
 from ridgeline.plugins.gate import GatedTactic
 from ridgeline.plugins.gpu_tactics import TritonTactic
-from ridgeline.plugins.schema import Schema, Shapes, is_open, misfit, read_context, type_of_spec
+from ridgeline.plugins.schema import Schema, Shapes, is_open, read_context, type_of_spec
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import PLUGIN_TACTICS, cpu_tactics, cuda_tactics
+from ridgeline.tactics.registry import PLUGIN_TACTICS, TacticOptions, cpu_tactics, cuda_tactics
 
 # the package whose entry point is being loaded
 LOADING: ContextVar[Plugin | None] = ContextVar("LOADING", default=None)
@@ -71,7 +71,8 @@ def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     family = tactic.name.split(".")[0]
     packages = (package_of(part) for part in (type(tactic), *vars(tactic).values()))
     owner = plugin or LOADING.get() or next(filter(None, packages), None) or Plugin(family, "0")
-    if family in _own_families():
+    ours = (*cpu_tactics(TacticOptions({})), *cuda_tactics(TacticOptions({})))
+    if any(family == own.name.split(".")[0] for own in ours):
         raise PluginError(f"{tactic.name} is named like our own tactics", help="choose another name")
     if _is_known(tactic.name, CATALOG.tactics.get(tactic.name), owner):
         return
@@ -79,11 +80,6 @@ def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     if isinstance(tactic, TritonTactic) and tactic.epilogue_axis is not None:
         EPILOGUE_OPS.add(tactic.op)
     PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
-
-
-@cache
-def _own_families() -> frozenset[str]:
-    return frozenset(t.name.split(".")[0] for t in (*cpu_tactics({}), *cuda_tactics({})))
 
 
 def unregister(plugin: str) -> None:
@@ -126,7 +122,8 @@ def _infer(op: PluginOp, context: Any) -> None:
     except Exception as error:
         if is_open(specs):
             return
-        raise misfit(error) from error
+        # inference adds the node and the shapes
+        raise ValueError(f"its plugin's shape function {failure(error)}") from error
     for place, spec in enumerate(made[: context.get_num_outputs()]):
         if spec is not None:
             context.set_output_type(place, type_of_spec(spec))

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
-from ridgeline.errors import failure
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, tensor_type
 from ridgeline.ir.body import attr_value
 from ridgeline.ir.ops import OPS
@@ -216,8 +215,3 @@ def type_of_spec(spec: Spec) -> onnx.TypeProto:
 def is_open(specs: Sequence[Spec | None]) -> bool:
     """Some size is not a number yet."""
     return any(isinstance(size, ir.SymbolicDim) for spec in specs if spec is not None for size in spec.shape)
-
-
-def misfit(error: Exception) -> ValueError:
-    """What a shape function says against its inputs; inference adds the node and the shapes."""
-    return ValueError(f"its plugin's shape function {failure(error)}")

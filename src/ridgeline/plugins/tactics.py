@@ -22,6 +22,7 @@ from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.gate import make_workspace
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused, Tactic
+from ridgeline.tactics.staging import is_dense, launch_over
 
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
 Scalar: TypeAlias = int | float
@@ -112,28 +113,21 @@ class OpTactic(Tactic):
         """Every frozen call has a state and a workspace of its own, so that every context has."""
         run = self.runner(at, config)
         scratch = self.workspace_bytes(at, config)
-        planned, count = [*at.site.inputs, *at.site.outputs], len(at.site.inputs)
-        specs = [spec and at.laid(spec) for spec in planned]
 
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            tensors = [*given, *outputs]
-            placed = [_placed(t, spec, self.alignment) for t, spec in zip(tensors, specs, strict=True)]
             held = [make_workspace(scratch, at.site.target.traits.device)] if scratch else []
             held += [self.state(at)] if self.state is not None else []
-            call = run(placed[:count], placed[count:], held)
-            pairs = list(zip(tensors, placed, strict=True))
-            reads = [pair for pair in pairs[:count] if pair[0] is not pair[1]]
-            writes = [pair for pair in pairs[count:] if pair[0] is not pair[1]]
-            return partial(_staged, reads, call, writes) if reads or writes else call
+            return run(given, outputs, held)
 
-        def call_once(given: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-            freeze(given, outputs)()
-
-        return Launch(
-            call_once,
-            writes_out=True, freeze=freeze, in_place=self.in_place, scratch_bytes=scratch,
+        return launch_over(
+            freeze,
+            [spec and at.laid(spec) for spec in at.site.inputs],
+            [at.laid(spec) for spec in at.site.outputs],
+            partial(_placed, alignment=self.alignment),
+            in_place=self.in_place,
+            scratch_bytes=scratch,
             extents=_extents(at),
-        )  # fmt: skip
+        )
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         raise NotImplementedError
@@ -147,30 +141,16 @@ def _extents(at: OpSite) -> dict[int, int]:
     return {place: spec.nbytes for place, spec in (*inputs, *outputs) if spec is not None}
 
 
-def _placed(tensor: Any, spec: TensorSpec | None, alignment: int) -> Any:
+def _placed(tensor: Any, spec: TensorSpec | None, *, alignment: int) -> Any:
     """The tensor itself where it lies as the spec says, else memory that does."""
     if not isinstance(tensor, Tensor) or spec is None:
         return tensor
-    sizes = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
-    is_dense = not tensor.numel() or all(size == 1 or got == want for size, got, want in sizes)
-    if is_dense and tensor.data_ptr() % alignment == 0:
+    if is_dense(tensor, spec) and tensor.data_ptr() % alignment == 0:
         return tensor
     block = torch.empty(spec.nbytes + alignment, dtype=torch.uint8, device=tensor.device)
     start = -block.data_ptr() % alignment
     flat = block[start : start + spec.nbytes].view(tensor.dtype)
     return flat.as_strided(spec.shape, spec.strides, flat.storage_offset())
-
-
-def _staged(
-    reads: Sequence[tuple[Tensor, Tensor]],
-    call: Callable[[], object],
-    writes: Sequence[tuple[Tensor, Tensor]],
-) -> None:
-    for given, place in reads:
-        place.copy_(given)
-    call()
-    for given, place in writes:
-        given.copy_(place)
 
 
 @cache

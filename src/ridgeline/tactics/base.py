@@ -122,17 +122,14 @@ class Refused:
     reason: str
 
 
-def no_kernels(config: Config) -> Sequence[Kernel]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Offer:
     """What follows from one reading of a site: the variants worth timing, and how to run each of them."""
 
     configs: Sequence[Config]  # worth timing under the options of the build, best guess first
     bind: Bind  # packs the weights, given by name, and returns the launch
-    kernels: Callable[[Config], Sequence[Kernel]] = no_kernels  # of our own, in the order of their launches
+    # of our own, in the order of their launches
+    kernels: Callable[[Config], Sequence[Kernel]] = lambda config: ()
     cpp_source: Callable[[Config], str] | None = None  # generated C++ that binding compiles
     footprint: Callable[[Config], Footprint] | None = None  # None: only a bound launch can tell
     predict_us: Callable[[Config], float] | None = None  # None: nothing predicts it

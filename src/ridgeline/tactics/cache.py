@@ -88,10 +88,8 @@ class TimingCache:
 
     def find_anywhere(self, key: str) -> Entry | None:
         """Candidate on whatever machine, against whatever rivals: for a build that cannot measure itself."""
-        found = self.entries.get(key)
-        if found is None:
-            found = next((e for known, e in self.entries.items() if site_of(known) == site_of(key)), None)
-        return found
+        same_site = (entry for known, entry in self.entries.items() if site_of(known) == site_of(key))
+        return self.entries.get(key) or next(same_site, None)
 
     def write(self, path: Path) -> None:
         """Add what is new here to the file: another build may have written to it since it was read."""
@@ -184,10 +182,8 @@ def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
             parts = [f"tactic = {_quote(c.tactic)}"]
             if c.config:
                 parts.append(f"config = {_quote(json.dumps(dict(c.config), sort_keys=True))}")
-            if c.median_us is not None:
-                parts.append(f"us = {c.median_us:.3f}")
-            if c.predicted_us is not None:
-                parts.append(f"predicted = {c.predicted_us:.3f}")
+            times = {"us": c.median_us, "predicted": c.predicted_us}
+            parts += [f"{name} = {us:.3f}" for name, us in times.items() if us is not None]
             if c.refused is not None:
                 parts.append(f"refused = {_quote(c.refused)}")
             yield f"  {{ {', '.join(parts)} }},\n"
@@ -227,16 +223,10 @@ def write_text(path: Path, text: str) -> None:
 def measuring_context(threads: int, device_key: str = "") -> str:
     """What a timing depends on besides its site: our code, the libraries, the machine."""
     if device_key:
-        return " | ".join([_code_digest(), torch.__version__, f"Triton {triton_version()}", device_key])
-    parts = [
-        _code_digest(),
-        torch.__version__,
-        ort.__version__,
-        np.__version__,
-        _cpu_name(),
-        f"{threads} threads",
-    ]
-    return " | ".join(parts)
+        here = [f"Triton {triton_version()}", device_key]
+    else:
+        here = [ort.__version__, np.__version__, _cpu_name(), f"{threads} threads"]
+    return " | ".join([_code_digest(), torch.__version__, *here])
 
 
 def _code_digest() -> str:

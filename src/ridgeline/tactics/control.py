@@ -229,15 +229,13 @@ def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str,
         condition = specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
         given = [TensorSpec("int64", ()), condition, *(specs.get(n) for n in op.inputs[2:])]
     elif op.op_type == "Scan":
-        scanned = int(op.attrs["num_scan_inputs"])
-        axes = op.attrs.get("scan_input_axes") or (0,) * scanned
-        given = [specs.get(n) for n in op.inputs[: len(op.inputs) - scanned]]
-        for name, axis in zip(op.inputs[len(op.inputs) - scanned :], axes, strict=True):
+        n_states = len(op.inputs) - int(op.attrs["num_scan_inputs"])
+        axes, _ = _ways(op, "input", len(op.inputs) - n_states)
+        given = [specs.get(n) for n in op.inputs[:n_states]]
+        for name, axis in zip(op.inputs[n_states:], axes, strict=True):
             whole = specs.get(name)
             sizes = list(whole.shape) if whole is not None else []
-            if whole is not None:
-                del sizes[int(axis)]
-            given.append(None if whole is None else TensorSpec(whole.dtype, tuple(sizes)))
+            given.append(whole and TensorSpec(whole.dtype, (*sizes[:axis], *sizes[axis:][1:])))
     elif op.op_type == "SequenceMap":
         return None  # items may have any shape
     free = body.free_names()

@@ -6,6 +6,7 @@ So an op is unsupported only if nobody has it. The slower two say so in the plan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,14 @@ def runner(
         return _quick(op, specs, opset_imports, device), ""
     session = _OtherOp(op, opset_imports)
     session.open_ahead(specs)
-    run: RunOp = session if device == "cpu" else _Host(session, device)
-    return run, f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
+    note = f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
+    return _on_host(session, device), note
 
 
 def _quick(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], device: str) -> RunOp:
     """The floor's way, with what the types of the op need around it."""
-    run: RunOp = _DeviceOp(op, device) if device != "cpu" else _host_op(op, opset_imports)
+    other: RunOp = _OtherOp(op, opset_imports) if device == "cpu" else partial(_call_on_host, op, device)
+    run = _floor_or(op, other)
     reads = [specs.get(n) for n in op.inputs if n]
     if any(spec is None for spec in reads):
         return _AnyOp(op, run, opset_imports, device)
@@ -78,22 +80,29 @@ def _quick(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, 
     return run
 
 
-def _host_op(op: Op, opset_imports: Mapping[str, int]) -> RunOp:
-    """A floor op on the host; somebody else's once PyTorch turns out to have no kernel for its types."""
-    other: list[_OtherOp] = []
+def _floor_or(op: Op, other: RunOp) -> RunOp:
+    """A floor op; the other way from the first time on that PyTorch has no kernel for its types."""
+    is_missing = False
 
     def run(values: Values) -> Sequence[Any]:
-        if other:
-            return other[0](values)
-        try:
-            return call_floor(op, values)
-        except RuntimeError as error:
-            if not _is_missing(error):
-                raise
-            other.append(_OtherOp(op, opset_imports))
-            return other[0](values)
+        nonlocal is_missing
+        if not is_missing:
+            try:
+                return call_floor(op, values)
+            except RuntimeError as error:  # NotImplementedError is one
+                if not _is_missing(error):
+                    raise
+                is_missing = True
+        return other(values)
 
     return run
+
+
+def _call_on_host(op: Op, device: str, values: Values) -> Sequence[Any]:
+    """A floor op of values that lie on a GPU."""
+    with torch.device("cpu"):
+        made = call_floor(op, [v if v is None else v.cpu() for v in values])
+    return [v if v is None else v.to(device) for v in made]
 
 
 def _is_missing(error: RuntimeError) -> bool:
@@ -108,8 +117,7 @@ class _AnyOp:
         self.run = run
         self.opens_narrow = has(op, Trait.READS_NARROW)
         self.takes_strings = FLOOR[op.key].takes_strings
-        session = _OtherOp(op, opset_imports)
-        self.session: RunOp = session if device == "cpu" else _Host(session, device)
+        self.session = _on_host(_OtherOp(op, opset_imports), device)
 
     def __call__(self, values: Values) -> Sequence[Any]:
         for value in values:
@@ -120,39 +128,14 @@ class _AnyOp:
         return self.run(values)
 
 
-class _Host:
-    """What runs on the host, for values that lie on a GPU."""
-
-    def __init__(self, run: RunOp, device: str) -> None:
-        self.run, self.device = run, device
-
-    def __call__(self, values: Values) -> Sequence[Any]:
-        return [placed(v, self.device) for v in self.run(values)]
+def _on_host(run: RunOp, device: str) -> RunOp:
+    """What runs on the host, for values that lie on this device."""
+    return run if device == "cpu" else lambda values: [placed(v, device) for v in run(values)]
 
 
 def placed(value: Any, device: str) -> Any:
     """A tensor where the device reads it; all else stays on the host."""
     return on_device(value, device) if isinstance(value, Tensor) else value
-
-
-class _DeviceOp:
-    """A floor op on a GPU; on the host from the first time on that PyTorch has no kernel for its types."""
-
-    def __init__(self, op: Op, device: str) -> None:
-        self.op, self.device = op, device
-        self.is_missing = False
-
-    def __call__(self, values: Values) -> Sequence[Any]:
-        if not self.is_missing:
-            try:
-                return call_floor(self.op, values)
-            except RuntimeError as error:  # NotImplementedError is one
-                if not _is_missing(error):
-                    raise
-                self.is_missing = True
-        with torch.device("cpu"):
-            made = call_floor(self.op, [v if v is None else v.cpu() for v in values])
-        return [v if v is None else v.to(self.device) for v in made]
 
 
 Open = Callable[[Mapping[str, Any]], Sequence[Any]]
@@ -180,12 +163,8 @@ class _OtherOp:
         given = {n: v for n, v in zip(self.op.inputs, values, strict=True) if n}
         require_rows(self.op, values)
         types = {name: type_of(value) for name, value in given.items()}
-        run = self._opened(types)
-        made = dict(
-            zip(
-                (n for n in self.op.outputs if n), run({n: outside(v) for n, v in given.items()}), strict=True
-            )
-        )
+        results = self._opened(types)({n: outside(v) for n, v in given.items()})
+        made = dict(zip((n for n in self.op.outputs if n), results, strict=True))
         return [taken_in(made[n]) if n else None for n in self.op.outputs]
 
     def open_ahead(self, specs: Mapping[str, TensorSpec]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
@@ -31,30 +32,35 @@ from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 PLUGIN_TACTICS: dict[str, Callable[[KernelStore], Tactic]] = {}
 
 
-def cpu_tactics(
-    opset_imports: Mapping[str, int],
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    fixed_shapes: bool = False,
-    deterministic: bool = False,
-) -> tuple[Tactic, ...]:
+@dataclass(frozen=True)
+class TacticOptions:
+    """What tactics are made with."""
+
+    opset_imports: Mapping[str, int]
+    limits: Limits = DEFAULT_LIMITS
+    fixed_shapes: bool = False  # no input can ever have another size
+    deterministic: bool = False
+    store: KernelStore = COMPILED_HERE  # kernels that may be used
+
+
+def cpu_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     return (
         *(CppGemv(), CppGemm(), CppConv1x1(), CppDepthwise(), CppConvSmall(), CppConvRows()),
         *(AtenLinear(), MklLinear(), OneDnnLinear()),
         *(ConvAsGemm(), OneDnnConv(), OneDnnConvTranspose()),
         *(Sdpa(), AttentionBmm()),
         *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves()),
-        Aten(opset_imports, limits),
-        Ort(opset_imports, limits, fixed_shapes=fixed_shapes, deterministic=deterministic),
+        Aten(options.opset_imports, options.limits),
+        Ort(
+            options.opset_imports,
+            options.limits,
+            fixed_shapes=options.fixed_shapes,
+            deterministic=options.deterministic,
+        ),
     )
 
 
-def cuda_tactics(
-    opset_imports: Mapping[str, int],
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    store: KernelStore = COMPILED_HERE,
-) -> tuple[Tactic, ...]:
+def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     products = (
         TritonGemv,
         TritonGemm,
@@ -66,10 +72,10 @@ def cuda_tactics(
         CudnnConv,
     )
     return (
-        *(kind(store=store) for kind in (*products, TritonAttention)),
+        *(kind(store=options.store) for kind in (*products, TritonAttention)),
         CudaSdpa(),
-        *(kind(store=store) for kind in (TritonPointwise, TritonRows)),
-        Aten(opset_imports, limits),
+        *(kind(store=options.store) for kind in (TritonPointwise, TritonRows)),
+        Aten(options.opset_imports, options.limits),
     )
 
 

@@ -16,26 +16,41 @@ from ridgeline.tactics.base import Freeze, Launch, once
 ALIGNED_BYTES = 16  # where kernels on a GPU take tensors to begin
 
 
+def is_dense(tensor: Tensor, spec: TensorSpec) -> bool:
+    """Whether the elements lie in the spec's order, without gaps."""
+    # strides of axes of size one mean nothing
+    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
+    return tensor.numel() == 0 or all(size == 1 or got == want for size, got, want in strides)
+
+
 def lies_as(tensor: Tensor, spec: TensorSpec) -> bool:
     """Whether a kernel made for the spec may be given the tensor: aligned, and dense in its order."""
     if tuple(tensor.shape) != spec.shape:
         raise PlanError("a tensor is not what was planned", got=str(list(tensor.shape)), want=str(spec))
-    # strides of axes of size one mean nothing
-    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=True)
-    is_dense = tensor.numel() == 0 or all(size == 1 or got == want for size, got, want in strides)
-    return is_dense and (not tensor.is_cuda or tensor.data_ptr() % ALIGNED_BYTES == 0)
+    return is_dense(tensor, spec) and (not tensor.is_cuda or tensor.data_ptr() % ALIGNED_BYTES == 0)
 
 
 def staged_launch(freeze: Freeze, site: Site, slots: Collection[int], **more: Any) -> Launch:
-    """A launch of kernels that read these inputs of the site, and read and write tensors as they are planned.
+    """A launch of kernels that read these inputs of the site, and read and write tensors as planned."""
+    reads = [spec if i in slots else None for i, spec in enumerate(site.inputs)]
+    return launch_over(freeze, reads, site.outputs, _stand_in, **more)
+
+
+def launch_over(
+    freeze: Freeze,
+    read: Sequence[TensorSpec | None],
+    written: Sequence[TensorSpec],
+    stand_in: Callable[[Any, TensorSpec | None], Any],
+    **more: Any,
+) -> Launch:
+    """A launch of kernels that read and write tensors of these specs.
 
     A tensor that lies otherwise has a stand-in, copied before or after every call.
     """
-    specs = [spec if i in slots else None for i, spec in enumerate(site.inputs)]
 
     def freeze_staged(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-        reads = [_stand_in(t, spec) for t, spec in zip(inputs, specs, strict=True)]
-        writes = [_stand_in(t, spec) for t, spec in zip(outputs, site.outputs, strict=True)]
+        reads = [stand_in(t, spec) for t, spec in zip(inputs, read, strict=True)]
+        writes = [stand_in(t, spec) for t, spec in zip(outputs, written, strict=True)]
         call = freeze(reads, writes)
         before = [(place, t) for place, t in zip(reads, inputs, strict=True) if place is not t]
         after = [(t, place) for place, t in zip(writes, outputs, strict=True) if place is not t]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ridgeline.base.spec import Target
 from ridgeline.errors import PlanError
 from ridgeline.options import Options
+from ridgeline.tactics.registry import TacticOptions
 from ridgeline.targets.cpu import Cpu
 from ridgeline.targets.cuda import Cuda
-from ridgeline.targets.machine import Machine, TacticOptions
+from ridgeline.targets.machine import Machine
 from ridgeline.targets.null import NULL, Null
 
 __all__ = ["Machine", "TacticOptions", "machine_of", "target_named"]

@@ -11,8 +11,8 @@ from ridgeline.kernels.cpp.compiler import find_compiler
 from ridgeline.select.context import Timer
 from ridgeline.select.wall_clock import FirstThatRuns, WallClock
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import cpu_tactics
-from ridgeline.targets.machine import Machine, TacticOptions
+from ridgeline.tactics.registry import TacticOptions, cpu_tactics
+from ridgeline.targets.machine import Machine
 
 
 class Cpu(Machine):
@@ -25,12 +25,7 @@ class Cpu(Machine):
         return Target("cpu", platform.machine(), cores)
 
     def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
-        return cpu_tactics(
-            options.opset_imports,
-            options.limits,
-            fixed_shapes=options.fixed_shapes,
-            deterministic=options.deterministic,
-        )
+        return cpu_tactics(options)
 
     def missing_tools(self) -> tuple[str, ...]:
         if find_compiler() is not None:

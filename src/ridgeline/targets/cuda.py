@@ -9,8 +9,8 @@ from ridgeline.select.context import Timer
 from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.prediction import Prediction
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import cuda_tactics
-from ridgeline.targets.machine import Machine, TacticOptions
+from ridgeline.tactics.registry import TacticOptions, cuda_tactics
+from ridgeline.targets.machine import Machine
 
 
 class Cuda(Machine):
@@ -25,7 +25,7 @@ class Cuda(Machine):
         return Target("cuda", arch or current_device().arch, 1)
 
     def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
-        return cuda_tactics(options.opset_imports, options.limits, store=options.store)
+        return cuda_tactics(options)
 
     def missing_tools(self) -> tuple[str, ...]:
         if triton_version() is not None:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from ridgeline.base.spec import Target
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.runtime.device import is_here
 from ridgeline.select.context import Timer
 from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import plugin_tactics
-
-
-@dataclass(frozen=True)
-class TacticOptions:
-    """What tactics are made with."""
-
-    opset_imports: Mapping[str, int]
-    limits: Limits = DEFAULT_LIMITS
-    fixed_shapes: bool = False  # no input can ever have another size
-    deterministic: bool = False
-    store: KernelStore = COMPILED_HERE  # kernels that may be used
+from ridgeline.tactics.registry import TacticOptions, plugin_tactics
 
 
 class Machine:

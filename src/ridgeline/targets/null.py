@@ -5,7 +5,8 @@ from __future__ import annotations
 from ridgeline.base.spec import Target
 from ridgeline.select.context import Timer
 from ridgeline.tactics.base import Tactic
-from ridgeline.targets.machine import Machine, TacticOptions
+from ridgeline.tactics.registry import TacticOptions
+from ridgeline.targets.machine import Machine
 
 NULL = {
     "null": Target("cpu", "x86_64", 2, is_null=True),

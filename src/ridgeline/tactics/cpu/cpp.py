@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import setitem
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -47,8 +47,7 @@ KEPT_SOURCES = 1024
 _DRAG = {1: 1.8, 2: 1.1}
 
 
-def _packs_nothing(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    return ()
+Pack: TypeAlias = Callable[[Config, Mapping[str, Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class CppReading:
 
     configs: Sequence[Config]
     write: Callable[[Config], tuple[Program, str]]  # or `RefusedError`
-    pack: Callable[[Config, Mapping[str, Tensor]], Sequence[Tensor]] = _packs_nothing
+    pack: Pack = lambda config, weights: ()
 
 
 class GeneratedCpp(Tactic):
@@ -200,11 +199,16 @@ def read_product(site: Site, linear: Linear) -> CppReading:
     def write(config: Config) -> tuple[Program, str]:
         return linear_source(site, linear, tile_of(config), threads=int(config["threads"]))
 
-    def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        weight_kn = linear.weight_kn(constant(site, linear.weight, weights))
-        return (pack(weight_kn, int(config["panel"])),)
+    return CppReading(product_configs(site, linear), write, panels_of(site, linear.weight, linear.weight_kn))
 
-    return CppReading(product_configs(site, linear), write, pack_panels)
+
+def panels_of(site: Site, name: str, as_kn: Callable[[Tensor], Tensor]) -> Pack:
+    """A constant weight, as [K, N], packed in panels as wide as the config says."""
+
+    def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return (pack(as_kn(constant(site, name, weights)), int(config["panel"])),)
+
+    return pack_panels
 
 
 def product_configs(site: Site, linear: Linear) -> list[Config]:

@@ -6,9 +6,6 @@ How a region around a convolution is read is in `read/conv`; the text comes from
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
@@ -22,12 +19,13 @@ from ridgeline.kernels.cpp.conv import (
     window_weight,
 )
 from ridgeline.kernels.cpp.conv_rows import ConvRows, conv_rows_source
-from ridgeline.kernels.cpp.linear import Linear, Lines, pack
+from ridgeline.kernels.cpp.linear import Linear, Lines
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.cpu.cpp import (
     CppReading,
     GeneratedCpp,
     constant,
+    panels_of,
     product_configs,
     read_product,
     thread_counts,
@@ -123,12 +121,8 @@ class CppConvSmall(GeneratedCpp):
             panel, rows, threads = (int(config[key]) for key in ("panel", "rows", "threads"))
             return small_source(site, window, panel=panel, rows=rows, threads=threads)
 
-        def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
-            weight = window_weight(constant(site, window.weight, weights))
-            return (pack(weight, int(config["panel"])),)
-
         configs = [{"threads": threads, "panel": v * lanes, "rows": shapes[v]} for v in fitting]
-        return CppReading(configs, write, pack_panels)
+        return CppReading(configs, write, panels_of(site, window.weight, window_weight))
 
 
 class CppConvRows(GeneratedCpp):
@@ -145,12 +139,9 @@ class CppConvRows(GeneratedCpp):
         def write(config: Config) -> tuple[Program, str]:
             return conv_rows_source(site, rows, tile_of(config), threads=int(config["threads"]))
 
-        def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
-            weight_kn = rows.weight_kn(constant(site, rows.linear.weight, weights))
-            return (pack(weight_kn, int(config["panel"])),)
-
         # every config is a compile: nets have dozens of such convolutions
-        return CppReading(product_configs(site, rows.linear)[:TRIED], write, pack_panels)
+        configs = product_configs(site, rows.linear)[:TRIED]
+        return CppReading(configs, write, panels_of(site, rows.linear.weight, rows.weight_kn))
 
 
 def _conv_rows(conv: ConvSite) -> ConvRows:
