@@ -10,7 +10,7 @@ from text_graphs import assert_same, count, ops, parse, random_feeds, run
 from ridgeline.base.choices import Refusal
 from ridgeline.base.spec import Target
 from ridgeline.passes.broadcast import broadcast_values
-from ridgeline.passes.canonical_mask import RULES
+from ridgeline.passes.canonical_attention import MASK_RULES
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.pipeline import canonicalise
@@ -45,7 +45,7 @@ def folded(lines: str, extra: str = "") -> tuple[ir.Model, list[Refusal]]:
     feeds = random_feeds(model, SIZES)
     before = run(model, feeds)
     fold_broadcast(model)
-    refusals = apply_rules(model, RULES)
+    refusals = apply_rules(model, MASK_RULES)
     remove_unused(model)
     infer_shapes(model)
     assert_same(before, run(model, feeds))
@@ -197,7 +197,7 @@ def test_padding_is_tested_and_spread_in_one_step(spread: str) -> None:
 def test_padding_beside_a_mask_that_bars_is_left() -> None:
     bars = ONES.replace("{1, 1, 1, 1}", "{1, 0, 1, 1}") + "both = And(true, u)\n"
     model = parse(graph(PADDED + bars + "mask = Or(both, true)\n" + TAIL, ", int64[B,4] m"))
-    refusals = apply_rules(model, RULES)
+    refusals = apply_rules(model, MASK_RULES)
     assert count(model, "And") == 1
     assert any(r.reason == "the other operand bars something" for r in refusals)
 
@@ -205,13 +205,13 @@ def test_padding_beside_a_mask_that_bars_is_left() -> None:
 def test_a_choice_between_zero_and_minus_infinity_is_boolean() -> None:
     lines = "z = Constant<value_float = 0.0>()\n off = Constant<value_float = -1.0>()\n"
     model = parse(graph(lines + "mask = Where(ok, z, off)\n" + TAIL, ", bool[B,1,4,4] ok"))
-    (refusal,) = apply_rules(model, RULES)
+    (refusal,) = apply_rules(model, MASK_RULES)
     assert "want -inf" in refusal.reason
     fill = next(node for node in model.graph if node.outputs[0].name == "off")
     fill.attributes["value_float"] = ir.AttrFloat32("value_float", -np.inf)
     feeds = random_feeds(model, SIZES)
     feeds["ok"][..., 0] = True
     before = run(model, feeds)
-    apply_rules(model, RULES)
+    apply_rules(model, MASK_RULES)
     assert model.graph[-1].inputs[3].name == "ok"
     assert_same(before, run(model, feeds))

@@ -6,6 +6,7 @@ Only what is common; the onnx reference evaluator computes the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -51,22 +52,12 @@ def _reshape(x: Array, shape: Array, *, allowzero: int = 0) -> Array:
     return np.reshape(x, sizes)
 
 
-def _identity(x: Array) -> Array:
-    return x
-
-
 def _keep(ufunc: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*parts: Array) -> Array:
-        made = parts[0]
-        for part in parts[1:]:
-            made = ufunc(made, part)
-        return np.asarray(made)
-
-    return call
+    return lambda *parts: np.asarray(reduce(ufunc, parts))
 
 
 ARITHMETIC: dict[str, Callable[..., Array]] = {
-    "Identity": _identity, "Add": _keep(np.add), "Sub": _keep(np.subtract), "Mul": _keep(np.multiply),
+    "Identity": lambda x: x, "Add": _keep(np.add), "Sub": _keep(np.subtract), "Mul": _keep(np.multiply),
     "Div": _div, "Min": _keep(np.minimum), "Max": _keep(np.maximum), "Equal": _keep(np.equal),
     "Less": _keep(np.less), "Greater": _keep(np.greater),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 `moves_of` describes such an op at known shapes, axis by axis: a `Run` of places along an axis of the result
 reads places a constant step apart along an axis of an input; places that no run covers hold the fill value.
 Views, copies in C++, generated kernels, attention and padding are read from it, or from the readers of single
-ops (`cuts`, `parts`, `pads`), and the shape checks of `op_rules_moves` from the same readers. All of them
+ops (`cuts`, `parts`, `pads`), and the shape checks of `op_rules` from the same readers. All of them
 raise `MisfitError` if operands contradict one another, and return None if a number is not known.
 """
 

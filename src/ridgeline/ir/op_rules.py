@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from ridgeline.ir.moves import cuts, joined_axis, order, pads, parts
 from ridgeline.ir.op_given import (
     Given,
     MisfitError,
@@ -22,7 +23,6 @@ from ridgeline.ir.op_given import (
     require_shape,
 )
 from ridgeline.ir.op_row import Kind
-from ridgeline.ir.op_rules_moves import MOVE_RULES
 from ridgeline.ir.op_rules_products import PRODUCT_RULES
 
 
@@ -103,12 +103,161 @@ def _global_pool(given: Given) -> Sequence[Shape]:
     return [shape[:2] + (1,) * (len(shape) - 2)]
 
 
+def _require_items(before: Shape, after: Shape) -> None:
+    if math.prod(before) != math.prod(after):
+        raise MisfitError(f"{list(before)} has {math.prod(before)} items, {list(after)} {math.prod(after)}")
+
+
+def _reshape(given: Given) -> Sequence[Shape | None]:
+    shape, target = given.shape(0), given.listed(1, "shape")
+    if target is None:
+        after = given.made[0]
+        if after is not None:
+            _require_items(shape, after)
+        return [None]
+    made = list(target)
+    if not given.integer("allowzero", 0):
+        for place, size in enumerate(made):
+            if size == 0:
+                if place >= len(shape):
+                    raise MisfitError(f"{list(target)} keeps axis {place} of {list(shape)}")
+                made[place] = shape[place]
+    if made.count(-1) > 1 or any(size < -1 for size in made):
+        raise MisfitError(f"{list(target)} is no shape")
+    if -1 in made:
+        rest = -math.prod(made)
+        made[made.index(-1)] = math.prod(shape) // rest if rest else 0
+    _require_items(shape, tuple(made))
+    return [tuple(made)]
+
+
+def _flatten(given: Given) -> Sequence[Shape]:
+    shape, axis = given.shape(0), given.integer("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise MisfitError(f"axis {axis} of {len(shape)} axes")
+    axis = axis + len(shape) if axis < 0 else axis
+    return [(math.prod(shape[:axis]), math.prod(shape[axis:]))]
+
+
+def _squeeze(given: Given) -> Sequence[Shape | None]:
+    shape, axes = given.shape(0), given.listed(1, "axes")
+    if axes is None:
+        return [None]
+    gone = {placed_axis(axis, len(shape)) for axis in axes}
+    if any(shape[axis] != 1 for axis in gone):
+        raise MisfitError(f"axes {sorted(gone)} of {list(shape)} are not all of size one")
+    gone = gone or {axis for axis, size in enumerate(shape) if size == 1}
+    return [tuple(size for axis, size in enumerate(shape) if axis not in gone)]
+
+
+def _unsqueeze(given: Given) -> Sequence[Shape | None]:
+    shape, axes = given.shape(0), given.listed(1, "axes")
+    if axes is None:
+        return [None]
+    rank = len(shape) + len(axes)
+    new = {placed_axis(axis, rank) for axis in axes}
+    if len(new) != len(axes):
+        raise MisfitError(f"axes {list(axes)} repeat")
+    sizes = iter(shape)
+    return [tuple(1 if axis in new else next(sizes) for axis in range(rank))]
+
+
+def _transpose(given: Given) -> Sequence[Shape]:
+    return [tuple(given.shape(0)[axis] for axis in order(given))]
+
+
+def _expand(given: Given) -> Sequence[Shape | None]:
+    target = given.values.get(1)
+    if target is None:
+        if given.made[0] is not None:
+            require_into(given, 0, given.made[0])
+        return [None]
+    if any(size < 0 for size in target):
+        raise MisfitError(f"{list(target)} is no shape")
+    return [broadcast(given.shape(0), target)]
+
+
+def _concat(given: Given) -> Sequence[Shape]:
+    axis = joined_axis(given)
+    shapes = [shape for shape in given.shapes if shape is not None]
+    return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
+
+
+def _split(given: Given) -> Sequence[Shape | None]:
+    found, shape = parts(given), given.shape(0)
+    if found is None:
+        return [None] * len(given.op.outputs)
+    axis, sizes = found
+    return [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
+
+
+def _slice(given: Given) -> Sequence[Shape | None]:
+    taken = cuts(given)
+    if taken is None:
+        return [None]
+    return [tuple(len(taken[d]) if d in taken else size for d, size in enumerate(given.shape(0)))]
+
+
+def _pad(given: Given) -> Sequence[Shape | None]:
+    added, shape = pads(given), given.shape(0)
+    if added is None:
+        return [None]
+    made = tuple(size + sum(added.get(axis, ())) for axis, size in enumerate(shape))
+    if any(size < 0 for size in made):
+        raise MisfitError(f"pads {list(added.values())} take more than {list(shape)} has")
+    return [made]
+
+
+def _gather(given: Given) -> Sequence[Shape]:
+    shape = given.shape(0)
+    if not shape:
+        raise MisfitError("a scalar is gathered from")
+    axis = given.axis("axis", 0, len(shape))
+    return [(*shape[:axis], *given.shape(1), *shape[axis + 1 :])]
+
+
+def _tile(given: Given) -> Sequence[Shape | None]:
+    shape, repeats = given.shape(0), given.values.get(1)
+    if repeats is None:
+        return [None]
+    if len(repeats) != len(shape) or any(count < 0 for count in repeats):
+        raise MisfitError(f"repeats {list(repeats)} of {list(shape)}")
+    return [tuple(size * count for size, count in zip(shape, repeats, strict=True))]
+
+
+def _image(given: Given) -> tuple[int, int, int, int, int]:
+    """Sizes of an image, and the block that an op deals in."""
+    shape, block = given.shape(0), given.integer("blocksize", 0)
+    if len(shape) != 4 or block < 1:
+        raise MisfitError(f"blocks of {block} in {list(shape)}")
+    n, c, h, w = shape
+    return n, c, h, w, block
+
+
+def _depth_to_space(given: Given) -> Sequence[Shape]:
+    n, c, h, w, block = _image(given)
+    if c % block**2:
+        raise MisfitError(f"{c} channels in blocks of {block}")
+    return [(n, c // block**2, h * block, w * block)]
+
+
+def _space_to_depth(given: Given) -> Sequence[Shape]:
+    n, c, h, w, block = _image(given)
+    if h % block or w % block:
+        raise MisfitError(f"an image of {h} by {w} in blocks of {block}")
+    return [(n, c * block**2, h // block, w // block)]
+
+
 # elementwise ops that regions do not take along
 _ELEMENTWISE = """
 Mod BitwiseAnd BitwiseOr BitwiseXor BitShift Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cosh Sinh
 """
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **MOVE_RULES, **PRODUCT_RULES,
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **PRODUCT_RULES,
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice,
+    "Pad": _pad, "Gather": _gather, "Tile": _tile, "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
     "BatchNormalization": partial(_per_channel, places=(1, 2, 3, 4), least_rank=1),
     "InstanceNormalization": partial(_per_channel, places=(1, 2), least_rank=3),
     "Clip": _clip, "PRelu": _slope, "GroupNormalization": _group_norm, "LayerNormalization": _layer_norm,

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.passes.fold_broadcast import is_causal_mask
 from ridgeline.passes.fold_shape import Size, is_named
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import attribute, attributes, constant
 from ridgeline.passes.rule import Change, Fusion, Match
 
 _SCALES = ("q_mul", "k_mul", "s_mul")
@@ -61,8 +62,8 @@ class SoftmaxAttention(Fusion):
         scale = _scale(m)
         m.require(0.0 < scale < math.inf, f"scores are scaled by {scale}")
         _require_heads(m)
-        for name in ("mask", "bias", "allowed", "barred"):
-            _require_mask(m, getattr(m, name))
+        for mask in _masks(m):
+            _require_mask(m, mask)
         _require_keys(m)
         if m.off is not None:
             # a finite filler still counts in rows where every key is masked
@@ -116,7 +117,7 @@ def _mask(op: Any, m: Match) -> ir.Value | None:
         # -inf times zero is NaN: rows of -inf become rows of NaN, the others stay
         top = op.ReduceMax(mask, last, keepdims=1)
         mask = op.Add(mask, op.Mul(top, op.const(np.zeros((), m.q.dtype.numpy()))))
-    if all(_covers_keys(m, value) for value in (m.mask, m.bias, m.allowed, m.barred) if value is not None):
+    if all(_covers_keys(m, value) for value in _masks(m)):
         return mask
     # a mask that is shorter than the keys is padded by Attention, and spread by Add and Where
     return op.Expand(mask, op.Shape(m.kt, start=3))
@@ -138,10 +139,12 @@ def _require_heads(m: Match) -> None:
     m.require(len({dims[0] for dims in (q, kt, v)}) == 1, "batch sizes are not known to agree", m.kt)
 
 
-def _require_mask(m: Match, mask: ir.Value | None) -> None:
+def _masks(m: Match) -> list[ir.Value]:
+    return [value for value in (m.mask, m.bias, m.allowed, m.barred) if value is not None]
+
+
+def _require_mask(m: Match, mask: ir.Value) -> None:
     """Attention takes masks that are spread over the scores, never scores that are spread over a mask."""
-    if mask is None:
-        return
     dims, q, kt = m.dims(mask), m.dims(m.q), m.dims(m.kt)
     m.require(len(dims) <= 4, f"mask has {len(dims)} axes, want at most four", mask)
     m.require(len(dims) >= 2, f"mask of shape {mask.shape} has no axis of queries", mask)
@@ -157,8 +160,7 @@ def _require_mask(m: Match, mask: ir.Value | None) -> None:
 def _require_keys(m: Match) -> None:
     """The scores of a single key are spread over a mask, and may then fit several values."""
     keys, values = m.dims(m.kt)[3], m.dims(m.v)[2]
-    masks = [value for value in (m.mask, m.bias, m.allowed, m.barred) if value is not None]
-    is_spread = any(m.dims(mask)[-1] not in (1, keys) for mask in masks)
+    is_spread = any(m.dims(mask)[-1] not in (1, keys) for mask in _masks(m))
     may_be_one = keys == 1 or _is_declared(m.kt, keys)
     are_two = keys != values and (isinstance(values, int) or _is_declared(m.v, values))
     m.require(not (is_spread and may_be_one and are_two), f"{keys} keys and {values} values", m.v)
@@ -277,8 +279,7 @@ class AttentionOverColumns(Fusion):
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node = m.node("Attention")
         q, k = (_split(m, value) for value in node.inputs[:2])
-        attrs = {name: attr.value for name, attr in node.attributes.items()}
-        attrs |= {"q_num_heads": int(q[2]), "kv_num_heads": int(k[2])}
+        attrs = attributes(node) | {"q_num_heads": int(q[2]), "kv_num_heads": int(k[2])}
         # the op's own default is by head size in both forms, but a plan should not have to know it
         attrs.setdefault("scale", 1.0 / math.sqrt(int(q[3])))
         out = op.Attention(m.q, m.k, m.v, m.mask, **attrs)
@@ -299,4 +300,70 @@ def _split(m: Match, heads: ir.Value) -> tuple[Size, ...]:
     return split
 
 
+class CausalMask(Fusion):
+    """Attention with a constant lower triangle for a mask = Attention with is_causal"""
+
+    may_change = (Change.ROUNDING, Change.BARRED_KEYS)
+
+    def pattern(self, op: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return op.Attention(q, k, v, op.known(mask))
+
+    def check(self, m: Match) -> None:
+        m.require(is_causal_mask(m.root), "mask is not a lower triangle", m.mask)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        return op.Attention(m.q, m.k, m.v, **attributes(m.node("Attention")) | {"is_causal": 1})
+
+
+class BooleanMask(Fusion):
+    """Attention(.., where(allowed, 0, -inf)) = Attention(.., allowed)"""
+
+    may_change = (Change.ROUNDING, Change.BARRED_KEYS)
+
+    def pattern(self, op: Any, q: Any, k: Any, v: Any, allowed: Any, off: Any) -> Any:
+        return op.Attention(q, k, v, op.shared(op.Where(allowed, 0.0, op.known(off))))
+
+    def check(self, m: Match) -> None:
+        # a finite filler still counts in rows where every key is masked
+        m.require(m.scalar("off") == -math.inf, f"masked scores get {m.scalar('off')}, want -inf", m.off)
+        whole, mask = m.dims(m.node("Where").outputs[0]), m.dims(m.allowed)
+        m.require(whole == mask, "the choice is spread by the values it chooses", m.allowed)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        return op.Attention(m.q, m.k, m.v, m.allowed, **attributes(m.node("Attention")))
+
+
+class SpreadPadding(Fusion):
+    """(mask as bool) spread over the queries = not (mask = zeros): tested and spread in one step"""
+
+    may_change = ()
+
+    def pattern(self, op: Any, x: Any, axes: Any, true: Any, shape: Any) -> Any:
+        tested = op.Cast(x, to=9)
+        wide = op.either(op.Unsqueeze(tested, axes), tested)
+        return op.either(op.And(wide, op.known(true)), op.Expand(wide, shape))
+
+    def check(self, m: Match) -> None:
+        kinds = (ir.DataType.INT64, ir.DataType.INT32)
+        m.require(m.x.dtype in kinds, f"mask is {m.x.dtype}, not of integers", m.x)
+        if m.true is not None:
+            m.require(bool(m.array("true").all()), "the other operand bars something", m.true)
+            return
+        narrow, wide = m.dims(m.root.inputs[0]), m.dims(m.root.outputs[0])
+        m.require(len(narrow) == len(wide), "spread over axes of its own", m.x)
+        grown = [size for size, old in zip(wide, narrow, strict=True) if size != old]
+        m.require(all(isinstance(size, int) for size in grown), f"spread over {grown}, want numbers", m.x)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        x = m.x if m.axes is None else op.Unsqueeze(m.x, m.axes)
+        if m.true is not None:
+            shape = m.array("true").shape
+        else:
+            dims = zip(m.dims(m.root.outputs[0]), m.dims(m.root.inputs[0]), strict=True)
+            shape = tuple(1 if size == old else int(size) for size, old in dims)
+        return op.Not(op.Equal(x, op.const(np.zeros(shape, m.x.dtype.numpy()))))
+
+
 RULES: tuple[Fusion, ...] = (SoftmaxAttention(), PackedHeads(), AttentionOverColumns())
+# what masks say becomes an attribute or a boolean where it can
+MASK_RULES: tuple[Fusion, ...] = (CausalMask(), BooleanMask(), SpreadPadding())

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, elements, sizes
+from ridgeline.passes.fold_shape import Size, range_end, sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Fusion, Match
 
@@ -80,10 +80,8 @@ def _count(value: ir.Value) -> Count | None:
     if node is None or value.shape is None:
         return None
     if node.op_type == "Range":
-        start, step = constant(node.inputs[0]), constant(node.inputs[2])
-        limit = elements(node.inputs[1])
-        is_plain = start is not None and step is not None and start.item() == 0 and step.item() == 1
-        return (0, limit[0]) if is_plain and limit is not None else None
+        end = range_end(node)
+        return None if end is None else (0, end)
     if node.op_type not in ("Expand", "Unsqueeze"):
         return None
     inner = _count(node.inputs[0])

@@ -122,13 +122,14 @@ class Partition:
 
 def boundary_reason(node: ir.Node) -> str:
     """Why a neighbour that is not pointwise stays outside."""
-    name = node.op_type
-    if is_a(node, Kind.PRODUCT):
-        return f"{name} needs whole rows of its input: it starts a region of its own"
-    if is_a(node, Kind.ROW):
-        return f"{name} reduces over elements of other tiles: it starts a region of its own"
-    if is_a(node, Kind.VIEW):
-        return f"{name} moves nothing: it is a view of the same memory"
-    if is_a(node, Kind.MOVEMENT):
-        return f"{name} changes which element goes where: kept as a copy of its own"
-    return f"{name} is not pointwise"
+    found = (reason for kind, reason in _BOUNDARIES.items() if is_a(node, kind))
+    return f"{node.op_type} {next(found, 'is not pointwise')}"
+
+
+# the first kind that an op is of; a view is movement too
+_BOUNDARIES = {
+    Kind.PRODUCT: "needs whole rows of its input: it starts a region of its own",
+    Kind.ROW: "reduces over elements of other tiles: it starts a region of its own",
+    Kind.VIEW: "moves nothing: it is a view of the same memory",
+    Kind.MOVEMENT: "changes which element goes where: kept as a copy of its own",
+}

@@ -22,7 +22,7 @@ from ridgeline.ir.infer import Inferred, dtype_of, infer_types, spec_of, type_pr
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import of_kind, with_trait
 from ridgeline.options import DEFAULT_LIMITS
-from ridgeline.passes.fold_shape import elements, reshape_target, sizes
+from ridgeline.passes.fold_shape import elements, reshape_target, sizes, written_shape
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
 
@@ -216,16 +216,13 @@ def _settle(node: ir.Node, arrays: Sequence[np.ndarray | None], names: Names) ->
 
 
 def _settle_reshape(node: ir.Node, names: Names) -> None:
-    """Write a Reshape's target as a constant: numbers, 0 for a dim that stays, -1 for one unknown."""
+    """Write a Reshape's target as a constant."""
     if constant(node.inputs[1]) is not None:
         return
     source, target = sizes(node.inputs[0]), reshape_target(node)
     if source is None or target is None or 0 in source:
         return
-    shape = [
-        size if isinstance(size, int) else 0 if axis < len(source) and source[axis] == size else -1
-        for axis, size in enumerate(target)
-    ]
+    shape = written_shape(source, target)
     # a literal 0 in the target would now mean "copy"
     if shape.count(-1) > 1 or any(size == 0 for size in target):
         return

@@ -5,6 +5,7 @@ Two equal elements are equal in every run. Only reads the graph; `fold.py` and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -77,7 +78,7 @@ def _computed(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
     op, inputs = node.op_type, node.inputs
     if op == "Shape":
         dims = sizes(inputs[0])
-        return None if dims is None else dims[attribute(node, "start") or 0 : _end(attribute(node, "end"))]
+        return None if dims is None else dims[attribute(node, "start") or 0 : attribute(node, "end")]
     if op == "Size":
         dims = sizes(inputs[0])
         return (_combine("Mul", dims),) if dims is not None else None
@@ -148,16 +149,9 @@ def _is_flat(value: ir.Value) -> bool:
     return value.shape is not None and value.shape.rank() == 1
 
 
-def _end(end: int | None) -> int | None:
-    return None if end is None else int(end)
-
-
 def _combine(op: str, operands: tuple[Size, ...]) -> Size:
     if op == "Mul" and all(isinstance(o, int) for o in operands):
-        product = 1
-        for operand in operands:
-            product *= int(operand)
-        return product
+        return math.prod(int(operand) for operand in operands)
     if len(operands) == 2 and all(isinstance(o, int) for o in operands):
         a, b = int(operands[0]), int(operands[1])
         if op == "Add":
@@ -193,6 +187,21 @@ def reshape_target(node: ir.Node) -> tuple[Size, ...] | None:
             inferred = found[axis] if found is not None and fits else f"{node.outputs[0].name}#new{axis}"
         target[axis] = inferred
     return tuple(target)
+
+
+def written_shape(source: Sequence[Size | None], target: Sequence[Size | None]) -> list[int]:
+    """A target as a Reshape has it: numbers, 0 for a dim that stays where it is, -1 for one unknown."""
+    return [
+        size if isinstance(size, int) else 0 if size is not None and size in source[i : i + 1] else -1
+        for i, size in enumerate(target)
+    ]
+
+
+def range_end(node: ir.Node) -> Size | None:
+    """Where a Range ends that counts from 0 by one; None for any other, and where that is not known."""
+    begin, ends, step = constant(node.inputs[0]), elements(node.inputs[1]), constant(node.inputs[2])
+    given = [array.reshape(-1).tolist() for array in (begin, step) if array is not None]
+    return ends[0] if given == [[0], [1]] and ends is not None and len(ends) == 1 else None
 
 
 def _inferred(source: tuple[Size, ...] | None, rest: tuple[Size, ...]) -> Size | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.passes.match import attributes
 from ridgeline.passes.rule import Change, Fusion, Match
 
 _CONVS = ("Conv", "ConvTranspose")
@@ -17,10 +18,6 @@ _CONVS = ("Conv", "ConvTranspose")
 
 def _op_of(m: Match, kinds: tuple[str, ...]) -> ir.Node:
     return next(node for node in m.nodes if node.op_type in kinds)
-
-
-def _attrs(node: ir.Node) -> dict[str, Any]:
-    return {name: attr.value for name, attr in node.attributes.items()}
 
 
 def _out_channels(m: Match) -> int:
@@ -130,7 +127,7 @@ class BatchNormIntoWeights(Fusion):
         b = op.const(_narrowed(m, shift))
         if node.op_type == "MatMul":
             return op.Add(op.MatMul(m.x, w), b)
-        return getattr(op, node.op_type)(m.x, w, b, **_attrs(node))
+        return getattr(op, node.op_type)(m.x, w, b, **attributes(node))
 
 
 class BatchNormAlone(Fusion):
@@ -174,7 +171,7 @@ class ScaleIntoConv(Fusion):
         node, scale = _op_of(m, _CONVS), _per_channel(m, "s")
         w = op.const(_scaled_weight(m, scale))
         b = None if m.b is None else op.const(_narrowed(m, _bias(m) * scale))
-        return getattr(op, node.op_type)(m.x, w, b, **_attrs(node))
+        return getattr(op, node.op_type)(m.x, w, b, **attributes(node))
 
 
 class ShiftIntoConv(Fusion):
@@ -194,7 +191,7 @@ class ShiftIntoConv(Fusion):
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         node = _op_of(m, _CONVS)
         shift = _narrowed(m, _bias(m) + _per_channel(m, "c"))
-        return getattr(op, node.op_type)(m.x, m.w, op.const(shift), **_attrs(node))
+        return getattr(op, node.op_type)(m.x, m.w, op.const(shift), **attributes(node))
 
 
 class PadIntoWindow(Fusion):
@@ -236,7 +233,7 @@ class PadIntoWindow(Fusion):
         pads = m.const("pads")
         rank = len(pads) // 2
         spatial = [*pads[2:rank], *pads[rank + 2 :]]
-        attrs = _attrs(m.root)
+        attrs = attributes(m.root)
         own = attrs.get("pads") or [0] * len(spatial)
         attrs["pads"] = [a + b for a, b in zip(own, spatial, strict=True)]
         if m.root.op_type == "AveragePool":

@@ -226,6 +226,11 @@ def attribute(node: ir.Node, name: str) -> Any:
     return _default(node.op_type, node.domain, name, version or onnx.defs.onnx_opset_version())
 
 
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """What a node itself says, for one that takes its place."""
+    return {name: attr.value for name, attr in node.attributes.items()}
+
+
 @cache
 def _default(op_type: str, domain: str, name: str, version: int) -> Any:
     schema = onnx.defs.get_schema(op_type, version, domain)

@@ -21,7 +21,6 @@ from ridgeline.passes import (
     canonical_image,
     canonical_index,
     canonical_linear,
-    canonical_mask,
     canonical_norm,
     canonical_rotary,
     canonical_rows,
@@ -138,7 +137,7 @@ PASSES: tuple[Stage, ...] = (
 CUDA_PASSES: tuple[Stage, ...] = (
     Stage("spelled rotary", _rules(canonical_rotary.CUDA_RULES)),
     Stage("spread constants", _edit(fold_broadcast)),
-    Stage("masks", _rules(canonical_mask.RULES)),
+    Stage("masks", _rules(canonical_attention.MASK_RULES)),
     Stage("images", _rules(canonical_image.RULES)),
     Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes), (Change.ROUNDING,)),
     Stage("merged products", merge_linear, (Change.ROUNDING, Change.SIGNED_ZERO)),

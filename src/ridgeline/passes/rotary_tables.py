@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.fold_shape import part_of, sizes
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import attribute, attributes, constant
 
 _PER_ITEM = frozenset({"Cos", "Sin", "Cast", "Identity"})
 _SCALED = frozenset({"Mul", "Div"})
@@ -64,15 +64,12 @@ def _reads(node: ir.Node) -> ir.Value | None:
         return None
     if node.op_type == "Gather":
         return source if attribute(node, "axis") % len(dims) < len(dims) - 1 else None
-    axes = constant(node.inputs[3 if node.op_type == "Slice" else 1]) if _has_axes(node) else None
+    place = 3 if node.op_type == "Slice" else 1
+    axes = constant(node.inputs[place]) if len(node.inputs) > place else None
     if axes is None:
         return None
     rank = len(dims) + (axes.size if node.op_type == "Unsqueeze" else 0)
     return source if rank - 1 not in {int(axis) % rank for axis in axes.reshape(-1)} else None
-
-
-def _has_axes(node: ir.Node) -> bool:
-    return len(node.inputs) > (3 if node.op_type == "Slice" else 1)
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
@@ -98,7 +95,6 @@ def once(op: Any, table: ir.Value, interleaved: bool) -> ir.Value:
     assert source is not None, "is_doubled saw through this node"
     inner = once(op, source, interleaved)
     given = [inner if value is source else value for value in node.inputs]
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
-    made = getattr(op, node.op_type)(*given, **attrs)
+    made = getattr(op, node.op_type)(*given, **attributes(node))
     made.dtype = table.dtype
     return made

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from ridgeline.passes.fold_shape import elements
-from ridgeline.passes.match import constant
+from ridgeline.passes.fold_shape import range_end
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +27,10 @@ def name_counts(model: ir.Model) -> bool:
         for node in graph:
             if node.op_type != "Range" or node.domain not in ("", "ai.onnx"):
                 continue
-            start, step = constant(node.inputs[0]), constant(node.inputs[2])
-            limit = elements(node.inputs[1])
-            is_count = _is(start, 0) and _is(step, 1) and limit is not None and len(limit) == 1
-            if not is_count or limit is None or not isinstance(limit[0], str) or not limit[0].isidentifier():
+            end = range_end(node)
+            if not isinstance(end, str) or not end.isidentifier():
                 continue
-            named = ir.Shape([limit[0]])
+            named = ir.Shape([end])
             if node.outputs[0].shape != named:
                 node.outputs[0].shape, is_any = named, True
     return is_any
-
-
-def _is(array: np.ndarray | None, number: int) -> bool:
-    return array is not None and array.size == 1 and bool(array.item() == number)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, sizes
+from ridgeline.passes.fold_shape import Size, sizes, written_shape
 from ridgeline.passes.rule import GraphOps, Names, replace_value
 from ridgeline.passes.view_runs import Axis, View, count, is_movement, views_of_run
 
@@ -25,12 +25,8 @@ def simplify_views(model: ir.Model) -> None:
         for node in reversed(list(graph)):
             if is_movement(node) and node.graph is graph:
                 for value in node.outputs:
-                    if _ends_run(value):
+                    if value.is_graph_output() or any(not is_movement(reader) for reader, _ in value.uses()):
                         _simplify(value, names)
-
-
-def _ends_run(value: ir.Value) -> bool:
-    return value.is_graph_output() or any(not is_movement(node) for node, _ in value.uses())
 
 
 def _simplify(value: ir.Value, names: Names) -> None:
@@ -143,11 +139,5 @@ def _reshape(before: Sequence[Size | None], after: Sequence[Size | None]) -> lis
     """The reshape between two lists of sizes, none when they are the same; None when it cannot be written."""
     if list(before) == list(after) and None not in after:
         return []
-    shape = []
-    for i, size in enumerate(after):
-        if isinstance(size, int):
-            shape.append(size)
-        else:
-            is_kept = size is not None and i < len(before) and before[i] == size
-            shape.append(0 if is_kept else -1)
+    shape = written_shape(before, after)
     return [Step("Reshape", tuple(shape))] if shape.count(-1) < 2 else None

@@ -192,13 +192,10 @@ def _cut_out(view: View, node: ir.Node, made: ir.Value) -> View | None:
     found = part_of(made, [count(axis) for axis in view.axes])
     if found is None or found[1].step != 1:
         return None
-    return _narrowed(view, found[0], found[1].start, len(found[1]))
-
-
-def _narrowed(view: View, axis: int, start: int, length: int) -> View | None:
-    """Some places along an axis, when they are whole counts of its outermost piece."""
+    axis, start, length = found[0], found[1].start, len(found[1])
     pieces = view.axes[axis]
     inner = count(pieces[1:])
+    # the places must be whole counts of the outermost piece
     if length < 1 or inner is None or start % inner or length % inner:
         return None
     if not pieces or pieces[0].axis is None:

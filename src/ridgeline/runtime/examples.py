@@ -16,12 +16,7 @@ from torch import Tensor
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import LimitError
 from ridgeline.ir.infer import Inferred, settled_value
-from ridgeline.kernels.elements import (
-    fill,
-    numpy_dtype,
-    on_device,
-    to_torch,
-)
+from ridgeline.kernels.elements import fill, numpy_dtype, on_device, to_torch
 from ridgeline.runtime.example_integers import Known, draw_integers
 from ridgeline.runtime.example_numbers import numbers_for
 from ridgeline.runtime.inference import Inference
