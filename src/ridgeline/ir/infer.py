@@ -82,11 +82,7 @@ def infer(program: Program, inputs: Mapping[str, TensorSpec], weights: Mapping[s
     state.values.update(known)
     state.values.update((n, settled_value(spec)) for n, spec in inputs.items() if spec.value is not None)
     for region in program.regions:
-        ops, constants = program.flat_ops([region])
-        for name, array in constants.items():
-            _know(state, name, array)
-        for op in ops:
-            settle_op(op, state, program.opset_imports)
+        _settle_ops(state, *program.flat_ops([region]), program.opset_imports)
     return state
 
 
@@ -99,11 +95,17 @@ def settle_body(
     state.limits = limits
     for name, spec in given.items():
         _note(state, name, spec)
-    for name, array in {**(known or {}), **body.constants}.items():
-        _know(state, name, array)
-    for op in body.ops:
-        settle_op(op, state, opset_imports)
+    _settle_ops(state, body.ops, {**(known or {}), **body.constants}, opset_imports)
     return state
+
+
+def _settle_ops(
+    state: Inferred, ops: Sequence[Op], constants: Mapping[str, np.ndarray], opset_imports: Mapping[str, int]
+) -> None:
+    for name, array in constants.items():
+        _know(state, name, array)
+    for op in ops:
+        settle_op(op, state, opset_imports)
 
 
 def settled_value(spec: TensorSpec) -> np.ndarray:

@@ -6,7 +6,7 @@ A node goes only when types and shapes prove that its result equals a value that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from ridgeline.ir.provenance import SOURCES
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes
-from ridgeline.passes.match import attribute, constant, is_read
+from ridgeline.passes.match import attribute, constant, is_read, key_of
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
 
 # casts to a type that holds every value of the first one may be taken in one step
@@ -32,11 +32,11 @@ def remove_noops(model: ir.Model) -> None:
         for node in list(graph):
             if node.domain not in ("", "ai.onnx") or any(is_read(extra) for extra in node.outputs[1:]):
                 continue
-            merge = _MERGES.get(node.op_type)
-            if merge is not None:
-                merge(node, names)
-            is_noop = _NOOPS.get(node.op_type)
             has_input = bool(node.inputs) and node.inputs[0] is not None
+            before = node.inputs[0].producer() if has_input else None
+            if before is not None and (merge := _MERGES.get((key_of(before), node.op_type))) is not None:
+                merge(node, before, names)
+            is_noop = _NOOPS.get(node.op_type)
             if is_noop is not None and has_input and is_noop(node):
                 _bypass(node, _data_input(node))
 
@@ -148,12 +148,10 @@ def _joins_one(node: ir.Node) -> bool:
     return len(node.inputs) == 1
 
 
-def _is_neutral(neutral: float, either_side: bool) -> Callable[[ir.Node], bool]:
+def _is_neutral(neutral: float) -> Callable[[ir.Node], bool]:
     def is_noop(node: ir.Node) -> bool:
         source = _data_input(node)
         other = next((v for v in node.inputs if v is not source), None)
-        if other is None or (not either_side and other is not node.inputs[1]):
-            return False
         array = constant(other)
         if array is None or array.dtype.kind not in "fiu" or not bool(np.all(array == neutral)):
             return False
@@ -175,18 +173,12 @@ _NOOPS: dict[str, Callable[[ir.Node], bool]] = {
     "Max": _joins_one,
     "Min": _joins_one,
     "Sum": _joins_one,
-    "Add": _is_neutral(0.0, either_side=True),
-    "Sub": _is_neutral(0.0, either_side=False),
-    "Mul": _is_neutral(1.0, either_side=True),
-    "Div": _is_neutral(1.0, either_side=False),
-    "Pow": _is_neutral(1.0, either_side=False),
+    "Add": _is_neutral(0.0),
+    "Sub": _is_neutral(0.0),
+    "Mul": _is_neutral(1.0),
+    "Div": _is_neutral(1.0),
+    "Pow": _is_neutral(1.0),
 }
-
-
-def _producer(node: ir.Node, op_types: Sequence[str]) -> ir.Node | None:
-    maker: ir.Node | None = node.inputs[0].producer()
-    is_wanted = maker is not None and maker.op_type in op_types and maker.domain in ("", "ai.onnx")
-    return maker if is_wanted else None
 
 
 def _skip(node: ir.Node, before: ir.Node) -> None:
@@ -195,19 +187,16 @@ def _skip(node: ir.Node, before: ir.Node) -> None:
     node.replace_input_with(0, before.inputs[0])
 
 
-def _merge_transposes(node: ir.Node, names: Names) -> None:
-    before = _producer(node, ["Transpose"])
-    outer = attribute(node, "perm")
-    inner = attribute(before, "perm") if before is not None else None
-    if before is not None and outer is not None and inner is not None:
+def _merge_transposes(node: ir.Node, before: ir.Node, names: Names) -> None:
+    outer, inner = attribute(node, "perm"), attribute(before, "perm")
+    if outer is not None and inner is not None:
         node.attributes["perm"] = ir.AttrInt64s("perm", [inner[axis] for axis in outer])
         _skip(node, before)
 
 
-def _merge_reshapes(node: ir.Node, names: Names) -> None:
-    before = _producer(node, ["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
+def _merge_reshapes(node: ir.Node, before: ir.Node, names: Names) -> None:
     asked = constant(node.inputs[1])
-    if before is None or asked is None:
+    if asked is None:
         return
     # 0 copies a dim of the reshape before; only a target without it means the same from further back
     target = reshape_target(node)
@@ -219,32 +208,28 @@ def _merge_reshapes(node: ir.Node, names: Names) -> None:
     _skip(node, before)
 
 
-def _merge_casts(node: ir.Node, names: Names) -> None:
-    before = _producer(node, ["Cast"])
-    source = before.inputs[0].dtype if before is not None else None
-    if before is None or source is None:
-        return
-    middle = ir.DataType(attribute(before, "to"))
-    if source == middle or (source.name, middle.name) in _WIDENS:
+def _merge_casts(node: ir.Node, before: ir.Node, names: Names) -> None:
+    source, middle = before.inputs[0].dtype, ir.DataType(attribute(before, "to"))
+    if source is not None and (source == middle or (source.name, middle.name) in _WIDENS):
         _skip(node, before)
 
 
-def _cancel_squeeze(node: ir.Node, names: Names) -> None:
+def _cancel_squeeze(node: ir.Node, before: ir.Node, names: Names) -> None:
     """Unsqueeze after Squeeze, or the reverse, over the same axes."""
-    before = _producer(node, ["Unsqueeze" if node.op_type == "Squeeze" else "Squeeze"])
-    if before is None or len(node.inputs) < 2 or len(before.inputs) < 2:
+    if len(node.inputs) < 2 or len(before.inputs) < 2:
         return
     here, there = constant(node.inputs[1]), constant(before.inputs[1])
     if here is not None and there is not None and here.tolist() == there.tolist():
         _bypass(node, before.inputs[0])
 
 
-_MERGES: dict[str, Callable[[ir.Node, Names], None]] = {
-    "Transpose": _merge_transposes,
-    "Reshape": _merge_reshapes,
-    "Cast": _merge_casts,
-    "Squeeze": _cancel_squeeze,
-    "Unsqueeze": _cancel_squeeze,
+# by the ops that follow one another
+_MERGES: dict[tuple[str, str], Callable[[ir.Node, ir.Node, Names], None]] = {
+    ("Transpose", "Transpose"): _merge_transposes,
+    **{(before, "Reshape"): _merge_reshapes for before in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")},
+    ("Cast", "Cast"): _merge_casts,
+    ("Unsqueeze", "Squeeze"): _cancel_squeeze,
+    ("Squeeze", "Unsqueeze"): _cancel_squeeze,
 }
 
 

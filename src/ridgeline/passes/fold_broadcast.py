@@ -74,18 +74,14 @@ def _settle_mask(node: ir.Node, cores: Cores, names: Names) -> None:
     if mask is None or core is None or _keys(node) != (sizes(mask) or (None,))[-1]:
         return
     if bool(np.all(core)) if core.dtype == bool else not bool(np.any(core)):
-        _drop_mask(node)
+        node.replace_input_with(MASK, None)
+        while node.inputs[-1] is None:
+            node.resize_inputs(len(node.inputs) - 1)
         return
     shape = (*core.shape[:-2], queries(node), _keys(node))
     if constant(mask) is None and core.ndim >= 2 and all(isinstance(size, int) for size in shape):
         whole = np.broadcast_to(core, [int(size) for size in shape if size is not None])
         node.replace_input_with(MASK, add_initializer(node.graph, names.fresh(f"{mask.name}/known"), whole))
-
-
-def _drop_mask(node: ir.Node) -> None:
-    node.replace_input_with(MASK, None)
-    while node.inputs[-1] is None:
-        node.resize_inputs(len(node.inputs) - 1)
 
 
 def queries(node: ir.Node) -> Size | None:

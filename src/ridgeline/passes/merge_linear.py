@@ -16,10 +16,10 @@ import onnx_ir as ir
 from ridgeline.base.choices import Refusal
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
-from ridgeline.ir.provenance import RULE, SOURCES, node_name
+from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rule import GraphOps, Names, merged_sources, nbytes, replace_value
+from ridgeline.passes.rule import GraphOps, Names, nbytes, replace_value
 from ridgeline.passes.take_moves import guard_of
 
 NAME = "MergeLinear"
@@ -193,11 +193,9 @@ def _merge(source: ir.Value, group: Sequence[Linear], names: Names) -> None:
         biases = (np.zeros(x.columns, x.weight.dtype) if x.bias is None else x.bias for x in group)
         merged = op.Add(merged, op.const(np.concatenate(list(biases))))
     parts = op.split(merged, [linear.columns for linear in group])
-    sources = merged_sources(nodes)
+    op.place(nodes, rule=NAME, before=first)
     for node in op.nodes:
-        node.metadata_props.update({SOURCES: sources, RULE: NAME})
         node.name = f"{node_name(group[0].nodes[0])}/{NAME}/{node.op_type}"
-    graph.insert_before(first, op.nodes)
     for linear, part in zip(group, parts, strict=True):
         replace_value(linear.result, part)
     graph.remove(nodes[::-1], safe=True)

@@ -20,16 +20,10 @@ from ridgeline.passes.padding_rules import RULES, At, Forbidden, difference
 
 def padded_axes(program: Program, real: Inferred, padded: Inferred) -> dict[str, int | None]:
     """For every output the axis to cut off again; `Forbidden` names the op that makes padding unsafe."""
-    axes: dict[str, int] = {}
-    for name in program.inputs:
-        axis = difference(name, None, real, padded)
-        if axis is not None:
-            axes[name] = axis
     ops, constants = program.flat_ops(program.regions)
-    for name in {*padded.values, *constants}:
-        axis = _known_axis(name, real, padded)
-        if axis is not None:
-            axes[name] = axis
+    found = [(name, difference(name, None, real, padded)) for name in program.inputs]
+    found += [(name, _known_axis(name, real, padded)) for name in {*padded.values, *constants}]
+    axes = {name: axis for name, axis in found if axis is not None}
     for op in ops:
         _walk(op, axes, real, padded)
     makers = {name: op for op in ops for name in op.outputs}

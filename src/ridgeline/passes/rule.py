@@ -286,15 +286,12 @@ def _replace(rule: Fusion, m: Match, names: Names) -> None:
     graph, old = m.root.graph, m.root.outputs[0]
     op = GraphOps(graph, names, stem=old.name or m.root.op_type)
     new = rule.rewrite(op, m)
-    sources = merged_sources(m.nodes)
+    op.place(m.nodes, rule=rule.name, before=m.root)
     for node in op.nodes:
-        node.metadata_props[SOURCES] = sources
-        node.metadata_props[RULE] = rule.name
         whole = f"{node_name(m.root)}/{rule.name}"
         # a rule may be called like an op that it writes
         inner = f"{node.outputs[0].name}/inner" if node.outputs[0].name == whole else node.outputs[0].name
         node.name = whole if node is new.producer() else inner
-    graph.insert_before(m.root, op.nodes)
     replace_value(old, new)
     for node in m.nodes:
         if not any(out.uses() or out.is_graph_output() for out in node.outputs):

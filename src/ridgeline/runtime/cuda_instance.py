@@ -186,9 +186,10 @@ class CudaBinding:
     def load(self, arrays: Sequence[Any]) -> None:
         for array, ((name, tensor), _) in zip(arrays, self._inputs, strict=True):
             if not isinstance(array, Tensor):
-                pinned = self._pin(name, tensor)
-                as_numpy(pinned)[...] = array
-                tensor.copy_(pinned, non_blocking=True)
+                if name not in self._pinned:
+                    self._pinned[name] = new_pinned(tensor)
+                as_numpy(self._pinned[name])[...] = array
+                tensor.copy_(self._pinned[name], non_blocking=True)
             elif array.data_ptr() != tensor.data_ptr() or array.device != tensor.device:
                 tensor.copy_(array, non_blocking=True)
 
@@ -205,11 +206,6 @@ class CudaBinding:
             if found.is_fatal:
                 never_free_pinned()
             raise
-
-    def _pin(self, name: str, like: Tensor) -> Tensor:
-        if name not in self._pinned:
-            self._pinned[name] = new_pinned(like)
-        return self._pinned[name]
 
     def _fetch(self, name: str) -> Tensor:
         result = self.instance.result(name)

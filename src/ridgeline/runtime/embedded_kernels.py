@@ -37,9 +37,25 @@ class EmbeddedKernels:
             return EmbeddedKernels(compiled, KernelStore(compiled, are_foreign=not is_signed_here))
         return EmbeddedKernels(compiled, left_out=LEFT_OUT if compiled else "")
 
-    @property
-    def why_unused(self) -> str:
-        return self.left_out or (OTHER_VERSION if self.compiled else "")
+    def require(self, planned: Callable[[], Sequence[tuple[Step, Site]]], tactics: Tactics) -> None:
+        """Raise if kernels of the plan are neither here nor can be compiled: without them it would crawl."""
+        if triton_version() is not None:
+            return
+        missing = []
+        for step, site in planned():
+            kernels = kernels_of(tactics, site, step.tactic, step.config)
+            found = [self.store.find(kernel, site.target.arch) for kernel in kernels]
+            # without Triton and without a kernel in the file, the tactic itself refuses: nothing is found
+            if step.kernels and (not found or None in found):
+                missing.append(step.name)
+        if missing:
+            unused = self.left_out or (OTHER_VERSION if self.compiled else "")
+            raise PlanError(
+                f"{len(missing)} steps of this engine need kernels that cannot be compiled here",
+                rows=missing,
+                got="Triton is not installed" + (f", and {unused}" if unused else ""),
+                help="pip install 'ridgeline[gpu]'" + (f"; {TRUST}" if unused == LEFT_OUT else ""),
+            )
 
 
 def collect(steps: Sequence[tuple[Step, Site]], tactics: Tactics, store: KernelStore) -> dict[str, Compiled]:
@@ -59,28 +75,3 @@ def _kernels(step: Step, site: Site, tactics: Tactics) -> Iterator[Kernel]:
         if rival.refused is None and left and (some := kernels_of(tactics, site, rival.tactic, rival.config)):
             left -= 1
             yield from some
-
-
-def require_kernels(
-    planned: Callable[[], Sequence[tuple[Step, Site]]],
-    tactics: Tactics,
-    store: KernelStore,
-    *,
-    left_out: str,
-) -> None:
-    """Raise if kernels of the plan are neither embedded nor can be compiled: without them it would crawl."""
-    if triton_version() is not None:
-        return
-    missing = []
-    for step, site in planned():
-        found = [store.find(k, site.target.arch) for k in kernels_of(tactics, site, step.tactic, step.config)]
-        # without Triton and without a kernel in the file, the tactic itself refuses: nothing is found then
-        if step.kernels and (not found or None in found):
-            missing.append(step.name)
-    if missing:
-        raise PlanError(
-            f"{len(missing)} steps of this engine need kernels that cannot be compiled here",
-            rows=missing,
-            got="Triton is not installed" + (f", and {left_out}" if left_out else ""),
-            help="pip install 'ridgeline[gpu]'" + (f"; {TRUST}" if left_out == LEFT_OUT else ""),
-        )

@@ -15,7 +15,6 @@ from ridgeline.ir.sites import merge
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.cuda_instance import CudaInstance, gpu_memory
 from ridgeline.runtime.device import gpu_errors, require_device, require_runs
-from ridgeline.runtime.embedded_kernels import require_kernels
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.instance import Instance, PlacedSite, sites_of
 from ridgeline.runtime.islands import Islands
@@ -58,8 +57,7 @@ class Executable:
 
     def require_kernels(self) -> None:
         """Raise where kernels of the plan are neither embedded nor can be compiled here."""
-        kernels = self.fused.kernels
-        require_kernels(self.planned_sites, self.fused.tactics, kernels.store, left_out=kernels.why_unused)
+        self.fused.kernels.require(self.planned_sites, self.fused.tactics)
 
     def instance(
         self,

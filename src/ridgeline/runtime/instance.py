@@ -142,21 +142,16 @@ class Instance:
                 ins = self._fixed_inputs(step.launch, io.inputs)
                 made = [step.launch.frozen(ins, [self.tensors[n] for n in io.outputs])]
             else:
-                made = [self._moving_call(moving, step.launch, io, dead)]
+                outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
+                ins = self._fixed_inputs(step.launch, io.inputs)
+                moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
+                made = [_MovingStep(moving, step.launch.run, ins, moved, outs, io.outputs, dead)]
             calls += made
             self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)
         self.moving = moving
         self.moving_names = movers
         return calls
-
-    def _moving_call(
-        self, moving: dict[str, Any], launch: Launch, io: StepIO, dead: Sequence[str]
-    ) -> Callable[[], object]:
-        outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
-        fixed = self._fixed_inputs(launch, io.inputs)
-        moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
-        return _MovingStep(moving, launch.run, fixed, moved, outs, io.outputs, dead)
 
     def _moving_views(
         self, moving: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
