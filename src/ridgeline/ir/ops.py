@@ -2,7 +2,7 @@
 
 Passes, inference, validation, padding, the cost model and the floor ask this table (`row_of`, `is_a`, `has`)
 instead of keeping lists of op names. Columns that hold functions stand in modules of their own: `op_rules*`
-(`check`), `shape_rules` (`infer`), `op_flops` (`flops`).
+(`check` and `infer`), `op_flops` (`flops`).
 
 An op from outside is one call: `add_row(OpRow(domain="my.ops", op_type="Scale", kind=Kind.POINTWISE, flops=3,
 check=..., has_floor=True))`. Its types and shapes come from the schema that is registered with ONNX, or from
@@ -19,8 +19,7 @@ from typing import Protocol
 
 from ridgeline.ir.op_flops import flops_of
 from ridgeline.ir.op_row import Kind, OpRow, Trait
-from ridgeline.ir.op_rules import rule_of
-from ridgeline.ir.shape_rules import INFER_RULES
+from ridgeline.ir.op_rules import INFER_RULES, rule_of
 
 # every op that PyTorch runs for us; the functions are in `kernels/floor`
 _FLOOR = """

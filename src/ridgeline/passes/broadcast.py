@@ -57,7 +57,7 @@ def _core(node: ir.Node, cores: Cores) -> np.ndarray | None:
     if first is None:
         return None
     if made is not None:
-        return made(node, cores)
+        return made(node, first, cores)
     operands = [known(value, cores) for value in node.inputs]
     if any(operand is None for operand in operands):
         return None
@@ -74,35 +74,30 @@ def _is_whole(array: np.ndarray, dims: Sequence[Size], axis: int) -> bool:
     return bool(array.shape[axis] == dims[axis])
 
 
-def _cast(node: ir.Node, cores: Cores) -> np.ndarray | None:
-    source, kind = known(node.inputs[0], cores), ir.DataType(attribute(node, "to"))
-    assert source is not None, "asked for only when the first input is known"
+def _cast(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
+    kind = ir.DataType(attribute(node, "to"))
     # floats to integers saturates or wraps by runtime; nothing that masks are made of does it
     is_plain = source.dtype.kind in "biu" or kind.is_floating_point() or kind == ir.DataType.BOOL
     return source.astype(kind.numpy()) if is_plain and kind != ir.DataType.STRING else None
 
 
-def _expand(node: ir.Node, cores: Cores) -> np.ndarray | None:
-    return known(node.inputs[0], cores)
+def _expand(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
+    return source
 
 
-def _unsqueeze(node: ir.Node, cores: Cores) -> np.ndarray | None:
-    source, axes = known(node.inputs[0], cores), constant(node.inputs[1])
-    if source is None or axes is None:
-        return None
-    return np.expand_dims(source, tuple(axes.reshape(-1).tolist()))
+def _unsqueeze(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
+    axes = constant(node.inputs[1])
+    return None if axes is None else np.expand_dims(source, tuple(axes.reshape(-1).tolist()))
 
 
-def _transpose(node: ir.Node, cores: Cores) -> np.ndarray | None:
-    source, perm = known(node.inputs[0], cores), attribute(node, "perm")
-    return None if source is None else np.transpose(source, perm)
+def _transpose(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
+    return np.transpose(source, attribute(node, "perm"))
 
 
-def _slice(node: ir.Node, cores: Cores) -> np.ndarray | None:
+def _slice(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     """Along an axis that is spread every slice is spread; along the others it must be whole."""
-    source = known(node.inputs[0], cores)
-    taken = None if source is None else node_cuts(node, source.shape)
-    if source is None or taken is None:
+    taken = node_cuts(node, source.shape)
+    if taken is None:
         return None
     window, dims = [slice(None)] * source.ndim, _dims(node.inputs[0])
     for axis, places in taken.items():
@@ -113,7 +108,7 @@ def _slice(node: ir.Node, cores: Cores) -> np.ndarray | None:
     return source[tuple(window)]
 
 
-def _concat(node: ir.Node, cores: Cores) -> np.ndarray | None:
+def _concat(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     """Parts are written out along the joined axis, and along the others only as far as one of them is."""
     parts = [known(value, cores) for value in node.inputs]
     if any(part is None for part in parts):
@@ -131,9 +126,9 @@ def _concat(node: ir.Node, cores: Cores) -> np.ndarray | None:
     return np.concatenate(whole, axis=axis)
 
 
-def _cumsum(node: ir.Node, cores: Cores) -> np.ndarray | None:
-    source, axes = known(node.inputs[0], cores), constant(node.inputs[1])
-    if source is None or axes is None or attribute(node, "exclusive") or attribute(node, "reverse"):
+def _cumsum(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
+    axes = constant(node.inputs[1])
+    if axes is None or attribute(node, "exclusive") or attribute(node, "reverse"):
         return None
     axis = int(axes.reshape(())) % source.ndim
     length = _dims(node.inputs[0])[axis]
@@ -143,7 +138,7 @@ def _cumsum(node: ir.Node, cores: Cores) -> np.ndarray | None:
     return np.cumsum(np.broadcast_to(source, shape), axis=axis, dtype=source.dtype)
 
 
-def _gather(node: ir.Node, cores: Cores) -> np.ndarray | None:
+def _gather(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     data, indices = constant(node.inputs[0]), known(node.inputs[1], cores)
     if data is None or indices is None:
         return None
@@ -154,7 +149,7 @@ def _gather(node: ir.Node, cores: Cores) -> np.ndarray | None:
     return np.take(data, indices, axis=axis) if is_inside else None
 
 
-def _gather_elements(node: ir.Node, cores: Cores) -> np.ndarray | None:
+def _gather_elements(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     data, indices = constant(node.inputs[0]), constant(node.inputs[1])
     if data is None or indices is None or not indices.size:
         return None
@@ -164,7 +159,8 @@ def _gather_elements(node: ir.Node, cores: Cores) -> np.ndarray | None:
     return np.take_along_axis(data[inner], indices, axis) if is_inside else None
 
 
-_MAKERS: Mapping[str, Callable[[ir.Node, Cores], np.ndarray | None]] = {
+# from a node and the array behind its first input
+_MAKERS: Mapping[str, Callable[[ir.Node, np.ndarray, Cores], np.ndarray | None]] = {
     "Cast": _cast,
     "Expand": _expand,
     "Unsqueeze": _unsqueeze,

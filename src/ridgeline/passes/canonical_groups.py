@@ -41,15 +41,13 @@ def _is_plain(node: ir.Node) -> bool:
 
 def _group(node: ir.Node, names: Names) -> str | None:
     """Let the node read ungrouped keys and values; why not, where something is repeated after all."""
-    found = [_repeated(value) for value in node.inputs[1:3]]
-    keys, values = found
+    keys, values = (_repeated(value) for value in node.inputs[1:3])
     if keys is None and values is None:
         return None
     if keys is None or values is None or keys[1] != values[1]:
         return "keys and values are repeated in different ways"
     for index, (view, _) in enumerate((keys, values), start=1):
-        steps = _once(view)
-        if steps is None:
+        if _once(view) is None:
             return f"{node.inputs[index].name!r} repeats heads in another order, or its sizes are unknown"
     for index, (view, _) in enumerate((keys, values), start=1):
         op = GraphOps(node.graph, names, stem=f"{node.inputs[index].name}/{NAME}")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ridgeline.passes.fold_shape import sizes
 from ridgeline.passes.match import attribute, constant
-from ridgeline.passes.rotary_tables import is_doubled, once, piece
+from ridgeline.passes.rotary_tables import Piece, is_doubled, once, piece
 from ridgeline.passes.rule import Change, Fusion, Match
 
 HEADS_FIRST, PLACES_FIRST = 1, 2  # which axis of [B, H, S, D] or [B, S, H, D] the table leaves out
@@ -91,9 +91,7 @@ class PartlyTurned(Fusion):
         m.require(not m.attr("RotaryEmbedding", "rotary_embedding_dim"), "turned in part already", m.front)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        found = piece(m.front)
-        assert found is not None, "the check saw it"
-        x, (_, turned), _ = found
+        x, (_, turned), _ = _front(m)
         return op.RotaryEmbedding(
             x, m.cos, m.sin, interleaved=m.attr("RotaryEmbedding", "interleaved"),
             rotary_embedding_dim=turned, num_heads=int(m.dims(x)[1]),
@@ -125,11 +123,15 @@ class SpelledRotary(Fusion):
         return op.Add(op.Mul(m.x, cos), op.Mul(turned, sin))
 
 
-def _source(m: Match) -> ir.Value:
-    """The value whose columns are turned."""
+def _front(m: Match) -> Piece:
     found = piece(m.front)
     assert found is not None, "the check saw it"
-    return found[0]
+    return found
+
+
+def _source(m: Match) -> ir.Value:
+    """The value whose columns are turned."""
+    return _front(m)[0]
 
 
 def _columns(m: Match) -> int:

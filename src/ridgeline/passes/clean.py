@@ -79,15 +79,6 @@ def _data_input(node: ir.Node) -> ir.Value:
     return first
 
 
-def _same_size(node: ir.Node) -> bool:
-    before, after = sizes(_data_input(node)), sizes(node.outputs[0])
-    return before is not None and before == after
-
-
-def _always(node: ir.Node) -> bool:
-    return True
-
-
 def _is_inference(node: ir.Node) -> bool:
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     return mode is None or not bool(np.any(constant(mode) if constant(mode) is not None else True))
@@ -155,13 +146,14 @@ def _is_neutral(neutral: float) -> Callable[[ir.Node], bool]:
         array = constant(other)
         if array is None or array.dtype.kind not in "fiu" or not bool(np.all(array == neutral)):
             return False
-        return _same_size(node)
+        before = sizes(source)
+        return before is not None and before == sizes(node.outputs[0])
 
     return is_noop
 
 
 _NOOPS: dict[str, Callable[[ir.Node], bool]] = {
-    "Identity": _always,
+    "Identity": lambda node: True,
     "Dropout": _is_inference,
     "Cast": _is_same_cast,
     "Reshape": _is_same_reshape,

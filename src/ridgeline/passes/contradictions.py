@@ -96,18 +96,14 @@ def explaining_contradictions(proto: onnx.ModelProto, name: str) -> Iterator[Non
         found = [each for each in contradictions(proto) if not each.declared]
         if not found:
             raise
-        raise _refusal(name, found) from error
-
-
-def _refusal(name: str, found: Sequence[Contradiction]) -> ModelError:
-    first = found[0]
-    return ModelError(
-        f"{name!r} contradicts itself, whatever the shapes of its inputs: {first.where}: {first.what}",
-        rows=[f"also {each.where}: {each.what}" for each in found[1:]],
-        got=first.got,
-        want=first.want,
-        help="export it again, or mend the node; ridge lint MODEL lists all that is wrong with it",
-    )
+        first = found[0]
+        raise ModelError(
+            f"{name!r} contradicts itself, whatever the shapes of its inputs: {first.where}: {first.what}",
+            rows=[f"also {each.where}: {each.what}" for each in found[1:]],
+            got=first.got,
+            want=first.want,
+            help="export it again, or mend the node; ridge lint MODEL lists all that is wrong with it",
+        ) from error
 
 
 def _inferred(

@@ -78,15 +78,10 @@ def _settle_mask(node: ir.Node, cores: Cores, names: Names) -> None:
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
         return
-    shape = (*core.shape[:-2], queries(node), _keys(node))
+    shape = (*core.shape[:-2], _length(node.inputs[0]), _keys(node))
     if constant(mask) is None and core.ndim >= 2 and all(isinstance(size, int) for size in shape):
         whole = np.broadcast_to(core, [int(size) for size in shape if size is not None])
         node.replace_input_with(MASK, add_initializer(node.graph, names.fresh(f"{mask.name}/known"), whole))
-
-
-def queries(node: ir.Node) -> Size | None:
-    """How many queries an Attention has, in either of its forms."""
-    return _length(node.inputs[0])
 
 
 def _keys(node: ir.Node) -> Size | None:
@@ -96,6 +91,7 @@ def _keys(node: ir.Node) -> Size | None:
 
 
 def _length(value: ir.Value) -> Size | None:
+    """How many queries or keys an operand of Attention has, in either of its forms."""
     dims = sizes(value)
     return None if dims is None or len(dims) < 3 else dims[-2]
 
@@ -103,7 +99,7 @@ def _length(value: ir.Value) -> Size | None:
 def is_causal_mask(node: ir.Node) -> bool:
     """Whether the constant mask of an Attention bars exactly the keys after each query."""
     mask = constant(node.inputs[MASK]) if len(node.inputs) > MASK else None
-    count = queries(node)
+    count = _length(node.inputs[0])
     if mask is None or not isinstance(count, int) or count < 2 or mask.shape[-2:] != (count, count):
         return False
     if _keys(node) != count or attribute(node, "is_causal"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +16,11 @@ _PER_ROW = frozenset({"Unsqueeze", "Squeeze", "Slice", "Gather"})
 _MAX_DEPTH = 12
 
 
-def piece(value: ir.Value) -> tuple[ir.Value, tuple[int, int], int] | None:
+# a value, and the first, the end and the step of some of its columns
+Piece: TypeAlias = tuple[ir.Value, tuple[int, int], int]
+
+
+def piece(value: ir.Value) -> Piece | None:
     """What a value is the columns [start, end) of, by steps; None when it is no cut along the last axis."""
     node = value.producer()
     if node is None or node.op_type not in ("Slice", "Split"):

@@ -84,9 +84,7 @@ def _picked(node: ir.Node) -> Rows | None:
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
     """The inputs of which the same rows are enough; None when an output row needs more than them."""
     out = sizes(node.outputs[0])
-    if out is None or any(is_read(extra) for extra in node.outputs[1:]):
-        return None
-    if node.domain not in ("", "ai.onnx"):
+    if out is None or node.domain not in ("", "ai.onnx") or any(map(is_read, node.outputs[1:])):
         return None
     if node.op_type in _NORMS:
         axis = attribute(node, "axis")
