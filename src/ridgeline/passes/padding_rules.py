@@ -51,9 +51,6 @@ class At:
     def has(self, i: int) -> bool:
         return i < len(self.op.inputs) and bool(self.op.inputs[i])
 
-    def value(self, i: int) -> np.ndarray | None:
-        return self.padded.values.get(self.op.inputs[i]) if self.has(i) else None
-
     def known(self, i: int, state: Inferred) -> np.ndarray | None:
         """What an operand holds at one size; None where it is absent, forbidden where only data says."""
         if not self.has(i):
@@ -103,7 +100,7 @@ def _aligned(at: At, places: Sequence[int]) -> int | None:
         return None
     axis = found.pop()
     for i in places:
-        if i >= len(at.op.inputs) or not at.op.inputs[i] or at.axes[i] is not None:
+        if not at.has(i) or at.axes[i] is not None:
             continue
         own = axis - (rank - len(at.shape(i)))
         if own >= 0 and at.shape(i)[own] != 1:
@@ -310,7 +307,7 @@ def _gathered(at: At) -> int | None:
         return axis + picks
     if data != axis:
         return data if data is None or data < axis else data + len(at.shape(1)) - 1
-    known = at.value(1)
+    known = at.padded.values.get(at.op.inputs[1])
     rows = at.real.specs[at.op.inputs[0]].shape[axis]
     if known is None or (known < 0).any() or (known >= rows).any():
         raise at.forbid("it may pick padded rows")

@@ -73,22 +73,21 @@ def _rules(rules: Sequence[Fusion]) -> Callable[[ir.Model], list[Refusal]]:
     return partial(apply_rules, rules=rules)
 
 
-def _forget_invented_sizes(model: ir.Model) -> None:
-    """Inference never improves on a name it made up before the rules told it more."""
+def _infer_anew(model: ir.Model) -> None:
+    """Without the names that inference made up: it never improves on them when rules told it more."""
     for graph in model.graphs():
         for out in (out for node in graph for out in node.outputs if out.shape is not None):
             if any(map(_is_invented, out.shape)):
                 out.shape = ir.Shape([None if _is_invented(dim) else dim for dim in out.shape])
+    infer_shapes(model)
 
 
 def _refresh_shapes(model: ir.Model) -> None:
     """Infer anew where the graph changed since it was last done: inference reads and writes all of it."""
     if model.meta.get(INFERRED) != _outline(model):
-        _forget_invented_sizes(model)
-        infer_shapes(model)
+        _infer_anew(model)
         if name_counts(model):
-            _forget_invented_sizes(model)
-            infer_shapes(model)
+            _infer_anew(model)
         model.meta[INFERRED] = _outline(model)
 
 

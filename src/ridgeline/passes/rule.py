@@ -161,11 +161,10 @@ class Names:
     """Value names that a model has; a new one must differ even from those in its subgraphs."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._taken = {
-            v.name for graph in model.graphs() for v in (*graph.inputs, *graph.initializers.values())
-        }
+        self._taken: set[str | None] = set()
         for graph in model.graphs():
-            self._taken.update(out.name for node in graph for out in node.outputs)
+            made = (out for node in graph for out in node.outputs)
+            self._taken.update(v.name for v in (*graph.inputs, *graph.initializers.values(), *made))
 
     def fresh(self, stem: str) -> str:
         numbered = (f"{stem}_{i}" for i in count(1))

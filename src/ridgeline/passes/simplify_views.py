@@ -99,9 +99,8 @@ def _factors(view: View) -> list[Axis] | None:
 def _slices(view: View, factors: Sequence[Axis]) -> list[Step] | None:
     """What cuts the source down to the places that are read; None where they are not numbers."""
     steps = []
-    for axis, (part, start, whole) in enumerate(
-        zip(factors, view.starts, sizes(view.source) or (), strict=True)
-    ):
+    axes = zip(factors, view.starts, sizes(view.source) or (), strict=True)
+    for axis, (part, start, whole) in enumerate(axes):
         length = _size(part)
         if length == whole and start == 0:
             continue
