@@ -13,9 +13,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ridgeline.base.choices import Refusal
-from ridgeline.base.gpu_graph import no_garbage
 from ridgeline.base.progress import Progress, shown
 from ridgeline.base.spec import Target
+from ridgeline.base.timing import gc_paused
 from ridgeline.errors import InputError, ModelError, OptionError, PlanError
 from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
@@ -234,7 +234,7 @@ class Clock:
         self.options.tell(name, 0, 0)
         start = time.perf_counter()
         # graphs are made and dropped by the thousand: the collector would look at all of them every time
-        with no_garbage() if name in HOST_STAGES else nullcontext():
+        with gc_paused() if name in HOST_STAGES else nullcontext():
             yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
         logger.info("%s took %.1f s", name, self.seconds[name])

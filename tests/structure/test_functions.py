@@ -19,7 +19,6 @@ TOO_LONG = {
     "tactics: compile_body",
 }
 TOO_MANY_PARAMETERS = {
-    "tactics: _launch",
     "tactics: _transpose_pads",
     "tactics: compile_body",
 }

@@ -7,16 +7,16 @@ records every call on trial before PyTorch does.
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
 
+from ridgeline.base.timing import gc_paused
 from ridgeline.errors import first_line
 
 WARM_CALLS = 2
@@ -51,8 +51,9 @@ def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
 
 def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int = 1) -> torch.cuda.CUDAGraph:
     """A graph of `repeats` calls in a row, or `CaptureError`. The call has been warmed on that stream."""
-    # a device-wide wait in one thread breaks a capture in another, so there is one at a time
-    with _recording, torch.cuda.stream(stream), no_garbage():
+    # a device-wide wait in one thread breaks a capture in another, so there is one at a time; the collector
+    # looks at everything there is, and may free another graph in a capture
+    with _recording, torch.cuda.stream(stream), gc_paused():
         reason = why_not(call, stream)
         if reason is not None:
             raise CaptureError(reason)
@@ -111,15 +112,3 @@ def stream_bytes(stream: torch.cuda.Stream) -> int:
 def cuda_driver() -> ctypes.CDLL:
     """The driver's library; `OSError` where there is none."""
     return ctypes.CDLL("libcuda.so.1")
-
-
-@contextmanager
-def no_garbage() -> Iterator[None]:
-    """Without the collector, which looks at everything there is, and may free another graph in a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

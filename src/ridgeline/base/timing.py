@@ -100,7 +100,7 @@ def interleave(
     start = perf_counter_ns()
     done, expected = 0, MIN_ROUNDS
     while done < expected:
-        with _gc_paused():
+        with gc_paused():
             for turn in range(len(calls)):
                 which = (turn + done) % len(calls)
                 if settle_s:
@@ -122,7 +122,7 @@ def interleave(
 def wall_times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Median time of each of these calls in µs, run in order: what one leaves the next may need."""
     samples: list[list[float]] = [[] for _ in calls]
-    with _gc_paused():
+    with gc_paused():
         for _ in repeat(None, rounds):
             for call, kept in zip(calls, samples, strict=True):
                 kept.append(_sample_ns(call, 1) / 1e3)
@@ -133,7 +133,7 @@ def _calibrate(call: Callable[[], object], min_sample_us: float, settle_s: float
     """Calls per sample, and what such a sample takes in ns."""
     if settle_s:
         sleep(settle_s)
-    with _gc_paused():
+    with gc_paused():
         call()
         inner = 1
         while True:
@@ -161,7 +161,8 @@ def _sample_ns(call: Callable[[], object], inner: int) -> int:
 
 
 @contextmanager
-def _gc_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
+    """Without the garbage collector."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

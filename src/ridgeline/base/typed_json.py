@@ -67,6 +67,14 @@ def _no(raw: Any, want: str) -> Any:
     raise Misfit(raw, want)
 
 
+def _read_at(read: Read, raw: Any, mark: str, place: object) -> Any:
+    """A part of a value; what does not fit is said with its place."""
+    try:
+        return read(raw)
+    except Misfit as error:
+        raise error.inside(mark.format(place)) from None
+
+
 def _scalar_reader(kinds: tuple[type, ...]) -> Read:
     want = " or ".join(kind.__name__ for kind in kinds)
 
@@ -86,13 +94,7 @@ def _list_reader(kind: Any) -> Read:
     def read(raw: Any) -> tuple[Any, ...]:
         if not isinstance(raw, (list, tuple)):
             raise Misfit(raw, "a list")
-        made = []
-        for i, item in enumerate(raw):
-            try:
-                made.append(read_item(item))
-            except Misfit as error:
-                raise error.inside(f"[{i}]") from None
-        return tuple(made)
+        return tuple([_read_at(read_item, item, "[{}]", i) for i, item in enumerate(raw)])
 
     return read
 
@@ -114,13 +116,7 @@ def _dict_reader(kind: Any) -> Read:
     def read(raw: Any) -> dict[str, Any]:
         if not isinstance(raw, dict):
             raise Misfit(raw, "an object")
-        made = {}
-        for name, item in raw.items():
-            try:
-                made[name] = read_item(item)
-            except Misfit as error:
-                raise error.inside(f".{name}") from None
-        return made
+        return {name: _read_at(read_item, item, ".{}", name) for name, item in raw.items()}
 
     return read
 
@@ -139,12 +135,6 @@ def _dataclass_reader(kind: Any) -> Read:
         if not known >= raw.keys() >= needed:
             wrong = sorted(map(str, (raw.keys() - known) | (needed - raw.keys())))
             raise Misfit(wrong, f"the fields of {kind.__name__}, all of them and no others")
-        made = {}
-        for name, item in raw.items():
-            try:
-                made[name] = readers[name](item)
-            except Misfit as error:
-                raise error.inside(f".{name}") from None
-        return kind(**made)
+        return kind(**{name: _read_at(readers[name], item, ".{}", name) for name, item in raw.items()})
 
     return read

@@ -6,7 +6,7 @@ Pure arithmetic over specs; tensors are made from it by the runtime.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.base.spec import TensorSpec
@@ -65,8 +65,8 @@ def lay_out(
     for step in steps:
         for value, source, first in step.views:
             layout.aliases[value] = (source, first)
-    for i, step in enumerate(steps):
-        if _can_join(steps, i, layout, outside, made_at, outputs):
+    for step in steps:
+        if _can_join(step, layout, outside, made_at, outputs):
             layout.aliases.update((name, (step.outputs[0], first)) for name, first in step.joins)
             layout.joined.add(step.outputs[0])
     layout.lifetimes = _lifetimes(steps, layout, outputs)
@@ -81,19 +81,13 @@ def lay_out(
 
 
 def _can_join(
-    steps: Sequence[StepIO],
-    index: int,
-    layout: ArenaLayout,
-    outside: set[str],
-    made_at: Mapping[str, int],
-    outputs: Sequence[str],
+    step: StepIO, layout: ArenaLayout, outside: set[str], made: Collection[str], outputs: Sequence[str]
 ) -> bool:
     """A concat costs nothing when each part is written by its own step, used as it is, and only once here."""
-    step = steps[index]
     names = [name for name, _ in step.joins]
     if not names or len(set(names)) < len(names):
         return False
-    if any(name not in made_at or name in outside or name in layout.library for name in names):
+    if any(name not in made or name in outside or name in layout.library for name in names):
         return False
     return not any(name in layout.aliases or name in outputs for name in names)
 

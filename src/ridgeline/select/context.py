@@ -76,9 +76,7 @@ class Contest:
 
     def refuse(self, index: int, reason: str) -> None:
         """Leave out one of the entry's candidates, for a reason that was found late."""
-        candidates = list(self.entry.candidates)
-        candidates[index] = replace(candidates[index], refused=reason)
-        self.entry = replace(self.entry, candidates=tuple(candidates))
+        self.entry = self.entry.changed(index, refused=reason)
 
     def no_tactic(self, refused: Sequence[Candidate], *, help: str = "") -> BuildError:
         return BuildError(

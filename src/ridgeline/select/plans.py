@@ -169,7 +169,7 @@ def _with_times(
             first, *others = step.regions
             # a graph of one region is a span with the region's own site: the region keeps its candidates
             is_own = not others and step.entry is made.entries.get(first.name)
-            step = replace(step, entry=step.entry.with_time(us))
+            step = replace(step, entry=step.entry.changed(step.entry.chosen, median_us=us))
             if is_own:
                 made.entries[first.name] = step.entry
             if is_own or others:

@@ -66,7 +66,8 @@ class Refinement:
         for contest in untimed:
             times = [totals[region.name] for region in contest.users if region.name in totals]
             if times:
-                contest.entry = contest.entry.with_time(round(median(times), 3))
+                us = round(median(times), 3)
+                contest.entry = contest.entry.changed(contest.entry.chosen, median_us=us)
 
     def _graph(self, contest: Contest | None = None, rival: int = 0) -> torch.cuda.CUDAGraph:
         """The whole plan captured, with this rival in place of the contest's winner."""

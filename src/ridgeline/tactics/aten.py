@@ -18,10 +18,11 @@ from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a, row_of
 from ridgeline.kernels.elements import BIT_WIDTHS, cloned, to_torch
 from ridgeline.kernels.floor import FLOOR
+from ridgeline.kernels.values import taken_in
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.base import Footprint, Launch, Offer, Tactic
 from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.fallback import RunOp, constant_values, placed, runner, why_slow
+from ridgeline.tactics.fallback import RunOp, placed, runner, why_slow
 from ridgeline.tactics.predict import floor_us
 
 # PyTorch has these types, and kernels for few ops of them
@@ -132,7 +133,7 @@ def placed_constants(
     body: Body, device: str, values: Mapping[str, np.ndarray]
 ) -> dict[tuple[str, bool], Any]:
     """What is known before the run, by name and by whether it is wanted on the host."""
-    known = constant_values(body)
+    known = {name: taken_in(array) for name, array in body.constants.items()}
     if device != "cpu":
         known |= {n: to_torch(a) for n, a in values.items() if n in body.inputs and a.dtype.kind not in "OUS"}
     made = {(name, True): value for name, value in known.items()}

@@ -50,10 +50,10 @@ class Entry:
     def chosen_us(self) -> float | None:
         return self.candidates[self.chosen].median_us
 
-    def with_time(self, us: float) -> Entry:
-        """The same choice, its winner timed anew."""
+    def changed(self, place: int, **fields: Any) -> Entry:
+        """The same choice, with one of its candidates timed anew or refused."""
         candidates = list(self.candidates)
-        candidates[self.chosen] = replace(candidates[self.chosen], median_us=us)
+        candidates[place] = replace(candidates[place], **fields)
         return replace(self, candidates=tuple(candidates))
 
 

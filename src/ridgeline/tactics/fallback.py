@@ -15,7 +15,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Body, Op, TensorSpec
+from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import is_non_tensor
@@ -218,8 +218,3 @@ def _require_crossing(types: Mapping[str, onnx.TypeProto]) -> None:
 def _any_shape(kind: onnx.TypeProto) -> onnx.TypeProto:
     kind.tensor_type.ClearField("shape")
     return kind
-
-
-def constant_values(body: Body) -> dict[str, Any]:
-    """Tensors, and arrays of strings."""
-    return {name: taken_in(array) for name, array in body.constants.items()}

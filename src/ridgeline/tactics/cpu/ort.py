@@ -108,9 +108,8 @@ class Ort(Tactic):
             if name and name not in weights and not (fixed and name in site.values)
         ]
         session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
-        outputs = [site.specs.get(name) for name in site.body.outputs]
         return _launch(
-            session, live, site, outputs,
+            session, live, site,
             packed_bytes=lent_bytes, shape_free=not fixed, loop_trips=self.limits.loop_trips,
         )  # fmt: skip
 
@@ -195,7 +194,6 @@ def _launch(
     session: ort.InferenceSession,
     live: Sequence[tuple[int, str]],
     site: Site,
-    outputs: Sequence[TensorSpec | None],
     *,
     packed_bytes: int,
     shape_free: bool,
@@ -208,7 +206,7 @@ def _launch(
         made = run_session(names, {name: to_numpy(inputs[place]) for place, name in live})
         return [to_torch(np.asarray(array)) for array in made]
 
-    if any(spec is None for spec in outputs):
+    if any(name not in site.specs for name in names):
         return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
 
     def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
