@@ -191,7 +191,7 @@ CATALOG = Catalog()
 
 
 def spec_of(tensor: Tensor) -> Spec:
-    is_small = tensor.device.type == "cpu" and not tensor.is_floating_point() and tensor.numel() <= FEW
+    is_small = tensor.is_cpu and not tensor.is_floating_point() and tensor.numel() <= FEW
     return Spec(dtype_name(tensor), tuple(tensor.shape), to_numpy(tensor) if is_small else None)
 
 

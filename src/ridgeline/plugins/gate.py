@@ -20,6 +20,7 @@ from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
 from ridgeline.plugins.catalog import Plugin, spec_of
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.fallback import Surroundings
 from ridgeline.tactics.offer import read_offer
 
 BAND = 4096  # guard bytes on either side
@@ -92,10 +93,7 @@ class GatedTactic(Tactic):
 
 def _problem(site: Site, launch: Launch, inputs: Sequence[Any]) -> str:
     """What is wrong with one launch over these inputs; "" where nothing is."""
-    run, _ = compile_body(
-        site.body, site.specs, {"": CANONICAL_OPSET}, site.target.traits.device, site.values,
-        non_tensor=site.non_tensor,
-    )  # fmt: skip
+    run, _ = compile_body(site.body, Surroundings.of(site, {"": CANONICAL_OPSET}), site.values)
     kept = [cloned(t) if isinstance(t, Tensor) else t for t in inputs]
     want = run(kept)
     limits = _limits(site, run, kept, want)

@@ -241,7 +241,7 @@ def check_bound(name: str, tensor: Any, dtype: str) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name!r} cannot be bound", got=type(tensor).__name__, want="a torch tensor")
     problems = []
-    if tensor.device.type != "cuda":
+    if not tensor.is_cuda:
         problems.append(f"it is on {tensor.device}, want cuda: bind tensor.cuda()")
     elif tensor.device.index != torch.cuda.current_device():
         problems.append(f"it is on {tensor.device}, want cuda:{torch.cuda.current_device()}")

@@ -276,7 +276,7 @@ class _MovingStep:
         tensors: list[Any] = self.fixed if argument < n else self.outs
         place = argument if argument < n else argument - n
         home = tensors[place] if place < len(tensors) else None
-        if home is None or home.device.type != "cpu":
+        if home is None or not home.is_cpu:
             return None
 
         # results come back to the same few places

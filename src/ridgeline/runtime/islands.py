@@ -25,6 +25,7 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
+from ridgeline.tactics.fallback import Surroundings
 
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
 KEPT_BODIES = 64
@@ -152,8 +153,10 @@ class Islands:
         if op is None or not any(planned.values()):
             return None
 
+        around = Surroundings(site.specs, self._opset_imports, limits=self._limits)
+
         def compile_planned(body: Body) -> tuple[RunBody, list[str]]:
-            floor, notes = compile_body(body, site.specs, self._opset_imports, limits=self._limits)
+            floor, notes = compile_body(body, around)
             n_own = len(body.graph.inputs)
             inner = planned.get(id(body.graph))
             return (floor if inner is None else PlannedBody(inner, body.inputs, n_own, floor)), notes

@@ -21,8 +21,8 @@ from ridgeline.kernels.floor import FLOOR
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.base import Footprint, Launch, Offer, Tactic
-from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.fallback import RunOp, placed, runner, why_slow
+from ridgeline.tactics.control import CONTROL_OPS, RunBody
+from ridgeline.tactics.fallback import RunOp, Surroundings, placed, runner, why_slow
 from ridgeline.tactics.predict import floor_us
 
 # PyTorch has these types, and kernels for few ops of them
@@ -52,11 +52,8 @@ class Aten(Tactic):
         )
 
     def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        device = site.target.traits.device
-        run, notes = compile_body(
-            site.body, site.specs, self.opset_imports, device, site.values,
-            non_tensor=site.non_tensor, limits=self.limits,
-        )  # fmt: skip
+        around = Surroundings.of(site, self.opset_imports, self.limits)
+        run, notes = compile_body(site.body, around, site.values)
         formats = [_format(site.specs.get(name)) for name in site.body.outputs]
         may_alias = any(not is_a(op, COMPUTES) or has(op, Trait.MAY_RETURN_INPUT) for op in site.body.ops)
 
@@ -65,8 +62,8 @@ class Aten(Tactic):
                 m if f is None or not isinstance(m, Tensor) else m.contiguous(memory_format=f)
                 for m, f in zip(run(inputs), formats, strict=True)
             ]
-            if device != "cpu":  # what is made of numbers alone, such as a range, was made on the host
-                made = [m.to(device) if isinstance(m, Tensor) else m for m in made]
+            if not around.is_host:  # what is made of numbers alone, such as a range, was made on the host
+                made = [m.to(around.device) if isinstance(m, Tensor) else m for m in made]
             return own_memory(made, inputs) if may_alias else made
 
         return Launch(call, note="; ".join(notes), wants_host_values=True)
@@ -78,7 +75,7 @@ def _op_with_out(site: Site) -> Op | None:
         return None
     op = site.body.ops[0]
     entry = FLOOR.get(op.key)
-    if entry is None or entry.out is None or why_slow(op, site.specs) or len(op.outputs) != 1:
+    if entry is None or entry.out is None or len(op.outputs) != 1 or why_slow(op, Surroundings.of(site, {})):
         return None
     kinds = {site.specs[n].dtype for n in (*op.inputs, *op.outputs) if n}
     # torch does not write these types, or seldom: another library may run such an op
@@ -117,7 +114,7 @@ def _format(spec: TensorSpec | None) -> torch.memory_format | None:
 
 def _picker(op: Op, site: Site) -> Callable[[Sequence[Any]], list[Any]]:
     body = site.body
-    constants = placed_constants(body, site.target.traits.device, site.values)
+    constants = placed_constants(body, Surroundings.of(site, {}), site.values)
     places: list[Any] = []
     for i, name in enumerate(op.inputs):
         fixed = constants.get((name, is_read_on_host(op, i)))
@@ -130,14 +127,14 @@ def _picker(op: Op, site: Site) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 def placed_constants(
-    body: Body, device: str, values: Mapping[str, np.ndarray]
+    body: Body, around: Surroundings, values: Mapping[str, np.ndarray]
 ) -> dict[tuple[str, bool], Any]:
     """What is known before the run, by name and by whether it is wanted on the host."""
     known = {name: taken_in(array) for name, array in body.constants.items()}
-    if device != "cpu":
+    if not around.is_host:
         known |= {n: to_torch(a) for n, a in values.items() if n in body.inputs and a.dtype.kind not in "OUS"}
     made = {(name, True): value for name, value in known.items()}
-    return made | {(name, False): placed(value, device) for name, value in known.items()}
+    return made | {(name, False): placed(value, around.device) for name, value in known.items()}
 
 
 def is_read_on_host(op: Op, place: int) -> bool:
@@ -145,87 +142,72 @@ def is_read_on_host(op: Op, place: int) -> bool:
     return place in row_of(op).host_inputs
 
 
+class _Slots:
+    """Where the values of a body lie. What is known beforehand has a slot on the host and on the device."""
+
+    def __init__(self, body: Body, around: Surroundings, values: Mapping[str, np.ndarray]) -> None:
+        self.of = {name: i for i, name in enumerate(dict.fromkeys(body.inputs))}
+        self.initial: list[Any] = [None] * len(self.of)  # what each slot holds before the run
+        constants = placed_constants(body, around, values)
+        self.constants = {key: self.new(tensor) for key, tensor in constants.items()}
+        for (name, on_host), slot in self.constants.items():
+            if on_host:
+                self.of.setdefault(name, slot)
+
+    def new(self, value: Any = None) -> int:
+        self.initial.append(value)
+        return len(self.initial) - 1
+
+    def read(self, name: str, *, on_host: bool) -> int:
+        """The slot of a value, and -1 for an absent one."""
+        return self.constants.get((name, on_host), self.of[name]) if name else -1
+
+    def write(self, name: str) -> int:
+        """A new slot for a result, and -1 for one that nobody wants."""
+        slot = self.of[name] = self.new() if name else -1
+        return slot
+
+
 def compile_body(
-    body: Body,
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    device: str = "cpu",
-    values: Mapping[str, np.ndarray] | None = None,
-    non_tensor: Mapping[str, str] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    before: Callable[[Op, Sequence[Any]], None] | None = None,
-) -> tuple[Callable[[Sequence[Any]], list[Any]], list[str]]:
+    body: Body, around: Surroundings, values: Mapping[str, np.ndarray] | None = None
+) -> tuple[RunBody, list[str]]:
     """A body as a function from its inputs to its outputs, with notes on what runs slowly.
 
-    Values live in a list of slots; a slot is emptied after its last reader, so that memory goes back early.
-    On a GPU what is known beforehand has a slot on either side, since some ops read numbers on the host.
-    `before` is called with every op, also of subgraphs, and what it is about to be given.
+    A slot is emptied after its last reader, so that memory goes back early.
     """
-    slots = {name: i for i, name in enumerate(dict.fromkeys(body.inputs))}
-    fixed: list[Any] = [None] * len(slots)
-    constants: dict[tuple[str, bool], int] = {}
-    for key, tensor in placed_constants(body, device, values or {}).items():
-        constants[key] = len(fixed)
-        fixed.append(tensor)
-    slots |= {name: place for (name, on_host), place in constants.items() if on_host and name not in slots}
-    compile_here = partial(
-        compile_body, specs=specs, opset_imports=opset_imports, device=device, non_tensor=non_tensor,
-        limits=limits, before=before,
-    )  # fmt: skip
-    steps: list[tuple[Callable[[list[Any]], Sequence[Any]], list[int], list[int | None], list[int]]] = []
+    slots = _Slots(body, around, values or {})
+    steps: list[tuple[RunOp, list[int], list[int], list[int]]] = []
     notes: list[str] = []
     for op in body.ops:
-        reads = [
-            constants.get((n, is_read_on_host(op, i)), slots[n]) if n else -1
-            for i, n in enumerate(reads_of(op))
-        ]
-        run: Callable[[list[Any]], Sequence[Any]]
+        names = reads_of(op)
+        reads = [slots.read(name, on_host=is_read_on_host(op, i)) for i, name in enumerate(names)]
         if op.key in CONTROL_OPS:
-            run, more = CONTROL_OPS[op.key](op, reads_of(op), compile_here, limits)
+            run, more = CONTROL_OPS[op.key](op, names, partial(compile_body, around=around), around.limits)
         else:
-            run, note = runner(op, specs, opset_imports, device, non_tensor)
-            run = run if before is None else _after(before, op, run)
-            more = [note] if note else []
+            run, more = runner(op, around)
         notes += more
-        writes: list[int | None] = []
-        for name in op.outputs:
-            if name:
-                slots[name] = len(fixed)
-                fixed.append(None)
-            writes.append(slots[name] if name else None)
-        steps.append((run, reads, writes, []))
-    results = [constants.get((name, False), slots[name]) for name in body.outputs]
-    _free_after_last_use(steps, keep={*results, *constants.values()})
-    n_inputs = len(body.inputs)
+        steps.append((run, reads, [slots.write(name) for name in op.outputs], []))
+    results = [slots.read(name, on_host=False) for name in body.outputs]
+    _free_after_last_use(steps, keep={*results, *slots.constants.values()})
+    known = [*slots.initial[len(body.inputs) :], None]  # index -1: an absent value
 
     def run_body(inputs: Sequence[Any]) -> list[Any]:
-        values = [*inputs, *fixed[n_inputs:], None]  # index -1: an absent input
+        values = [*inputs, *known]
         for run, reads, writes, frees in steps:
             made = run([values[r] for r in reads])
-            for place, value in zip(writes, made, strict=True):
-                if place is not None:
-                    values[place] = value
-            for place in frees:
-                values[place] = None
+            for slot, value in zip(writes, made, strict=True):
+                if slot >= 0:
+                    values[slot] = value
+            for slot in frees:
+                values[slot] = None
         return [values[r] for r in results]
-
-    if device == "cpu":
-        return run_body, notes
 
     def run_there(inputs: Sequence[Any]) -> list[Any]:
         # ops that make tensors from nothing make them there; float32 convolutions stay float32
-        with torch.device(device), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with torch.device(around.device), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return run_body(inputs)
 
-    return run_there, notes
-
-
-def _after(before: Callable[[Op, Sequence[Any]], None], op: Op, run: RunOp) -> RunOp:
-    def checked(values: Sequence[Any]) -> Sequence[Any]:
-        before(op, values)
-        return run(values)
-
-    return checked
+    return run_body if around.is_host else run_there, notes
 
 
 def reads_of(op: Op) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.values import Items
 from ridgeline.options import Limits
 
-Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 RunBody: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 CompileBody: TypeAlias = Callable[[Body], tuple[RunBody, list[str]]]
 
@@ -94,7 +94,7 @@ def _if(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limits)
         branches[taken] = (run, [reads.index(n) for n in shut.inputs])
         notes += more
 
-    def call(values: list[Any]) -> Sequence[Any]:
+    def call(values: Sequence[Any]) -> Sequence[Any]:
         run, places = branches[bool(values[0].reshape(-1)[0])]
         begin(run)
         return [kept(run, value) for value in run([values[p] for p in places])]
@@ -117,7 +117,7 @@ def _loop(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
     run, notes, captured = _repeated(body, reads, compile_body)
     n_carried = len(op.inputs) - 2
 
-    def call(values: list[Any]) -> Sequence[Any]:
+    def call(values: Sequence[Any]) -> Sequence[Any]:
         limit = None if values[0] is None else int(values[0])
         going = torch.tensor(True) if values[1] is None else values[1]
         carried = values[2 : 2 + n_carried]
@@ -153,7 +153,7 @@ def _scan(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
     axes, is_backward = _ways(op, "input", n_scanned)
     out_axes, is_out_backward = _ways(op, "output", n_stacked)
 
-    def call(values: list[Any]) -> Sequence[Any]:
+    def call(values: Sequence[Any]) -> Sequence[Any]:
         states, scanned = values[:n_states], values[n_states : n_states + n_scanned]
         outside = [values[p] for p in captured]
         length = scanned[0].shape[axes[0]]
@@ -187,7 +187,7 @@ def _sequence_map(
     body: Body = op.attrs["body"]
     run, notes, captured = _repeated(body, reads, compile_body)
 
-    def call(values: list[Any]) -> Sequence[Any]:
+    def call(values: Sequence[Any]) -> Sequence[Any]:
         given, outside = values[: len(body.inputs)], [values[p] for p in captured]
         results = [Items() for _ in body.outputs]
         begin(run)

@@ -6,6 +6,7 @@ So an op is unsupported only if nobody has it. The slower two say so in the plan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Op, TensorSpec
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.errors import BuildError, InputError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.types import is_non_tensor
@@ -27,52 +28,74 @@ from ridgeline.kernels.elements import BIT_WIDTHS, SUB_BYTE, crosses, on_device
 from ridgeline.kernels.floor import FLOOR, call_floor
 from ridgeline.kernels.floor.sub_byte import moved_as_bits
 from ridgeline.kernels.values import elements_of, outside, taken_in, type_of
+from ridgeline.options import DEFAULT_LIMITS, Limits
 
 Values = Sequence[Any]
 RunOp = Callable[[Values], Sequence[Any]]
 
 
-def why_slow(
-    op: Op, specs: Mapping[str, TensorSpec], non_tensor: Mapping[str, str] | None = None
-) -> str | None:
-    """Why PyTorch does not run this op; None when it does. `non_tensor`: kinds of values without a spec."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What the ops of a body are compiled for. `non_tensor` has the kinds of values without a spec."""
+
+    specs: Mapping[str, TensorSpec]
+    opset_imports: Mapping[str, int]
+    device: str = "cpu"
+    non_tensor: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = DEFAULT_LIMITS
+    before: Callable[[Op, Values], None] | None = None  # is called with every op and what it will be given
+
+    @staticmethod
+    def of(site: Site, opset_imports: Mapping[str, int], limits: Limits = DEFAULT_LIMITS) -> Surroundings:
+        device = site.target.traits.device
+        return Surroundings(site.specs, opset_imports, device, site.non_tensor, limits)
+
+    @property
+    def is_host(self) -> bool:
+        return self.device == "cpu"
+
+
+def why_slow(op: Op, around: Surroundings) -> str | None:
+    """Why PyTorch does not run this op; None when it does."""
     if is_a(op, Kind.CONTROL):
         return None
     entry = FLOOR.get(op.key)
     if entry is None:
         return f"PyTorch has no {op.key}"
     for name in (*op.inputs, *op.outputs):
-        if "string" in (non_tensor or {}).get(name, "") and not entry.takes_strings:
-            return f"{name} is {(non_tensor or {})[name]}, which torch tensors do not hold"
-    return entry.why_not(op, specs) if entry.why_not is not None else None
+        if "string" in around.non_tensor.get(name, "") and not entry.takes_strings:
+            return f"{name} is {around.non_tensor[name]}, which torch tensors do not hold"
+    return entry.why_not(op, around.specs) if entry.why_not is not None else None
 
 
-def runner(
-    op: Op,
-    specs: Mapping[str, TensorSpec],
-    opset_imports: Mapping[str, int],
-    device: str = "cpu",
-    non_tensor: Mapping[str, str] | None = None,
-) -> tuple[RunOp, str]:
+def runner(op: Op, around: Surroundings) -> tuple[RunOp, list[str]]:
     """How to run `op`, and a note when it is a slow way."""
-    if op.op_type == "If" and not op.domain:
-        raise AssertionError("control flow is run by the body that holds it")
-    reason = why_slow(op, specs, non_tensor)
+    reason = why_slow(op, around)
     if reason is None:
-        return _quick(op, specs, opset_imports, device), ""
-    session = _OtherOp(op, opset_imports)
-    session.open_ahead(specs)
-    note = f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"
-    return _on_host(session, device), note
+        run, notes = _quick(op, around), []
+    else:
+        session = _OtherOp(op, around.opset_imports)
+        session.open_ahead(around.specs)
+        notes = [f"{op.op_type} at {op.name or op.outputs[0]}: {reason}; run by {session.who}"]
+        run = _on_host(session, around)
+    before = around.before
+    if before is None:
+        return run, notes
+
+    def checked(values: Values) -> Sequence[Any]:
+        before(op, values)
+        return run(values)
+
+    return checked, notes
 
 
-def _quick(op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], device: str) -> RunOp:
+def _quick(op: Op, around: Surroundings) -> RunOp:
     """The floor's way, with what the types of the op need around it."""
-    other: RunOp = _OtherOp(op, opset_imports) if device == "cpu" else partial(_call_on_host, op, device)
-    run = _floor_or(op, other)
-    reads = [specs.get(n) for n in op.inputs if n]
+    other: RunOp = partial(_call_on_host, op, around.device)
+    run = _floor_or(op, _OtherOp(op, around.opset_imports) if around.is_host else other)
+    reads = [around.specs.get(n) for n in op.inputs if n]
     if any(spec is None for spec in reads):
-        return _AnyOp(op, run, opset_imports, device)
+        return _AnyOp(op, run, around)
     if not has(op, Trait.READS_NARROW) and any(
         spec.dtype in BIT_WIDTHS for spec in reads if spec is not None
     ):
@@ -113,11 +136,11 @@ def _is_missing(error: RuntimeError) -> bool:
 class _AnyOp:
     """An op whose inputs are known only when they come: strings go elsewhere, narrow types by their bits."""
 
-    def __init__(self, op: Op, run: RunOp, opset_imports: Mapping[str, int], device: str) -> None:
+    def __init__(self, op: Op, run: RunOp, around: Surroundings) -> None:
         self.run = run
         self.opens_narrow = has(op, Trait.READS_NARROW)
         self.takes_strings = FLOOR[op.key].takes_strings
-        self.session = _on_host(_OtherOp(op, opset_imports), device)
+        self.session = _on_host(_OtherOp(op, around.opset_imports), around)
 
     def __call__(self, values: Values) -> Sequence[Any]:
         for value in values:
@@ -128,9 +151,9 @@ class _AnyOp:
         return self.run(values)
 
 
-def _on_host(run: RunOp, device: str) -> RunOp:
-    """What runs on the host, for values that lie on this device."""
-    return run if device == "cpu" else lambda values: [placed(v, device) for v in run(values)]
+def _on_host(run: RunOp, around: Surroundings) -> RunOp:
+    """What runs on the host, for values that lie on the device."""
+    return run if around.is_host else lambda values: [placed(v, around.device) for v in run(values)]
 
 
 def placed(value: Any, device: str) -> Any:

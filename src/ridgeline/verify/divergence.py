@@ -34,6 +34,7 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import weights_of
 from ridgeline.tactics.aten import compile_body
+from ridgeline.tactics.fallback import Surroundings
 from ridgeline.verify.compare import compare, feeds_text
 from ridgeline.verify.reference import Reference, Tolerance
 
@@ -227,7 +228,8 @@ def _floor_values(engine: Engine, instance: Instance) -> dict[str, Tensor]:
     whole = Body(
         inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
     )
-    run, _ = compile_body(whole, instance.inferred.specs, program.opset_imports, limits=program.limits)
+    around = Surroundings(instance.inferred.specs, program.opset_imports, limits=program.limits)
+    run, _ = compile_body(whole, around)
     given = [t.cpu().clone() for t in instance.inputs.values()]
     return dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
 

@@ -26,7 +26,7 @@ from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
 from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.fallback import require_rows
+from ridgeline.tactics.fallback import Surroundings, require_rows
 
 # how long a run without limits may take: so many times the limited one, and at least so many seconds
 TIMES_AS_LONG, LEAST_SECONDS = 50, 60
@@ -90,7 +90,8 @@ class LimitedRun:
         program = self._program
         ops, constants = program.flat_ops(program.regions)
         body = Body((*program.inputs, *self._inference.weights), program.outputs, ops, constants)
-        run, _ = compile_body(body, specs, program.opset_imports, limits=program.limits, before=require_rows)
+        around = Surroundings(specs, program.opset_imports, limits=program.limits, before=require_rows)
+        run, _ = compile_body(body, around)
         with torch.inference_mode():
             run([*given, *self._inference.weights.values()])
 

@@ -101,7 +101,7 @@ def attention(
     has_window = left_window_size >= 0 or right_window_size >= 0
     is_fused = n_outputs < 4 and not softcap
     # on the CPU torch takes a row of NaN scores for one that sees no key unless there is a mask
-    needs_mask = q.device.type == "cpu"
+    needs_mask = q.is_cpu
     is_sdpa_causal = (
         bool(is_causal) and attn_mask is None and nonpad_kv_seqlen is None
         and not (n_past or has_window or needs_mask)

@@ -23,7 +23,7 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
 @floor("Gather", why_not=no_torch_type)
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0, out: Tensor | None = None) -> Tensor:
     axis %= x.ndim
-    if indices.ndim == 0 and indices.device.type == "cpu":
+    if indices.ndim == 0 and indices.is_cpu:
         return placed(x.select(axis, int(indices.item())), out)
     rows = _wrapped(indices, x.shape[axis]).reshape(-1)
     if out is not None and axis == 0 and indices.ndim and out.is_contiguous():
@@ -134,7 +134,7 @@ def top_k(
     x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, Tensor]:
     count = int(k.item())
-    if x.device.type == "cpu" and x.dtype == torch.float32 and 0 < 4 * count < x.shape[axis]:
+    if x.is_cpu and x.dtype == torch.float32 and 0 < 4 * count < x.shape[axis]:
         found = torch.topk(x, count, dim=axis, largest=bool(largest))
         if _has_no_ties(x, found.values, axis, largest=bool(largest)):
             return found.values, found.indices

@@ -17,7 +17,7 @@ def _overflows(inv_std: Tensor) -> bool:
 
     On a GPU nobody asks, since that would wait for it.
     """
-    return inv_std.device.type == "cpu" and not bool(torch.isfinite(inv_std).all())
+    return inv_std.is_cpu and not bool(torch.isfinite(inv_std).all())
 
 
 def _normalized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -94,7 +94,7 @@ def div(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def _scalar_exponent(x: Tensor, y: Tensor) -> bool:
     """A python number reaches torch's special cases for 2, 3, 0.5 and -1; reading it off a GPU would wait."""
-    return y.numel() == 1 and y.ndim <= x.ndim and y.device.type == "cpu" and x.dtype.is_floating_point
+    return y.numel() == 1 and y.ndim <= x.ndim and y.is_cpu and x.dtype.is_floating_point
 
 
 @floor("Pow")
@@ -120,7 +120,7 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
         return remainder(a, b, fmod=fmod)
     if not fmod:
         return torch.remainder(a, b)
-    if a.device.type != "cpu":
+    if not a.is_cpu:
         return torch.fmod(a, b)
     # torch's own loses all digits where the quotient is large; C's is exact
     wide = widened(a).numpy(), widened(b).numpy()
@@ -161,7 +161,7 @@ floor("Where", out=into(torch.where), why_not=no_torch_type)(torch.where)
 
 def _bound(limit: Tensor | None) -> Any:
     # a python number saves a broadcast pass; on a GPU it would cost a wait
-    return limit.item() if limit is not None and limit.device.type == "cpu" else limit
+    return limit.item() if limit is not None and limit.is_cpu else limit
 
 
 @floor("Clip")
@@ -178,7 +178,7 @@ def _keep_nan(y: Tensor, *limits: Tensor | None) -> Tensor:
     """A bound that is NaN makes NaN of everything; not every release of torch sees to that."""
     if y.dtype.is_floating_point:
         for limit in limits:
-            if limit is not None and limit.device.type == "cpu" and bool(torch.isnan(limit).any()):
+            if limit is not None and limit.is_cpu and bool(torch.isnan(limit).any()):
                 y.fill_(torch.nan)
     return y
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.base.spec import Op, Site
 from ridgeline.tactics.read.epilogue import AnchorSite, is_constant, read_operands, split_epilogue
 
 
@@ -70,10 +70,13 @@ def read_conv(site: Site, op_type: str = "Conv") -> ConvSite:
     stride = tuple(attrs.get("strides") or ones)
     dilation = tuple(attrs.get("dilations") or ones)
     extra = tuple(attrs.get("output_padding") or (0,) * len(ones))
+    spans = ((k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True))
+    axes = zip(x.shape[2:], y.shape[2:], spans, stride, extra, strict=True)
     if op_type == "Conv":
-        begin, end = _conv_pads(anchor, x, y, w, stride, dilation)
+        totals = [max((o - 1) * s + span - i, 0) for i, o, span, s, _ in axes]
     else:
-        begin, end = _transpose_pads(anchor, x, y, w, stride, dilation, extra)
+        totals = [(i - 1) * s + span + e - o for i, o, span, s, e in axes]
+    begin, end = _pads(anchor, totals)
     epilogue = split_epilogue(site, anchor, channel_axis=ConvSite.channel_axis)
     return ConvSite(
         anchor=anchor, x=x, y=y, slot=site.body.inputs.index(data), weight=weight,
@@ -96,40 +99,15 @@ def as_image(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
 
 
-def _spans(w: TensorSpec, dilation: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True))
+def _pads(op: Op, totals: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """As the op gives them, else halves of the totals that its output shape implies.
 
-
-def _conv_pads(
-    op: Op, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    rank = len(stride)
-    mode = op.attrs.get("auto_pad", "NOTSET")
-    if mode == "NOTSET":
-        pads = tuple(op.attrs.get("pads") or (0,) * 2 * rank)
-        return pads[:rank], pads[rank:]
-    if mode == "VALID":
-        return (0,) * rank, (0,) * rank
-    axes = zip(x.shape[2:], y.shape[2:], _spans(w, dilation), stride, strict=True)
-    return _halve([max((o - 1) * s + span - i, 0) for i, o, span, s in axes], mode)
-
-
-def _transpose_pads(
-    op: Op, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...],
-    dilation: tuple[int, ...], extra: tuple[int, ...],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
-    rank = len(stride)
-    mode = op.attrs.get("auto_pad", "NOTSET")
+    An odd total has its larger half at the end only for SAME_UPPER.
+    """
+    mode, rank = op.attrs.get("auto_pad", "NOTSET"), len(totals)
     if mode == "NOTSET" and not op.attrs.get("output_shape"):
         pads = tuple(op.attrs.get("pads") or (0,) * 2 * rank)
         return pads[:rank], pads[rank:]
-    # the output shape is given (or implied) and the pads follow from it
-    axes = zip(x.shape[2:], y.shape[2:], _spans(w, dilation), stride, extra, strict=True)
-    return _halve([(i - 1) * s + span + e - o for i, o, span, s, e in axes], mode)
-
-
-def _halve(totals: Sequence[int], mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Each total as two halves; an odd one has its larger half at the end only for SAME_UPPER."""
     small = tuple(total // 2 for total in totals)
     large = tuple(total - total // 2 for total in totals)
     return (small, large) if mode == "SAME_UPPER" else (large, small)
