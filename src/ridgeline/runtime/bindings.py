@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.cuda_instance import CudaBinding, CudaInstance
-from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_memory, require_runs
+from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_here, require_memory
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.io import AnyBinding, IoBinding
 from ridgeline.runtime.padded import PaddedBinding, pad_to_profile
@@ -49,7 +49,7 @@ class Bindings:
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
     ) -> CudaInstance:
         variant = self._profiles.at(specs)
-        require_runs(variant.plan.target)
+        require_here(variant.plan.target)
         if not variant.executable.launches:  # the first instance is refused where its plan needs too much
             with gpu_errors():
                 require_memory(foreseen_parts(variant.plan.memory))

@@ -90,14 +90,16 @@ def is_here(target: Target) -> bool:
     return why_no_gpu() is None and current_device().arch == target.arch
 
 
-def require_runs(target: Target) -> None:
-    """Raise in a process that lost its parent's threads, and for the null target."""
+def require_here(target: Target) -> None:
+    """Raise where this machine or process cannot run engines of the target."""
     require_process(target)
     if not target.exists:
         raise PlanError(
             f"an engine for the target {target} runs nowhere",
             help="it shows what a plan would be: build with --target cpu or cuda to run the model",
         )
+    if target.traits.is_gpu:
+        require_device(target)
 
 
 def require_device(target: Target) -> Device:

@@ -18,7 +18,7 @@ from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
 from ridgeline.runtime.bindings import Bindings
 from ridgeline.runtime.context import Context, CudaContext
-from ridgeline.runtime.device import require_device, require_runs
+from ridgeline.runtime.device import require_here
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.file import Stored, fused_proto, whole_proto, write_engine
@@ -104,9 +104,8 @@ class Engine:
 
         With `wait` new shapes are planned before they run; without it nothing is compiled before they run.
         """
-        require_runs(self.plan.target)
+        require_here(self.plan.target)
         if self.fused.is_gpu:
-            require_device(self.plan.target)
             self.retune()
             return CudaContext(self.signature, self._bindings.on_gpu, self._bindings.gpu_instance)
         waits = self.plan.waits if wait is None else wait

@@ -14,7 +14,7 @@ from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import merge
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.cuda_instance import CudaInstance, gpu_memory
-from ridgeline.runtime.device import gpu_errors, require_device, require_runs
+from ridgeline.runtime.device import gpu_errors, require_here
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.instance import Instance, PlacedSite, sites_of
 from ridgeline.runtime.islands import Islands
@@ -71,19 +71,16 @@ class Executable:
         Without compiling, steps that would need a compiler run on the floor.
         """
         fused = self.fused
-        require_runs(fused.target)
-        if fused.is_gpu:
-            require_device(fused.target)
-            if dict(inputs) == self.planned_shapes:
-                self.require_kernels()
+        require_here(fused.target)
+        if dict(inputs) == self.planned_shapes:
+            self.require_kernels()
         inferred = fused.inference.at(inputs)
         sites = self.sites(inferred)
         with gpu_errors(), torch.inference_mode():
             if compiles:
                 self.launches.compile_ahead([(index, site) for index, _, site in sites])
             bind = self.launches.launch if compiles else self.launches.uncompiled
-            make = CudaInstance if fused.is_gpu else Instance
-            instance = make(fused.program, inferred, sites, fused.placed_weights, bind, given)
+            instance = fused.instance_type(fused.program, inferred, sites, fused.placed_weights, bind, given)
         if isinstance(instance, CudaInstance):
             instance.notes = fused.notes
             self._instances.add(instance)

@@ -69,13 +69,11 @@ class PerProcess:
 
 def require_process(target: Target) -> Target:
     """The target again; raise in a child that would wait for threads or a GPU of its parent."""
-    is_lost = (
-        process.has_lost_gpu if target.traits.is_gpu else process.has_lost_threads and target.threads > 1
-    )
-    if is_lost:
+    is_gpu = target.traits.is_gpu
+    if process.has_lost_gpu if is_gpu else process.has_lost_threads and target.threads > 1:
         raise ProcessError(
             "an engine for the GPU cannot be used in a forked process"
-            if target.traits.is_gpu
+            if is_gpu
             else f"an engine of {target.threads} threads cannot be used in a forked process",
             got=f"process {os.getpid()}, forked after an engine was made, without its threads",
             help="start workers with multiprocessing's 'spawn' or 'forkserver', fork before the first engine "

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from ridgeline.base.spec import Target
 from ridgeline.ir.body import Program
+from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.weights import DeviceWeights
+from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.base import Tactic
+
+# by the device where PyTorch keeps the tensors of a target
+INSTANCE_TYPES: dict[str, type[Instance]] = {"cpu": Instance, "cuda": CudaInstance}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +45,11 @@ class FusedModel:
     def is_gpu(self) -> bool:
         return self.target.traits.is_gpu
 
+    @property
+    def instance_type(self) -> type[Instance]:
+        return INSTANCE_TYPES[self.target.traits.device]
+
     @cached_property
     def placed_weights(self) -> Mapping[str, Tensor]:
         """Where the target reads them."""
-        return DeviceWeights(self.weights) if self.is_gpu else self.weights
+        return self.instance_type.placed(self.weights)
