@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx
 
-from ridgeline.frontend.functions import Holder, all_holders, all_nodes, copy_of
+from ridgeline.frontend.functions import Holder, all_holders, all_nodes, copy_of, plain_domain
 
 
 def without_typed_eyes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -38,6 +38,6 @@ def _split(holder: Holder, place: int, kind: int) -> None:
 
 def _type_of(node: onnx.NodeProto) -> int:
     """The `dtype` of an EyeLike that has one; 0 for any other node."""
-    if node.op_type != "EyeLike" or node.domain not in ("", "ai.onnx") or not node.output:
+    if node.op_type != "EyeLike" or plain_domain(node.domain) or not node.output:
         return 0
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "dtype"), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import parser
 
-from ridgeline.frontend.functions import all_nodes, copy_of
+from ridgeline.frontend.functions import all_nodes, copy_of, plain_domain
 
 OP, DOMAIN = "GroupNormalization", "ridgeline.exact"
 # before this version scale and bias had one value for each group
@@ -58,4 +58,4 @@ def with_exact_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_group_norm(node: onnx.NodeProto) -> bool:
-    return node.op_type == OP and node.domain in ("", "ai.onnx")
+    return node.op_type == OP and not plain_domain(node.domain)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.frontend.contrib import write_node_out
+from ridgeline.frontend.contrib_call import Call, Definition, ints
 
 # the converter leaves ops of this domain alone
 KEPT = "ridgeline.kept"
@@ -18,7 +19,7 @@ def before_conversion(model: ir.Model, version: int) -> None:
     """Rewrites in ops of the old opset, which the converter would leave unchanged."""
     if version < 13:
         for node in _nodes(model, "Hardmax"):
-            _flatten_around(node)
+            write_node_out(node, Definition(("x",), ("y",), _flattened))
     if version == 8:
         for node in _nodes(model, "Scan"):
             _scan_by_item(node)
@@ -40,7 +41,7 @@ def after_conversion(model: ir.Model, version: int) -> None:
     if version < 7:
         common_passes.ShapeInferencePass()(model)
         for node in _nodes(model, "PRelu"):
-            _slope_per_channel(node)
+            write_node_out(node, Definition(("x", "slope"), ("y",), _slope_per_channel))
 
 
 def _nodes(model: ir.Model, op_type: str, domain: str = "") -> Iterator[ir.Node]:
@@ -58,62 +59,20 @@ def _say_how_to_resize(node: ir.Node) -> None:
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if may_shrink else "floor")
     is_nearest = node.attributes.get_string("mode", "nearest") == "nearest"
     if scales is not None and is_nearest and may_shrink and may_grow:
-        _grow_after(node, scales, factors)
+        write_node_out(node, Definition(("x", "roi", "scales"), ("y",), _shrunk_then_grown))
 
 
-def _grow_after(node: ir.Node, scales: ir.Value, factors: np.ndarray | None) -> None:
-    """The node keeps the axes that shrink; a second one, which rounds otherwise, grows the rest."""
-    graph, y = node.graph, node.outputs[0]
-    sizes = [
-        _bounded(node, scales, factors, "Min", f"{y.name}/shrunk_by"),
-        _bounded(node, scales, factors, "Max", f"{y.name}/grown_by"),
-    ]
-    attributes = {**node.attributes, "nearest_mode": ir.AttrString("nearest_mode", "floor")}
-    grown = ir.Node("", "Resize", [y, None, sizes[1]], attributes.values())
-    ir.convenience.replace_all_uses_with(y, grown.outputs[0], replace_graph_outputs=True)
-    grown.replace_input_with(0, y)
-    node.replace_input_with(2, sizes[0])
-    graph.insert_after(node, [grown])
-    grown.outputs[0].type, grown.outputs[0].shape = y.type, y.shape
-    name, y.name, y.shape = y.name, f"{y.name}/shrunk", None
-    grown.outputs[0].name = name
+def _shrunk_then_grown(call: Call) -> str:
+    """Two nodes: the first shrinks axes, the second grows the others and rounds otherwise."""
+    return """one = Constant<value_floats = [1.0]>() smaller = Min(scales, one) larger = Max(scales, one)
+        shrunk = Resize<coordinate_transformation_mode = "asymmetric", nearest_mode = "ceil">(x, , smaller)
+        y = Resize<coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(shrunk, , larger)"""
 
 
-def _bounded(node: ir.Node, scales: ir.Value, factors: np.ndarray | None, op: str, name: str) -> ir.Value:
-    """Scales clipped to at most or at least 1: a weight if they are known, else the output of a node."""
-    known = {"Min": np.minimum, "Max": np.maximum}[op]
-    number = np.ones(1, np.float32) if factors is None else known(factors, np.float32(1))
-    weight = _weight(node.graph, name if factors is not None else f"{name}/one", number)
-    if factors is not None:
-        return weight
-    made = ir.node(op, [scales, weight])
-    made.outputs[0].name = name
-    node.graph.insert_before(node, [made])
-    return made.outputs[0]
-
-
-def _weight(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-    graph.register_initializer(value)
-    return value
-
-
-def _flatten_around(node: ir.Node) -> None:
-    """Flatten around the op: before opset 13 the axes from `axis` on counted as one."""
-    x, y, graph = node.inputs[0], node.outputs[0], node.graph
-    axis = node.attributes.get_int("axis", 1)
-    shape = ir.node("Shape", [x])
-    rows = ir.node("Flatten", [x], attributes={"axis": axis})
-    flat = ir.node("Hardmax", [rows.outputs[0]], attributes={"axis": 1})
-    back = ir.node("Reshape", [flat.outputs[0], shape.outputs[0]])
-    for part, what in ((shape, "shape"), (rows, "rows"), (flat, "flat")):
-        part.outputs[0].name = f"{y.name}/{what}"
-    graph.insert_before(node, [shape, rows, flat, back])
-    ir.convenience.replace_all_uses_with(y, back.outputs[0], replace_graph_outputs=True)
-    back.outputs[0].shape, back.outputs[0].type = y.shape, y.type
-    name, y.name = y.name, None
-    back.outputs[0].name = name
-    graph.remove(node, safe=True)
+def _flattened(call: Call) -> str:
+    """Before opset 13 the axes from `axis` on counted as one."""
+    return f"""shape = Shape(x) rows = Flatten<axis = {call.get("axis", 1)}>(x)
+        flat = Hardmax<axis = 1>(rows) y = Reshape(flat, shape)"""
 
 
 def _scan_by_item(node: ir.Node) -> None:
@@ -149,16 +108,8 @@ def _scan_by_item(node: ir.Node) -> None:
         node.replace_input_with(i, value)
 
 
-def _slope_per_channel(node: ir.Node) -> None:
-    """Add the trailing axes to PRelu's slopes, which before opset 7 needed none."""
-    x, slope = node.inputs
-    if x is None or slope is None or x.shape is None or slope.shape is None or len(slope.shape) != 1:
-        return
-    behind = list(range(1, len(x.shape) - 1))
-    if slope.shape[0] == 1 or not behind:
-        return
-    axes = _weight(node.graph, f"{node.outputs[0].name}/axes", np.array(behind, np.int64))
-    spread = ir.node("Unsqueeze", [slope, axes])
-    spread.outputs[0].name = f"{node.outputs[0].name}/slope"
-    node.graph.insert_before(node, [spread])
-    node.replace_input_with(1, spread.outputs[0])
+def _slope_per_channel(call: Call) -> str:
+    """PRelu with the trailing axes of its slopes, which before opset 7 needed none."""
+    sizes, behind = call.shape("slope"), range(1, call.rank("x") - 1)
+    call.require(len(sizes) == 1 and sizes != (1,) and len(behind) > 0)
+    return f"{ints('axes', *behind)} spread = Unsqueeze(slope, axes) y = PRelu(x, spread)"

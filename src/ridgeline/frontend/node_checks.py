@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 
 from ridgeline.errors import ModelError
-from ridgeline.frontend.functions import Holder, all_nodes, node_label, subgraphs
+from ridgeline.frontend.functions import Holder, all_nodes, node_label, plain_domain, subgraphs
 
 MAX_DEPTH = 33  # protobuf reads 100 nested messages, and a subgraph takes three
 VALUES = frozenset({"value", "value_int", "value_ints", "value_float", "value_floats", "value_string",
@@ -29,7 +29,7 @@ def check_nodes(proto: onnx.ModelProto) -> None:
     rows = [
         f"{node_label(node)} ({node.op_type}): {problem}"
         for node in all_nodes(proto)
-        if node.domain in ("", "ai.onnx")
+        if not plain_domain(node.domain)
         for problem in _problems(node)
     ]
     if rows:

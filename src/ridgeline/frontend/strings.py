@@ -17,9 +17,5 @@ def keep_strings_in_graph(model: ir.Model) -> None:
         made.type, made.shape = value.type, value.shape
         graph.insert_before(graph[0], node)
         del graph.initializers[name]
-        for use in list(value.uses()):
-            use.node.replace_input_with(use.idx, made)
-        for place, output in enumerate(graph.outputs):
-            if output is value:
-                graph.outputs[place] = made
+        ir.convenience.replace_all_uses_with(value, made, replace_graph_outputs=True)
         value.name, made.name = None, name

@@ -102,7 +102,7 @@ def op_of(node: ir.Node) -> Op:
         inputs=tuple(_name(v) for v in node.inputs),
         outputs=tuple(_name(v) for v in node.outputs),
         attrs={name: attr_value(attr) for name, attr in node.attributes.items()},
-        domain="" if node.domain == "ai.onnx" else node.domain,
+        domain=node.domain,
         name=node.name or "",
     )
 
@@ -160,19 +160,17 @@ def array_tensor(array: np.ndarray, name: str | None = None) -> ir.TensorProtoco
 
 
 def _function_body(function: ir.Function) -> Body:
-    constants: dict[str, np.ndarray] = {}
-    ops = []
-    for node in function:
-        if node.op_type == "Constant" and "value" in node.attributes:
-            constants[_name(node.outputs[0])] = tensor_array(node.attributes["value"].as_tensor())
-        else:
-            ops.append(op_of(node))
+    held = {node: node.attributes["value"].as_tensor() for node in function if _holds_tensor(node)}
     return Body(
         inputs=tuple(str(v.name) for v in function.inputs),
         outputs=tuple(str(v.name) for v in function.outputs),
-        ops=tuple(ops),
-        constants=constants,
+        ops=tuple(op_of(node) for node in function if node not in held),
+        constants={_name(node.outputs[0]): tensor_array(tensor) for node, tensor in held.items()},
     )
+
+
+def _holds_tensor(node: ir.Node) -> bool:
+    return node.op_type == "Constant" and "value" in node.attributes
 
 
 def _region(node: ir.Node, bodies: Mapping[ir.OperatorIdentifier, Body]) -> Region:

@@ -18,7 +18,7 @@ from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import InputError, LimitError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.profiles import shapes_text
-from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_non_tensor, type_text
+from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_non_tensor, tensor_type, type_text
 from ridgeline.ir.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.ir.host_ops import HOST_OPS
 from ridgeline.ir.op_given import MisfitError
@@ -249,10 +249,14 @@ def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequ
         return made if isinstance(made, (list, tuple)) else [np.asarray(made)]
     feeds = {n: a for n, a in zip(op.inputs, arrays, strict=True) if n}
     try:
-        evaluator = _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
-        return [np.asarray(a) for a in evaluator.run(None, feeds)]
+        return [np.asarray(a) for a in evaluator_of(op, opset_imports).run(None, feeds)]
     except Exception:  # the reference lacks the op, the type or the attribute: it then runs as a step instead
         return []
+
+
+def evaluator_of(op: Op, opset_imports: Mapping[str, int]) -> Evaluator:
+    """Runs the op alone."""
+    return _evaluator(node_proto(op).SerializeToString(), tuple(sorted(opset_imports.items())))
 
 
 @lru_cache(maxsize=4096)
@@ -297,12 +301,7 @@ def _note(state: Inferred, name: str, spec: TensorSpec) -> None:
 
 
 def type_proto(spec: TensorSpec) -> onnx.TypeProto:
-    kind = onnx.TypeProto()
-    kind.tensor_type.elem_type = ONNX_TYPES[spec.dtype]
-    kind.tensor_type.shape.SetInParent()
-    for size in spec.shape:
-        kind.tensor_type.shape.dim.add(dim_value=size)
-    return kind
+    return tensor_type(ONNX_TYPES[spec.dtype], spec.shape)
 
 
 def spec_of(kind: onnx.TypeProto) -> TensorSpec | None:

@@ -17,6 +17,7 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
+from ridgeline.frontend.functions import plain_domain
 from ridgeline.ir.op_flops import flops_of
 from ridgeline.ir.op_row import Kind, OpRow, Trait
 from ridgeline.ir.op_rules import INFER_RULES, rule_of
@@ -134,7 +135,7 @@ class _Named(Protocol):
 
 def row_of(op: _Named) -> OpRow:
     """The op's row; for an op that is not in the table, one that claims nothing."""
-    domain = "" if op.domain == "ai.onnx" else op.domain
+    domain = plain_domain(op.domain)
     return OPS.get(f"{domain}::{op.op_type}" if domain else op.op_type, _UNKNOWN)
 
 
@@ -158,7 +159,7 @@ def with_trait(trait: Trait) -> frozenset[str]:
 
 def add_row(row: OpRow) -> None:
     """Enter an op from outside; `ValueError` if the table has it already or it is in ONNX's own domain."""
-    if row.domain in ("", "ai.onnx"):
+    if not plain_domain(row.domain):
         raise ValueError(f"{row.op_type}: an op from outside needs a domain of its own")
     if row.key in OPS:
         raise ValueError(f"{row.key} is in the op table already")

@@ -32,7 +32,7 @@ def broadcast_values(graph: ir.Graph) -> Cores:
     """For each value that qualifies, an array of the value's own rank that broadcasts to it in every run."""
     cores: Cores = {}
     for node in graph:
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+        if node.domain or len(node.outputs) != 1:
             continue
         out = node.outputs[0]
         core = None if out.shape is None else _core(node, cores)

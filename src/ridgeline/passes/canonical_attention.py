@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.passes.fold_broadcast import is_causal_mask
-from ridgeline.passes.fold_shape import Size, is_named
+from ridgeline.passes.fold_shape import Size, is_named, part_of
 from ridgeline.passes.match import attribute, attributes, constant
 from ridgeline.passes.rule import Change, Fusion, Match
 
@@ -232,20 +232,23 @@ class PackedHeads(Fusion):
             "columns are not parts × heads × head size",
             m.shape,
         )
-        if m.index is not None:
-            m.require(m.array("index").ndim == 0, "takes several parts", m.index)
-        else:
-            is_one_axis = len(m.const("start")) == 1 and (m.axes is None or m.const("axes") == [0])
-            m.require(m.const("gone") == [0] and is_one_axis, "not a slice of parts", m.gone)
-            m.require(m.const("end")[0] - m.const("start")[0] == 1, "takes several parts", m.end)
+        self._part(m)
+
+    def _part(self, m: Match) -> int:
+        """Which part is taken; refuses all but one along the axis of parts."""
+        taken = m.root if m.index is not None else m.node("Slice")
+        found = part_of(taken.outputs[0], [m.target(m.node("Reshape"))[axis] for axis in (2, 0, 3, 1, 4)])
+        if found is None or found[0] != 0 or (m.gone is not None and m.const("gone") != [0]):
+            m.refuse("not a slice of parts", taken.inputs[1])
+        is_one = len(found[1]) == 1 and (m.index is None or m.array("index").ndim == 0)
+        m.require(is_one, "takes several parts", taken.inputs[1])
+        return found[1].start
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        split = m.target(m.node("Reshape"))
-        parts, heads, size = (int(n) for n in split[2:])
-        part = (int(m.array("index")) if m.index is not None else int(m.const("start")[0])) % parts
-        bounds = [[part * heads * size], [(part + 1) * heads * size], [2]]
-        columns = op.Slice(m.x, *(op.const(np.array(bound, dtype=np.int64)) for bound in bounds))
-        return op.Transpose(op.Reshape(columns, op.const(np.array([0, 0, heads, size]))), perm=[0, 2, 1, 3])
+        heads, size = (int(n) for n in m.target(m.node("Reshape"))[3:])
+        bounds = (self._part(m) * heads * size, (self._part(m) + 1) * heads * size, 2)
+        columns = op.Slice(m.x, *map(op.numbers, bounds))
+        return op.Transpose(op.Reshape(columns, op.numbers(0, 0, heads, size)), perm=[0, 2, 1, 3])
 
 
 class AttentionOverColumns(Fusion):

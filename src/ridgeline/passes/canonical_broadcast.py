@@ -26,7 +26,7 @@ def broadcast_rows(model: ir.Model) -> None:
     for graph in list(model.graphs()):
         made: Made = {}
         for node in list(graph):
-            if node.domain not in ("", "ai.onnx"):
+            if node.domain:
                 continue
             if node.op_type == "Attention":
                 _broadcast_mask(node, names, made)

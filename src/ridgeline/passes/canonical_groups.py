@@ -24,7 +24,7 @@ def group_heads(model: ir.Model) -> list[Refusal]:
     refusals = []
     for graph in list(model.graphs()):
         for node in graph:
-            if node.op_type == "Attention" and node.domain in ("", "ai.onnx") and _is_plain(node):
+            if node.op_type == "Attention" and not node.domain and _is_plain(node):
                 reason = _group(node, names)
                 if reason is not None:
                     refusals.append(Refusal(NAME, reason, node_name(node), nbytes(node.inputs[1])))

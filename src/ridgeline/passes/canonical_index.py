@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, range_end, sizes
+from ridgeline.passes.fold_shape import Size, named_axes, range_end, sizes
 from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Fusion, Match
 
@@ -97,11 +97,8 @@ def _moved(node: ir.Node, axis: int, length: Size) -> Count | None:
         return None
     if node.op_type == "Expand":
         return axis + rank - len(source), length
-    axes = constant(node.inputs[1])
-    if axes is None:
-        return None
-    new = {int(a) % rank for a in axes.reshape(-1)}
-    return [i for i in range(rank) if i not in new][axis], length
+    new = named_axes(node, len(source))
+    return None if new is None else ([i for i in range(rank) if i not in new][axis], length)
 
 
 def _count_of_array(array: np.ndarray) -> Count | None:

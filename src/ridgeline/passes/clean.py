@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
 from ridgeline.ir.provenance import SOURCES
-from ridgeline.passes.fold_shape import elements, reshape_target, sizes
+from ridgeline.passes.fold_shape import elements, reshape_target, sizes, slice_bounds
 from ridgeline.passes.match import attribute, constant, is_read, key_of
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
 
@@ -30,7 +30,7 @@ def remove_noops(model: ir.Model) -> None:
     names = Names(model)
     for graph in list(model.graphs()):
         for node in list(graph):
-            if node.domain not in ("", "ai.onnx") or any(is_read(extra) for extra in node.outputs[1:]):
+            if node.domain or any(is_read(extra) for extra in node.outputs[1:]):
                 continue
             has_input = bool(node.inputs) and node.inputs[0] is not None
             before = node.inputs[0].producer() if has_input else None
@@ -103,7 +103,7 @@ def _is_same_order(node: ir.Node) -> bool:
 
 def _is_whole_slice(node: ir.Node) -> bool:
     source = sizes(node.inputs[0])
-    bounds = [() if value is None else elements(value) for value in [*node.inputs[1:], None, None][:4]]
+    bounds = slice_bounds(node, elements)
     if source is None or None in bounds:
         return False
     starts, ends, axes, steps = (bound or () for bound in bounds)

@@ -23,7 +23,7 @@ def divide_splits(model: ir.Model) -> None:
     names = Names(model)
     for graph in list(model.graphs()):
         for node in list(graph):
-            if node.op_type == "Split" and node.domain in ("", "ai.onnx") and _is_scattered(node):
+            if node.op_type == "Split" and not node.domain and _is_scattered(node):
                 _divide(node, names)
 
 

@@ -61,7 +61,7 @@ class Partition:
 
     def is_free(self, node: ir.Node) -> bool:
         """Whether a region may still take this node."""
-        is_here = node.graph is self.graph and node.domain in ("", "ai.onnx") and node not in self.owner
+        is_here = node.graph is self.graph and not node.domain and node not in self.owner
         return is_here and self.is_work(node) and self.spec(node.outputs[0]) is not None
 
     def may_move(self, node: ir.Node) -> bool:

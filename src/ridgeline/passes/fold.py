@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError
-from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.ir.body import op_of
-from ridgeline.ir.infer import Inferred, dtype_of, infer_types, spec_of, type_proto
+from ridgeline.ir.infer import Inferred, dtype_of, evaluator_of, infer_types, spec_of, type_proto
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import of_kind, with_trait
 from ridgeline.options import DEFAULT_LIMITS
@@ -77,7 +76,7 @@ def _fold_graph(graph: ir.Graph, names: Names, room: Room) -> bool:
     """True when a branch was spliced in: its nodes have not been looked at yet."""
     inlined = False
     for node in list(graph):
-        if node.graph is not graph or node.domain not in ("", "ai.onnx"):
+        if node.graph is not graph or node.domain:
             continue
         if node.op_type == "Constant":
             _settle(node, [constant(node.outputs[0])], names)
@@ -144,9 +143,8 @@ def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: in
     given = {str(value.name): array for value, array in pairs if value is not None and array is not None}
     types = {name: type_proto(TensorSpec(dtype_of(array), array.shape)) for name, array in given.items()}
     data = {name: array for name, array in given.items() if array.size <= SIZES_READ}
-    opsets = dict(node.graph.opset_imports) or {"": 23}
     try:
-        made = infer_types(op_of(node), Inferred(values=data, types=types), opsets)
+        made = infer_types(op_of(node), Inferred(values=data, types=types), _opsets(node))
     except InputError:
         return None
     specs = [spec_of(kind) for kind in made.values()]
@@ -162,26 +160,18 @@ def _range_bytes(inputs: list[np.ndarray | None]) -> int | None:
 
 
 def _run(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray]:
-    inputs = _widened(node, inputs)
-    values = [
-        None
-        if array is None
-        else ir.Value(name=f"i{i}", type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
-        for i, array in enumerate(inputs)
-    ]
-    outputs = [ir.Value(name=f"o{i}") for i in range(len(node.outputs))]
-    twin = ir.Node(
-        node.domain, node.op_type, values, attributes=list(node.attributes.values()), outputs=outputs
-    )
-    given = [value for value in values if value is not None]
-    opsets = dict(node.graph.opset_imports) or {"": 23}
-    graph = ir.Graph(given, outputs, nodes=[twin], opset_imports=opsets, name="fold")
-    proto = ir.to_proto(ir.Model(graph, ir_version=10))
-    feeds = {f"i{i}": array for i, array in enumerate(inputs) if array is not None}
+    feeds = {f"i{i}": array for i, array in enumerate(_widened(node, inputs)) if array is not None}
+    names = tuple(f"i{i}" if f"i{i}" in feeds else "" for i in range(len(inputs)))
+    made = tuple(f"o{i}" for i in range(len(node.outputs)))  # one that is left out has no name of its own
+    op = replace(op_of(node), inputs=names, outputs=made, name="")
     # infinities and NaN are results like any other; numpy would warn of them
     with np.errstate(all="ignore"):
-        results: list[np.ndarray] = Evaluator(proto).run(None, feeds)
+        results: list[np.ndarray] = evaluator_of(op, _opsets(node)).run(None, feeds)
     return results
+
+
+def _opsets(node: ir.Node) -> dict[str, int]:
+    return dict(node.graph.opset_imports) or {"": 23}
 
 
 def _widened(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray | None]:

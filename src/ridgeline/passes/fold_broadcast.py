@@ -26,7 +26,7 @@ def fold_broadcast(model: ir.Model) -> None:
         cores = broadcast_values(graph)
         made: dict[ir.Value, ir.Value] = {}
         for node in graph:
-            if node.domain not in ("", "ai.onnx"):
+            if node.domain:
                 continue
             if node.op_type == "Attention":
                 _settle_mask(node, cores, names)
@@ -48,7 +48,7 @@ def _read_unbroadcast(node: ir.Node) -> None:
     """What is expanded for an op that broadcasts by itself is read as it was."""
     for index, value in enumerate(node.inputs):
         maker = value.producer() if value is not None else None
-        if maker is None or maker.op_type != "Expand" or maker.domain not in ("", "ai.onnx"):
+        if maker is None or maker.op_type != "Expand" or maker.domain:
             continue
         dims = sizes(maker.inputs[0])
         if dims is not None and _keeps_size(node, index, dims):

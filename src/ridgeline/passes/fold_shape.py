@@ -6,8 +6,8 @@ Two equal elements are equal in every run. Only reads the graph; `fold.py` and t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from ridgeline.passes.match import attribute, constant
 # a number, or a name that stands for one unknown number
 Size: TypeAlias = int | str
 
+T = TypeVar("T")
 _MAX_ELEMENTS = 64
 _MAX_DEPTH = 64
 _SAME_ELEMENTS = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten"})
@@ -56,7 +57,7 @@ def elements(value: ir.Value | None, depth: int = 0) -> tuple[Size, ...] | None:
         is_small = array.size <= _MAX_ELEMENTS and array.dtype.kind in "iu"
         return tuple(array.reshape(-1).tolist()) if is_small else None
     node = value.producer()
-    known = _computed(node, depth) if node is not None and node.domain in ("", "ai.onnx") else None
+    known = _computed(node, depth) if node is not None and not node.domain else None
     if known is not None and _fit(known, value):
         return known
     dims = sizes(value)
@@ -112,14 +113,30 @@ def _sliced(node: ir.Node, depth: int) -> tuple[Size, ...] | None:
     return None if data is None or places is None else tuple(data[place] for place in places)
 
 
+def slice_bounds(node: ir.Node, read: Callable[[ir.Value], T]) -> list[T | tuple[()]]:
+    """What is read of the starts, ends, axes and steps of a Slice; () for those it has not."""
+    return [() if value is None else read(value) for value in (*node.inputs[1:], None, None)[:4]]
+
+
+def named_axes(node: ir.Node, rank: int) -> list[int] | None:
+    """The axes that a Slice, Squeeze or Unsqueeze of so many axes names, those of an Unsqueeze as they are in
+    its result; None if they are not known."""
+    place = 3 if node.op_type == "Slice" else 1
+    axes = constant(node.inputs[place]) if len(node.inputs) > place else None
+    if axes is None:
+        return None
+    rank += axes.size if node.op_type == "Unsqueeze" else 0
+    return [int(axis) % rank for axis in axes.reshape(-1)]
+
+
 def node_cuts(node: ir.Node, dims: Sequence[Size | None]) -> dict[int, range] | None:
     """The places that a Slice takes along each axis of an input of these sizes; None if not known."""
-    bounds: list[list[int] | None] = [[], [], [], []]
-    for place, value in enumerate(node.inputs[1:]):
-        array = constant(value) if value is not None else np.empty(0, int)
-        bounds[place] = None if array is None else array.reshape(-1).tolist()
+    arrays = slice_bounds(node, constant)
     try:
-        return cut_places([dim if isinstance(dim, int) else None for dim in dims], *bounds)
+        return cut_places(
+            [dim if isinstance(dim, int) else None for dim in dims],
+            *(None if array is None else np.reshape(array, -1).tolist() for array in arrays),
+        )
     except MisfitError:
         return None
 

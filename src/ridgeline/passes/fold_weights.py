@@ -16,13 +16,18 @@ from ridgeline.passes.rule import Change, Fusion, Match
 _CONVS = ("Conv", "ConvTranspose")
 
 
-def _op_of(m: Match, kinds: tuple[str, ...]) -> ir.Node:
-    return next(node for node in m.nodes if node.op_type in kinds)
+def _product(m: Match) -> ir.Node:
+    return next(node for node in m.nodes if node.op_type in (*_CONVS, "Gemm", "MatMul"))
+
+
+def _again(op: Any, m: Match, w: ir.Value, b: ir.Value | None) -> ir.Value:
+    """The product with other weights."""
+    return op.call(_product(m).op_type, m.x, w, b, **attributes(_product(m)))
 
 
 def _out_channels(m: Match) -> int:
     """Channels a convolution, Gemm or MatMul with constant weights puts out."""
-    node, shape = _op_of(m, (*_CONVS, "Gemm", "MatMul")), m.array("w").shape
+    node, shape = _product(m), m.array("w").shape
     if node.op_type == "Conv":
         return int(shape[0])
     if node.op_type == "ConvTranspose":
@@ -32,7 +37,7 @@ def _out_channels(m: Match) -> int:
 
 def _scaled_weight(m: Match, scale: np.ndarray) -> np.ndarray:
     """The weights with each output channel multiplied by its entry of `scale` [C]."""
-    node, w = _op_of(m, (*_CONVS, "Gemm", "MatMul")), m.array("w")
+    node, w = _product(m), m.array("w")
     wide = w.astype(np.float64)
     if node.op_type == "Conv":
         wide = wide * scale.reshape(-1, *[1] * (w.ndim - 1))
@@ -107,7 +112,7 @@ class BatchNormIntoWeights(Fusion):
     def check(self, m: Match) -> None:
         _require_statistics(m)
         _require_float_weight(m)
-        node = _op_of(m, (*_CONVS, "Gemm", "MatMul"))
+        node = _product(m)
         if node.op_type not in _CONVS:
             made = node.outputs[0].shape
             has_columns = made is not None and made.rank() == m.array("w").ndim == 2
@@ -120,14 +125,11 @@ class BatchNormIntoWeights(Fusion):
             m.require(m.attr("Gemm", "beta") == 1.0, "Gemm scales its bias", m.b)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        node = _op_of(m, (*_CONVS, "Gemm", "MatMul"))
         scale = _norm_scale(m)
         shift = (_bias(m) - m.array("mean")) * scale + m.array("beta")
         w = op.const(_scaled_weight(m, scale))
         b = op.const(_narrowed(m, shift))
-        if node.op_type == "MatMul":
-            return op.Add(op.MatMul(m.x, w), b)
-        return getattr(op, node.op_type)(m.x, w, b, **attributes(node))
+        return op.Add(op.MatMul(m.x, w), b) if _product(m).op_type == "MatMul" else _again(op, m, w, b)
 
 
 class BatchNormAlone(Fusion):
@@ -158,29 +160,8 @@ class ScaleIntoConv(Fusion):
 
     may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
 
-    def pattern(self, op: Any, x: Any, w: Any, b: Any, s: Any) -> Any:
-        return op.Mul(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(s))
-
-    def check(self, m: Match) -> None:
-        _require_float_weight(m)
-        _per_channel(m, "s")
-        if m.b is not None:
-            m.array("b")
-
-    def rewrite(self, op: Any, m: Match) -> ir.Value:
-        node, scale = _op_of(m, _CONVS), _per_channel(m, "s")
-        w = op.const(_scaled_weight(m, scale))
-        b = None if m.b is None else op.const(_narrowed(m, _bias(m) * scale))
-        return getattr(op, node.op_type)(m.x, w, b, **attributes(node))
-
-
-class ShiftIntoConv(Fusion):
-    """Conv(x, w, b) + c = Conv(x, w, b + c): per-channel constant folded into Conv bias"""
-
-    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
-
     def pattern(self, op: Any, x: Any, w: Any, b: Any, c: Any) -> Any:
-        return op.Add(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
+        return op.Mul(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
 
     def check(self, m: Match) -> None:
         _require_float_weight(m)
@@ -189,9 +170,21 @@ class ShiftIntoConv(Fusion):
             m.array("b")
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        node = _op_of(m, _CONVS)
-        shift = _narrowed(m, _bias(m) + _per_channel(m, "c"))
-        return getattr(op, node.op_type)(m.x, m.w, op.const(shift), **attributes(node))
+        scale = _per_channel(m, "c")
+        b = None if m.b is None else op.const(_narrowed(m, _bias(m) * scale))
+        return _again(op, m, op.const(_scaled_weight(m, scale)), b)
+
+
+class ShiftIntoConv(ScaleIntoConv):
+    """Conv(x, w, b) + c = Conv(x, w, b + c): per-channel constant folded into Conv bias"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
+    def pattern(self, op: Any, x: Any, w: Any, b: Any, c: Any) -> Any:
+        return op.Add(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        return _again(op, m, m.w, op.const(_narrowed(m, _bias(m) + _per_channel(m, "c"))))
 
 
 class PadIntoWindow(Fusion):

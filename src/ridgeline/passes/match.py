@@ -94,7 +94,7 @@ class Found:
 
 
 def key_of(node: ir.Node) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+    return node.op_type if not node.domain else f"{node.domain}::{node.op_type}"
 
 
 def root_ops(pattern: Pattern) -> frozenset[str]:

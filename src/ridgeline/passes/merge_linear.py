@@ -76,7 +76,7 @@ def _siblings(source: ir.Value, graph: ir.Graph) -> list[ir.Node]:
     readers = [
         use.node
         for use in source.uses()
-        if use.idx == 0 and use.node.op_type in ("MatMul", "Gemm") and use.node.domain in ("", "ai.onnx")
+        if use.idx == 0 and use.node.op_type in ("MatMul", "Gemm") and not use.node.domain
     ]
     return [node for node in dict.fromkeys(readers) if node.graph is graph]
 

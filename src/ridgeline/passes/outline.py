@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import DOMAIN, node_sources, op_of
 from ridgeline.ir.provenance import SOURCES, node_name
+from ridgeline.passes.rule import replace_value
 
 # constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
 INLINE_NUMEL = 1
@@ -113,7 +114,7 @@ def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.
             new.name = names[old]
             fresh[old] = new
         body.append(copy)
-    domains = {"", *(node.domain for node in group.nodes if node.domain != "ai.onnx")}
+    domains = {"", *(node.domain for node in group.nodes)}
     graph = ir.Graph(
         [fresh[v] for v in group.inputs],
         [fresh[v] for v in group.outputs],
@@ -133,10 +134,7 @@ def _call(model: ir.Model, name: str, group: _Group, taken: set[str]) -> None:
     call.metadata_props[SOURCES] = ";".join(sources)
     model.graph.insert_after(nodes[-1], call)
     for old, new in zip(outputs, call.outputs, strict=True):
-        name, shape, kind = old.name, old.shape, old.type
-        old.name = f"{name}__inner"
-        new.name, new.shape, new.type = name, shape, kind
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        replace_value(old, new)
     model.graph.remove(nodes, safe=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import part_of, sizes
+from ridgeline.passes.fold_shape import named_axes, part_of, sizes
 from ridgeline.passes.match import attribute, attributes, constant
 
 _PER_ITEM = frozenset({"Cos", "Sin", "Cast", "Identity"})
@@ -37,7 +37,7 @@ def is_doubled(table: ir.Value, interleaved: bool, depth: int = 0) -> bool:
     array, node = constant(table), table.producer()
     if array is not None:
         return array.ndim > 0 and array.shape[-1] % 2 == 0 and _halves_agree(array, interleaved)
-    if node is None or depth > _MAX_DEPTH or node.domain not in ("", "ai.onnx"):
+    if node is None or depth > _MAX_DEPTH or node.domain:
         return False
     if node.op_type == "Concat":
         rank = len(sizes(table) or ())
@@ -68,12 +68,9 @@ def _reads(node: ir.Node) -> ir.Value | None:
         return None
     if node.op_type == "Gather":
         return source if attribute(node, "axis") % len(dims) < len(dims) - 1 else None
-    place = 3 if node.op_type == "Slice" else 1
-    axes = constant(node.inputs[place]) if len(node.inputs) > place else None
-    if axes is None:
-        return None
-    rank = len(dims) + (axes.size if node.op_type == "Unsqueeze" else 0)
-    return source if rank - 1 not in {int(axis) % rank for axis in axes.reshape(-1)} else None
+    axes = named_axes(node, len(dims)) or []
+    last = len(dims) - 1 + (len(axes) if node.op_type == "Unsqueeze" else 0)
+    return source if axes and last not in axes else None
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:

@@ -25,7 +25,7 @@ def name_counts(model: ir.Model) -> bool:
     is_any = False
     for graph in model.graphs():
         for node in graph:
-            if node.op_type != "Range" or node.domain not in ("", "ai.onnx"):
+            if node.op_type != "Range" or node.domain:
                 continue
             end = range_end(node)
             if not isinstance(end, str) or not end.isidentifier():

@@ -12,30 +12,26 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import Found, PatternOps, Var, attribute, constant, find
 
 IsFree: TypeAlias = Callable[[ir.Node], bool]
 
 _OPERANDS = 3  # q, k and v
+_OP, _OUT, _V = PatternOps(), Var("out"), Var("v")
+_GUARD = _OP.Where(_OP.IsNaN(_OUT), _OP.ReduceSum(_OP.Mul(_V, 0.0), _OP.known(Var("axes"))), _OUT)
 
 
 def guard_of(attention: ir.Node) -> list[ir.Node]:
     """The Mul, ReduceSum, IsNaN and Where that put zero times the values for NaN behind an Attention."""
     out = attention.outputs[0]
-    readers = {node.op_type: node for node, _ in out.uses()}
-    if readers.keys() != {"IsNaN", "Where"} or out.is_graph_output():
+    where = next((node for node, _ in out.uses() if node.op_type == "Where"), None)
+    if where is None or attention.op_type != "Attention":
         return []
-    test, where = readers["IsNaN"], readers["Where"]
-    total = where.inputs[1].producer()
-    if where.inputs[0] is not test.outputs[0] or total is None or total.op_type != "ReduceSum":
-        return []
-    product = total.inputs[0].producer()
-    if product is None or product.op_type != "Mul" or product.inputs[0] is not attention.inputs[2]:
-        return []
-    chain = [product, total, test, where]
-    inner = zip(chain[:3], ({total}, {where}, {where}), strict=True)
-    is_closed = all(_read_only_by(node.outputs[0], next_) for node, next_ in inner)
-    return chain if is_closed and all(constant(v) is not None for v in total.inputs[1:]) else []
+    for found in find(_GUARD, where.outputs[0], Found({"out": out, "v": attention.inputs[2]})):
+        values = [out, *(node.outputs[0] for node in found.nodes[1:])]
+        if all(_read_only_by(value, set(found.nodes)) for value in values):
+            return list(reversed(found.nodes))
+    return []
 
 
 def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:

@@ -70,7 +70,7 @@ def _wanted(graph: ir.Graph) -> dict[ir.Value, Rows]:
 
 def _picked(node: ir.Node) -> Rows | None:
     """The rows that a Gather of one place or a Slice of some takes out of its input."""
-    if node.op_type not in ("Gather", "Slice") or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in ("Gather", "Slice") or node.domain:
         return None
     dims = sizes(node.inputs[0])
     found = part_of(node.outputs[0], dims) if dims is not None and len(dims) > 2 else None
@@ -84,7 +84,7 @@ def _picked(node: ir.Node) -> Rows | None:
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
     """The inputs of which the same rows are enough; None when an output row needs more than them."""
     out = sizes(node.outputs[0])
-    if out is None or node.domain not in ("", "ai.onnx") or any(map(is_read, node.outputs[1:])):
+    if out is None or node.domain or any(map(is_read, node.outputs[1:])):
         return None
     if node.op_type in _NORMS:
         axis = attribute(node, "axis")

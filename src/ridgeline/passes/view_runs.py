@@ -13,7 +13,7 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from ridgeline.passes.fold_shape import Size, elements, part_of, reshape_target, sizes
+from ridgeline.passes.fold_shape import Size, elements, named_axes, part_of, reshape_target, sizes
 from ridgeline.passes.match import attribute, constant
 
 MAX_RUN = 24  # ops; runs of real models are shorter than ten
@@ -46,7 +46,7 @@ def views_of_run(value: ir.Value) -> list[View]:
     run: list[tuple[ir.Node, ir.Value]] = []
     made = value
     while (node := made.producer()) is not None and len(run) < MAX_RUN:
-        if node.op_type not in _STEPS or node.domain not in ("", "ai.onnx") or sizes(node.inputs[0]) is None:
+        if node.op_type not in _STEPS or node.domain or sizes(node.inputs[0]) is None:
             break
         run.insert(0, (node, made))
         made = node.inputs[0]
@@ -55,7 +55,7 @@ def views_of_run(value: ir.Value) -> list[View]:
 
 
 def is_movement(node: ir.Node) -> bool:
-    return node.op_type in _STEPS and node.domain in ("", "ai.onnx")
+    return node.op_type in _STEPS and not node.domain
 
 
 def _follow(run: Sequence[tuple[ir.Node, ir.Value]]) -> View | None:
@@ -92,23 +92,17 @@ def _transposed(view: View, node: ir.Node, made: ir.Value) -> View | None:
 
 
 def _squeezed(view: View, node: ir.Node, made: ir.Value) -> View | None:
-    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if axes is None:
-        return None
-    gone = {int(axis) % len(view.axes) for axis in axes.reshape(-1)}
-    if any(view.axes[axis] for axis in gone):
+    gone = named_axes(node, len(view.axes))
+    if gone is None or any(view.axes[axis] for axis in gone):
         return None
     return replace(view, axes=tuple(axis for i, axis in enumerate(view.axes) if i not in gone))
 
 
 def _unsqueezed(view: View, node: ir.Node, made: ir.Value) -> View | None:
-    axes = constant(node.inputs[1])
-    if axes is None:
+    new, old = named_axes(node, len(view.axes)), iter(view.axes)
+    if new is None or len(set(new)) != len(new):
         return None
-    rank = len(view.axes) + axes.size
-    new, old = {int(axis) % rank for axis in axes.reshape(-1)}, iter(view.axes)
-    if len(new) != axes.size:
-        return None
+    rank = len(view.axes) + len(new)
     return replace(view, axes=tuple(() if i in new else next(old) for i in range(rank)))
 
 
