@@ -44,6 +44,11 @@ PRODUCTS: dict[str, tuple[dict[str, tuple[int, ...]], Sequence[Op]]] = {
         {"x": (5, 40), "w": (24, 40), "b": (24,)},
         [node("Gemm", "x w b", "y", transB=1, beta=2.0)],
     ),
+    "gemm and a matrix": (only(LINEAR, "x w r"), [node("Gemm", "x w r", "y")]),
+    "gemm, a matrix, bias, relu": (
+        LINEAR,
+        [node("Gemm", "x w r", "p"), node("Add", "p b", "q"), node("Relu", "q", "y")],
+    ),
     "rows in batches": (
         {"x": (2, 3, 40), "w": (40, 24), "b": (24,)},
         [BIAS[0], node("Add", "p b", "y")],

@@ -5,9 +5,12 @@ import torch
 from library_cases import check, make_site, node
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Target
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
+from ridgeline.tactics.read.linear import read_linear
+from ridgeline.tactics.read.remainder import Taken, take_epilogue
 
 TACTICS = {tactic.name: tactic for tactic in (OneDnnLinear(), MklLinear(), AtenLinear())}
 # the tail after the product `p`; r is a residual of its shape, s a row
@@ -91,6 +94,17 @@ def test_gemm_with_a_matrix_addend(tactic):
     scaled = [node("Gemm", "x w r", "y", beta=0.5)]
     site, _ = make_site({"x": (7, 33), "w": (33, 65), "r": (7, 65)}, scaled, weights="w")
     assert why_not(tactic, site) == "C 'r' is neither a constant row nor a plain addend"
+
+
+def test_a_matrix_addend_is_the_residual_of_a_gpu_library():
+    ops = [node("Gemm", "x w r", "p"), node("Add", "p s", "q"), node("Relu", "q", "y")]
+    site, _ = make_site({"x": (7, 33), "w": (33, 65), "r": (7, 65), "s": (65,)}, ops, weights="w s")
+    taken = take_epilogue(site, read_linear(site), activations=("relu",), takes_residual=True)
+    assert taken == Taken("p", residual="r")  # a bias after the residual is left to the rest
+    varying = [node("Gemm", "x w s", "y")]
+    site, _ = make_site({"x": (7, 33), "w": (33, 65), "s": (65,)}, varying, weights="w")
+    with pytest.raises(RefusedError, match="C 's' is neither"):
+        take_epilogue(site, read_linear(site), takes_residual=True)
 
 
 def test_transposed_activation():

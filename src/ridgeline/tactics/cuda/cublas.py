@@ -94,11 +94,10 @@ class Cublas(KernelTactic):
         return cublas_us(site, depth, rest)
 
     def _take(self, site: Site, product: Product) -> Taken:
-        axis = product.channel_axis
-        found = take_epilogue(site, product.anchor, channel_axis=axis, activations=("relu", "gelu_tanh"))
+        found = take_epilogue(site, product, activations=("relu", "gelu_tanh"))
         if not found.biases:
             # with no bias the addend of the product is free for a residual; activations need a bias
-            return take_epilogue(site, product.anchor, channel_axis=axis, takes_residual=True)
+            return take_epilogue(site, product, takes_residual=True)
         return found
 
     def _bind(

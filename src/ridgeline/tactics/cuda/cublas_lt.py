@@ -32,10 +32,7 @@ class CublasLt(Cublas):
         return cublas_us(site, depth, rest) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
 
     def _take(self, site: Site, product: Product) -> Taken:
-        return take_epilogue(
-            site, product.anchor, channel_axis=product.channel_axis, activations=("relu", "gelu_tanh"),
-            takes_residual=True,
-        )  # fmt: skip
+        return take_epilogue(site, product, activations=("relu", "gelu_tanh"), takes_residual=True)
 
     def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
         return weight_kn.t().contiguous().t()

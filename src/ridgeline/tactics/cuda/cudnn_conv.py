@@ -99,11 +99,8 @@ def _bind(
 
 def _take(site: Site, conv: ConvSite, form: str) -> Taken | None:
     if form == "plain":
-        own = (*conv.anchor.inputs, "")[2]
-        return Taken(conv.anchor.outputs[0], (own,) if own else ())
-    taken = take_epilogue(
-        site, conv.anchor, channel_axis=1, activations=("relu",), takes_residual=form == "add_relu"
-    )
+        return Taken(conv.anchor.outputs[0], conv.biases)
+    taken = take_epilogue(site, conv, activations=("relu",), takes_residual=form == "add_relu")
     is_offered = taken.activation == "relu" and bool(taken.residual) == (form == "add_relu")
     return taken if is_offered else None
 

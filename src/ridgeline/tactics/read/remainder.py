@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.tactics.read.epilogue import is_constant, is_per_channel, spec_of
+from ridgeline.tactics.read.epilogue import AnchorSite, is_constant, is_per_channel, spec_of
 
 RAW = "library.result"  # the name of the library's result inside the rest
 BIAS = "library.bias"
@@ -26,18 +26,16 @@ class Taken:
 
 
 def take_epilogue(
-    site: Site,
-    anchor: Op,
-    *,
-    channel_axis: int,
-    activations: tuple[str, ...] = (),
-    takes_residual: bool = False,
+    site: Site, product: AnchorSite, *, activations: tuple[str, ...] = (), takes_residual: bool = False
 ) -> Taken:
     """Follow the anchor's result through what the library can do, while each value has one reader."""
-    found = Taken(anchor.outputs[0])
-    own = (*anchor.inputs, "")[2]
-    if own:
-        found = replace(found, biases=(own,))
+    anchor, channel_axis = product.anchor, product.channel_axis
+    found = Taken(anchor.outputs[0], product.biases)
+    addend = (*anchor.inputs, "")[2]
+    if addend and addend not in product.biases:
+        if not _is_full(site, addend, anchor):
+            raise RefusedError(f"C {addend!r} is neither a constant row nor of the result's shape")
+        found = replace(found, residual=addend)
     while (op := _only_reader(site, found.value)) is not None:
         other = next((n for n in op.inputs if n != found.value), "")
         if op.op_type == "Add" and _is_row(site, other, op, channel_axis) and not found.residual:
