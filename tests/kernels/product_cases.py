@@ -16,8 +16,8 @@ from torch import Tensor
 from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.products import Problem
+from ridgeline.kernels.triton.sass import tool
 from ridgeline.kernels.triton.source import Generated, Kernel, interpret
-from ridgeline.kernels.triton.worker import tool
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 GPU = Target("cuda", "sm_90")

@@ -21,8 +21,8 @@ from torch import Tensor
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
+from ridgeline.kernels.triton.sass import tool
 from ridgeline.kernels.triton.source import interpret
-from ridgeline.kernels.triton.worker import tool
 from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     TritonAttention,

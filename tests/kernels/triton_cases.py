@@ -24,9 +24,9 @@ from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
+from ridgeline.kernels.triton.sass import tool
 from ridgeline.kernels.triton.source import Kernel, interpret
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
-from ridgeline.kernels.triton.worker import tool
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton
 
 os.environ["TRITON_INTERPRET"] = "1"

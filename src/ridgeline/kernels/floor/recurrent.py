@@ -7,6 +7,7 @@ sequences of different lengths. S steps, B batch, H hidden size, N directions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -97,7 +98,7 @@ def _scan(
 
 
 class LayerAttrs(TypedDict, total=False):
-    """What the three layers have in common."""
+    """Attributes of the three layers; the last two are those of LSTM and of GRU."""
 
     activation_alpha: Sequence[float] | None
     activation_beta: Sequence[float] | None
@@ -106,38 +107,46 @@ class LayerAttrs(TypedDict, total=False):
     direction: str
     hidden_size: int | None
     layout: int
+    input_forget: int
+    linear_before_reset: int
 
 
 class _Layer:
-    """One layer before its arithmetic: the sequence with time first, the states it starts from."""
+    """One layer before its arithmetic: the sequence with time first, and the states it starts from."""
+
+    kind: str
+    n_states = 1
 
     def __init__(
-        self, kind: str, x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], lengths: Tensor | None,
-        starts: Sequence[Tensor | None], attrs: LayerAttrs,
+        self, x: Tensor, weights: tuple[Tensor, Tensor, Tensor | None], lengths: Tensor | None,
+        given: Sequence[Tensor | None], attrs: LayerAttrs,
     ) -> None:  # fmt: skip
         self.w, self.r, self.b = weights
         self.attrs, self.has_batch_first = attrs, bool(attrs.get("layout"))
         self.x = x.transpose(0, 1) if self.has_batch_first else x
         self.n, self.hidden = self.w.shape[0], self.r.shape[2]
-        self.states = tuple(self._start(given) for given in starts)
+        given = (*given, *(None,) * (3 - len(given)))
+        self.states = tuple(self._start(state) for state in given[: self.n_states])
+        self.peepholes = given[2]
         # lengths matter where some sequence is shorter than the tensor
         is_even = lengths is None or bool((lengths == self.x.shape[0]).all())
         self.lengths = None if is_even else lengths
         self.is_reverse = attrs.get("direction") == "reverse"
-        defaults = DEFAULTS[kind] * self.n
+        defaults = DEFAULTS[self.kind] * self.n
         self.names = list(attrs.get("activations") or defaults)
-        # torch's own refuse a sequence of no steps, or no rows
+        # torch's own layers refuse a sequence of no steps, or of no rows
         self.is_plain = (
             self.x.numel() > 0 and is_even and attrs.get("clip") is None
             and [name.lower() for name in self.names] == [name.lower() for name in defaults]
         )  # fmt: skip
+        self.acts = self._activations(attrs.get("clip"))
 
     def _start(self, given: Tensor | None) -> Tensor:
         if given is None:
             return self.x.new_zeros(self.n, self.x.shape[1], self.hidden)
         return given.transpose(0, 1).contiguous() if self.has_batch_first else given
 
-    def activations(self, clip: float | None) -> list[Activation]:
+    def _activations(self, clip: float | None) -> list[Activation]:
         made: list[Activation] = []
         alphas, betas = self.attrs.get("activation_alpha"), self.attrs.get("activation_beta")
         for key, alpha, beta in parametrised(self.names, alphas, betas):
@@ -151,8 +160,15 @@ class _Layer:
         first, second = self.b[index].chunk(2)
         return first, second
 
+    def run(self) -> tuple[Tensor, ...]:
+        return self.scanned()
+
+    def step_for(self, i: int) -> Step:
+        """The arithmetic of one step in direction `i`."""
+        raise NotImplementedError
+
     def fused(self, run: Callable[..., Any], order: Sequence[int]) -> tuple[Tensor, ...]:
-        """By torch's own layer, whose gates stand in another order."""
+        """Runs torch's own layer, whose gates stand in another order."""
         flat: list[Tensor] = []
         for i in range(self.n):
             flat += [_regate(self.w[i], order), _regate(self.r[i], order)]
@@ -165,13 +181,13 @@ class _Layer:
         y = y.reshape(*y.shape[:2], self.n, -1).transpose(1, 2)
         return self._arranged(y.flip(0) if self.is_reverse else y, ends)
 
-    def scanned(self, step_for: Callable[[int], Step]) -> tuple[Tensor, ...]:
-        """Step by step, one direction after the other."""
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Runs step by step, one direction after the other."""
         rows, ends = [], []
         for i in range(self.n):
             states = tuple(state[i] for state in self.states)
             reverse = self.is_reverse or i == 1
-            made, end = _scan(self.x, states, step_for(i), lengths=self.lengths, reverse=reverse)
+            made, end = _scan(self.x, states, self.step_for(i), lengths=self.lengths, reverse=reverse)
             rows.append(made)
             ends.append(end)
         return self._arranged(torch.stack(rows, 1), [torch.stack(parts) for parts in zip(*ends, strict=True)])
@@ -182,77 +198,54 @@ class _Layer:
         return y, *ends
 
 
-@floor("LSTM")
-def lstm(
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
-    initial_c: Tensor | None = None,
-    p: Tensor | None = None,
-    *,
-    input_forget: int = 0,
-    **attrs: Unpack[LayerAttrs],
-) -> tuple[Tensor, ...]:
-    layer = _Layer("LSTM", x, (w, r, b), sequence_lens, (initial_h, initial_c), attrs)
-    if layer.is_plain and p is None and not input_forget:
-        # ONNX has the gates as i o f c, torch as i f g o
-        return layer.fused(torch._VF.lstm, (0, 2, 3, 1))
-    gate_acts = layer.activations(attrs.get("clip"))
-    # ONNX Runtime clips what enters the gates, not the cell on its way out
-    cell_acts = layer.activations(None)
+class _LSTM(_Layer):
+    kind = "LSTM"
+    n_states = 2
 
-    def step_for(i: int) -> Step:
-        bias_w, bias_r = layer.biases(i)
-        f_act, g_act, h_act = *gate_acts[3 * i : 3 * i + 2], cell_acts[3 * i + 2]
-        peep_i, peep_o, peep_f = (0, 0, 0) if p is None else p[i].chunk(3)
+    def run(self) -> tuple[Tensor, ...]:
+        if self.is_plain and self.peepholes is None and not self.attrs.get("input_forget"):
+            # ONNX has the gates as i o f c, torch as i f g o
+            return self.fused(torch._VF.lstm, (0, 2, 3, 1))
+        return self.scanned()
+
+    def step_for(self, i: int) -> Step:
+        bias_w, bias_r = self.biases(i)
+        # ONNX Runtime clips what enters the gates, but not what leaves the cell
+        f_act, g_act, h_act = *self.acts[3 * i : 3 * i + 2], self._activations(None)[3 * i + 2]
+        peep_i, peep_o, peep_f = (0, 0, 0) if self.peepholes is None else self.peepholes[i].chunk(3)
 
         def step(x_t: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             h_t, c_t = states
-            gates = F.linear(x_t, w[i], bias_w) + F.linear(h_t, r[i], bias_r)
+            gates = F.linear(x_t, self.w[i], bias_w) + F.linear(h_t, self.r[i], bias_r)
             i_t, o_t, f_t, g_t = gates.chunk(4, -1)
             i_t = f_act(i_t + peep_i * c_t)
-            f_t = 1 - i_t if input_forget else f_act(f_t + peep_f * c_t)
+            f_t = 1 - i_t if self.attrs.get("input_forget") else f_act(f_t + peep_f * c_t)
             c_t = f_t * c_t + i_t * g_act(g_t)
             return f_act(o_t + peep_o * c_t) * h_act(c_t), c_t
 
         return step
 
-    return layer.scanned(step_for)
 
+class _GRU(_Layer):
+    kind = "GRU"
 
-@floor("GRU")
-def gru(
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
-    *,
-    linear_before_reset: int = 0,
-    **attrs: Unpack[LayerAttrs],
-) -> tuple[Tensor, ...]:
-    layer = _Layer("GRU", x, (w, r, b), sequence_lens, (initial_h,), attrs)
-    hidden = layer.hidden
-    if layer.is_plain and linear_before_reset:
+    def run(self) -> tuple[Tensor, ...]:
         # ONNX has the gates as z r h, torch as r z n
-        return layer.fused(torch._VF.gru, (1, 0, 2))
-    acts = layer.activations(attrs.get("clip"))
+        is_fused = self.is_plain and self.attrs.get("linear_before_reset")
+        return self.fused(torch._VF.gru, (1, 0, 2)) if is_fused else self.scanned()
 
-    def step_for(i: int) -> Step:
-        bias_w, bias_r = layer.biases(i)
-        f_act, g_act = acts[2 * i : 2 * i + 2]
-        r_zr, r_h = r[i].split_with_sizes([2 * hidden, hidden])
-        b_zr, b_h = (None, None) if bias_r is None else bias_r.split_with_sizes([2 * hidden, hidden])
+    def step_for(self, i: int) -> Step:
+        bias_w, bias_r = self.biases(i)
+        f_act, g_act = self.acts[2 * i : 2 * i + 2]
+        sizes = [2 * self.hidden, self.hidden]
+        r_zr, r_h = self.r[i].split_with_sizes(sizes)
+        b_zr, b_h = (None, None) if bias_r is None else bias_r.split_with_sizes(sizes)
 
         def step(x_t: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             h_t = states[0]
-            x_zr, x_h = F.linear(x_t, w[i], bias_w).split_with_sizes([2 * hidden, hidden], -1)
+            x_zr, x_h = F.linear(x_t, self.w[i], bias_w).split_with_sizes(sizes, -1)
             z, reset = f_act(x_zr + F.linear(h_t, r_zr, b_zr)).chunk(2, -1)
-            if linear_before_reset:
+            if self.attrs.get("linear_before_reset"):
                 new = g_act(x_h + reset * F.linear(h_t, r_h, b_h))
             else:
                 new = g_act(x_h + F.linear(reset * h_t, r_h, b_h))
@@ -260,28 +253,32 @@ def gru(
 
         return step
 
-    return layer.scanned(step_for)
+
+class _RNN(_Layer):
+    kind = "RNN"
+
+    def step_for(self, i: int) -> Step:
+        bias_w, bias_r = self.biases(i)
+
+        def step(x_t: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (self.acts[i](F.linear(x_t, self.w[i], bias_w) + F.linear(states[0], self.r[i], bias_r)),)
+
+        return step
 
 
-@floor("RNN")
-def rnn(
+def _recurrent(
     x: Tensor,
     w: Tensor,
     r: Tensor,
     b: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *given: Tensor | None,
+    layer: type[_Layer],
     **attrs: Unpack[LayerAttrs],
 ) -> tuple[Tensor, ...]:
-    layer = _Layer("RNN", x, (w, r, b), sequence_lens, (initial_h,), attrs)
-    acts = layer.activations(attrs.get("clip"))
+    """`given` are the states that the sequence starts from, then the peepholes of an LSTM."""
+    return layer(x, (w, r, b), lengths, given, attrs).run()
 
-    def step_for(i: int) -> Step:
-        bias_w, bias_r = layer.biases(i)
 
-        def step(x_t: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (acts[i](F.linear(x_t, w[i], bias_w) + F.linear(states[0], r[i], bias_r)),)
-
-        return step
-
-    return layer.scanned(step_for)
+for _layer in (_LSTM, _GRU, _RNN):
+    floor(_layer.kind)(partial(_recurrent, layer=_layer))

@@ -1,7 +1,7 @@
-"""Products as kernel descriptions: sizes and strides in; `Kernel`, grid and scratch out. No Triton here.
+"""Products as kernel descriptions: from sizes and strides to a `Kernel`, its grid and its scratch memory.
 
-Legend: M rows, N columns, K summed over. How a product is cut is a `Tile` or a `Block`; which cuts are worth
-a try is in `ranking`.
+Legend: M rows, N columns, K summed over. A `Tile` or a `Block` says how a product is cut; `ranking` says
+which cuts are worth a measurement. Nothing here imports Triton.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import ITEM_BITS
-from ridgeline.kernels.triton.source import Generated, Kernel
+from ridgeline.kernels.triton.epilogue import Epilogue
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.windows import Windows
 
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -34,8 +35,15 @@ class Tile:
     split: int = 1
     warps: int = 4
     stages: int = 3
-    prefetch: bool = False  # ask L2 for the weight before the kernel ahead has ended
+    prefetch: bool = False  # fetch the weight into L2 before the previous kernel has ended
     group: int = 8  # row tiles that share their columns of the weight while it is in L2
+
+    def constants(self, *, pdl: bool) -> dict[str, Any]:
+        """What every kernel on tiles is made for."""
+        return {
+            "BM": self.bm, "BN": self.bn, "BK": self.bk, "SPLIT_K": self.split,
+            "PREFETCH": self.prefetch and pdl,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,96 +55,77 @@ class Block:
     positions: int
     channels: int
     warps: int
+    stages: ClassVar[int] = 3  # Triton's default; no loop of the kernel is pipelined
 
 
-class Tail(Protocol):
-    """What follows the sum: a generated function, and the types of its pointers."""
-
-    @property
-    def function(self) -> Generated: ...
-
-    @property
-    def types(self) -> tuple[str, ...]: ...
-
-
-class Problem(Protocol):
-    """A sum of products of certain sizes, and the kernel that finds it."""
-
-    @property
-    def extent(self) -> int:
-        """The size that is an argument of the kernel and not a constant."""
-
-    def describe(self, cut: Any, tail: Tail, *, pdl: bool) -> Kernel: ...
-
-    def grid(self, cut: Any) -> tuple[int, ...]: ...
-
-    def scratch(self, cut: Any, device: torch.device | str) -> tuple[Tensor, ...]:
-        """Memory for one frozen call, in argument order; counters are zero, as every run leaves them."""
-
-    def scratch_bytes(self, cut: Any) -> int: ...
-
-    @property
-    def item_bytes(self) -> int: ...
-
-    @property
-    def touched(self) -> tuple[int, int]:
-        """Items of the two operands, up to the last that is read."""
-
-
-class Tiled:
-    """What products and convolutions on tiles of [rows, columns] have in common."""
+class Problem:
+    """A sum of products of certain sizes, and the kernel that finds it on tiles of [rows, columns]."""
 
     dtype: str
     columns: int
     batch: int = 1
     has_weight: bool = True
+    # the kernel's arguments beside its operands and the pointers of its epilogue
+    scratch_types: ClassVar[tuple[tuple[str, str], ...]] = (("parts_ptr", "*fp32"), ("counters_ptr", "*i32"))
+    extent_name: ClassVar[str] = "rows"
 
     @property
     def extent(self) -> int:
+        """The size that is an argument of the kernel and not a constant."""
+        raise NotImplementedError
+
+    @property
+    def touched(self) -> tuple[int, int]:
+        """Items of the two operands, up to the last that is read."""
+        raise NotImplementedError
+
+    def describe(self, cut: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
         raise NotImplementedError
 
     @property
     def item_bytes(self) -> int:
         return ITEM_BITS[self.dtype] // 8
 
-    def grid(self, tile: Tile) -> tuple[int, int, int]:
+    def grid(self, cut: Any) -> tuple[int, int, int]:
         """Tiles, parts of the sum, batches."""
-        tiles = -(-self.extent // tile.bm) * -(-self.columns // tile.bn)
-        return tiles, tile.split, self.batch
+        tiles = -(-self.extent // cut.bm) * -(-self.columns // cut.bn)
+        return tiles, cut.split, self.batch
 
-    def scratch(self, tile: Tile, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Partial sums, and one counter per tile."""
-        slots = self._slots(tile)
-        parts = torch.empty(slots * tile.split * tile.bm * tile.bn or 1, device=device)
+    def scratch(self, cut: Any, device: torch.device | str) -> tuple[Tensor, ...]:
+        """Memory for one frozen call, in argument order: partial sums, and one counter per tile.
+
+        Counters are zero, and every run leaves them so.
+        """
+        slots = self._slots(cut)
+        parts = torch.empty(slots * cut.split * cut.bm * cut.bn or 1, device=device)
         return parts, torch.zeros(slots or 1, dtype=torch.int32, device=device)
 
-    def scratch_bytes(self, tile: Tile) -> int:
-        return 4 * self._slots(tile) * (tile.split * tile.bm * tile.bn + 1)
+    def scratch_bytes(self, cut: Any) -> int:
+        return sum(part.nbytes for part in self.scratch(cut, "meta")) if self._slots(cut) else 0
 
-    def _slots(self, tile: Tile) -> int:
-        tiles, split, batch = self.grid(tile)
+    def _slots(self, cut: Any) -> int:
+        tiles, split, batch = self.grid(cut)
         return tiles * batch if split > 1 else 0
 
     def _kernel(
-        self, module: str, function: str, constants: Mapping[str, Any], tile: Tile, tail: Tail, *, pdl: bool
+        self, path: str, constants: Mapping[str, Any], cut: Tile | Block, tail: Epilogue, *, pdl: bool
     ) -> Kernel:
+        """The function at `path`, such as `gemm.gemv`, made for these constants."""
+        module, function = path.split(".")
         operand = f"*{TYPES[self.dtype]}"
-        constants = {
-            **constants, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "SPLIT_K": tile.split,
-            "PREFETCH": tile.prefetch and pdl, "PDL": pdl, "EPILOGUE": tail.function,
-        }  # fmt: skip
+        constants = {**constants, "PDL": pdl, "EPILOGUE": tail.function}
         signature = (
-            ("x_ptr", operand), ("w_ptr", operand), ("parts_ptr", "*fp32"), ("counters_ptr", "*i32"),
-            ("pointers", tail.types), ("rows", "i32"), *((name, "constexpr") for name in constants),
+            ("x_ptr", operand), ("w_ptr", operand), *self.scratch_types, ("pointers", tail.types),
+            (self.extent_name, "i32"), *((name, "constexpr") for name in constants),
         )  # fmt: skip
         return Kernel(
             function, f"ridgeline.kernels.triton.{module}", signature, tuple(constants.items()),
-            num_warps=tile.warps, num_stages=tile.stages, pdl=pdl,
+            num_warps=cut.warps, num_stages=cut.stages, pdl=pdl,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Product(Tiled):
+class Product(Problem):
     """y[b, m, n] = Σ x[b, m, k] · w[b, n, k]; strides in elements as (batch, row or column, depth)."""
 
     rows: int
@@ -147,7 +136,7 @@ class Product(Tiled):
     w_strides: tuple[int, int, int]
     batch: int = 1
     precision: str = "ieee"  # of float32 operands
-    has_weight: bool = True  # w is a packed constant and may be fetched ahead of the kernels before
+    has_weight: bool = True  # w is a packed constant, which may be fetched while earlier kernels run
 
     @property
     def extent(self) -> int:
@@ -159,29 +148,31 @@ class Product(Tiled):
         w = zip(self.w_strides, (self.batch, self.columns, self.depth), strict=True)
         return 1 + sum(s * (n - 1) for s, n in x), 1 + sum(s * (n - 1) for s, n in w)
 
-    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+    def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth,
             "X_BATCH": self.x_strides[0], "X_ROW": self.x_strides[1], "X_DEPTH": self.x_strides[2],
             "W_BATCH": self.w_strides[0], "W_COLUMN": self.w_strides[1], "W_DEPTH": self.w_strides[2],
             "GROUP_M": tile.group, "HALVES": _halves(tile), "PRECISION": self.precision,
+            **tile.constants(pdl=pdl),
         }  # fmt: skip
-        return self._kernel("gemm", "gemm", constants, tile, tail, pdl=pdl)
+        return self._kernel("gemm.gemm", constants, tile, tail, pdl=pdl)
 
 
 @dataclass(frozen=True)
 class FewRows(Product):
     """A product of at most `tile.bm` rows, both operands contiguous along K: the weight is read once."""
 
-    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+    def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth, "X_ROW": self.x_strides[1], "W_COLUMN": self.w_strides[1],
+            **tile.constants(pdl=pdl),
         }  # fmt: skip
-        return self._kernel("gemm", "gemv", constants, tile, tail, pdl=pdl)
+        return self._kernel("gemm.gemv", constants, tile, tail, pdl=pdl)
 
 
 @dataclass(frozen=True)
-class Window(Windows, Tiled):
+class Window(Windows, Problem):
     """A convolution in one group: x strides as (image, line, column, channel)."""
 
     images: int
@@ -205,7 +196,7 @@ class Window(Windows, Tiled):
 
     @property
     def is_planes(self) -> bool:
-        """Whether channels lie apart, each a plane of its own, as users hand images over."""
+        """Whether each channel is a plane of its own, the usual layout of a user's images."""
         return self.channels > 1 and self.x_strides[3] != 1
 
     @property
@@ -219,14 +210,14 @@ class Window(Windows, Tiled):
         rows = weight if self.is_planes else weight.permute(0, 2, 3, 1)
         return pack_weight(rows.reshape(weight.shape[0], -1))
 
-    def describe(self, tile: Tile, tail: Tail, *, pdl: bool) -> Kernel:
+    def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
             "GROUP_M": tile.group, "HALVES": _halves(tile),
             "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
-            "PRECISION": self.precision,
+            "PRECISION": self.precision, **tile.constants(pdl=pdl),
         }  # fmt: skip
-        return self._kernel("conv", "conv", constants, tile, tail, pdl=pdl)
+        return self._kernel("conv.conv", constants, tile, tail, pdl=pdl)
 
     def _geometry(self) -> dict[str, Any]:
         names = ("IMAGE", "LINE", "COLUMN", "CHANNEL")
@@ -241,7 +232,10 @@ class Window(Windows, Tiled):
 
 @dataclass(frozen=True)
 class Depthwise(Window):
-    """As a `Window`, one input channel to each of its channels."""
+    """A `Window` in which every output channel reads one input channel."""
+
+    scratch_types = ()
+    extent_name = "images"
 
     @property
     def extent(self) -> int:
@@ -251,20 +245,12 @@ class Depthwise(Window):
     def touched(self) -> tuple[int, int]:
         return super().touched[0], math.prod(self.kernel) * self.channels
 
-    def describe(self, block: Any, tail: Tail, *, pdl: bool) -> Kernel:
+    def describe(self, block: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "HIGH": block.high, "WIDE": block.wide, "BP": block.positions,
-            "BC": block.channels, "PDL": pdl, "EPILOGUE": tail.function,
+            "BC": block.channels,
         }  # fmt: skip
-        operand = f"*{TYPES[self.dtype]}"
-        signature = (
-            ("x_ptr", operand), ("w_ptr", operand), ("pointers", tail.types), ("images", "i32"),
-            *((name, "constexpr") for name in constants),
-        )  # fmt: skip
-        return Kernel(
-            "depthwise", "ridgeline.kernels.triton.depthwise", signature, tuple(constants.items()),
-            num_warps=block.warps, pdl=pdl,
-        )  # fmt: skip
+        return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
 
     def grid(self, block: Any) -> tuple[int, int, int]:
         """Blocks of positions, blocks of channels."""
@@ -272,7 +258,7 @@ class Depthwise(Window):
         blocks = -(-self.images * lines * columns // block.positions)
         return blocks, -(-self.channels // block.channels), 1
 
-    def scratch(self, block: Any, device: torch.device | str) -> Any:
+    def scratch(self, block: Any, device: torch.device | str) -> tuple[Tensor, ...]:
         return ()
 
     def scratch_bytes(self, block: Any) -> int:
@@ -280,7 +266,7 @@ class Depthwise(Window):
 
 
 def _halves(tile: Tile) -> int:
-    """In how many pieces a tile goes through its epilogue: a whole one of 128 sums per thread would spill."""
+    """How many pieces a tile goes through its epilogue in: a whole tile of 128 sums per thread would spill."""
     return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
 
 
@@ -291,7 +277,7 @@ def row_stride(depth: int, item_bytes: int) -> int:
 
 
 def pack_weight(weight_nk: Tensor) -> Tensor:
-    """[N, K] with each row at an aligned start, zeros between; no copy where it lies so already."""
+    """[N, K] with every row aligned and zeros between rows; no copy if it is laid out like this already."""
     n, k = weight_nk.shape
     width = row_stride(k, weight_nk.element_size())
     if width == k:

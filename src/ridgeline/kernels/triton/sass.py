@@ -1,6 +1,6 @@
 """What the machine code of a kernel shows: tensor-core instructions, width of memory accesses, local memory.
 
-The disassembler comes with Triton; without it only the facts stored with a kernel are known.
+The disassembler comes with Triton. Without it, only the facts that are stored with a kernel are known.
 """
 
 from __future__ import annotations
@@ -38,34 +38,30 @@ class Evidence:
     local: int  # loads and stores of local memory: registers that spilled, or arrays indexed at run time
 
 
-def tool(name: str) -> Path | None:
-    """A binary tool that comes with Triton, found without importing it."""
+def tool(name: str) -> Path:
+    """Where a binary tool that comes with Triton lies, found without importing Triton."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
-    return path if path.exists() else None
+        raise FileNotFoundError("Triton is not installed")
+    return Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
 
 
-def disassemble(cubin: bytes) -> str | None:
-    """SASS as text; None where there is no disassembler, or it refuses."""
-    program = tool("cuobjdump")
-    if program is None:
-        return None
+def cuobjdump(cubin: bytes, option: str) -> subprocess.CompletedProcess[str]:
+    """What the tool prints about one kernel; `OSError` where there is no such tool."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        try:
-            shown = subprocess.run(
-                [program, "-sass", file.name],
-                capture_output=True,
-                text=True,
-                timeout=DISASSEMBLE_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-    return shown.stdout
+        command = [str(tool("cuobjdump")), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DISASSEMBLE_S, check=False)
+
+
+def disassemble(cubin: bytes) -> str | None:
+    """SASS as text; None if there is no disassembler, or if it refuses the kernel."""
+    try:
+        shown = cuobjdump(cubin, "-sass")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if shown.returncode else shown.stdout
 
 
 def read_evidence(sass: str) -> Evidence:

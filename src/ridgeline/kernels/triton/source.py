@@ -59,15 +59,7 @@ class Kernel:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
     def to_json(self) -> str:
-        values = asdict(self)
-        values["constants"] = [
-            (
-                name,
-                {"function": value.function, "text": value.text} if isinstance(value, Generated) else value,
-            )
-            for name, value in self.constants
-        ]
-        return json.dumps(values)
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Kernel:

@@ -1,14 +1,11 @@
-"""A process that compiles kernels: descriptions come in on stdin, machine code or a message goes out."""
+"""A process that compiles kernels: it reads descriptions from stdin and answers machine code or a message."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -16,13 +13,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ridgeline.kernels.triton.compiler import Compiled, receive, send
+from ridgeline.kernels.triton.sass import cuobjdump
 from ridgeline.kernels.triton.source import Kernel, constants_of, function_of, triton_version
 
 ALIGNED = [["tt.divisibility", 16]]
 
 
 def lower_here(kernel: Kernel, arch: str) -> Any:
-    """Triton's own result in this process: every form of the kernel down to machine code."""
+    """Triton's own result, compiled in this process: every form of the kernel down to machine code."""
     source = ASTSource(
         fn=function_of(kernel),
         signature=dict(kernel.signature),
@@ -74,26 +72,16 @@ def _alignment(kernel: Kernel) -> dict[tuple[int, ...], Any]:
     return paths
 
 
-def tool(name: str) -> Path:
-    """A binary tool that comes with Triton."""
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-
-
 def resource_usage(cubin: bytes) -> tuple[int, int]:
     """Registers per thread, and bytes of local memory (stack) per thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        shown = subprocess.run(
-            [tool("cuobjdump"), "--dump-resource-usage", file.name], capture_output=True, text=True
-        ).stdout
+    shown = cuobjdump(cubin, "--dump-resource-usage").stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", shown)}
     return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))
 
 
 def main() -> None:
     arch = sys.argv[1]
-    # whatever the compiler prints must not mix with the answers
+    # what the compiler prints must not mix with the answers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
@@ -103,6 +91,6 @@ def main() -> None:
             return
         try:
             answer = compile_here(kernel, arch).to_bytes()
-        except Exception as error:  # whatever it is, the build goes on without this kernel
+        except Exception as error:  # the build continues without this kernel
             answer = f"{type(error).__name__}: {error}".encode()
         send(answers, answer)
