@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.program import Number, Program, Step, Term
-from ridgeline.kernels.triton.text import literal, term
+from ridgeline.kernels.triton.text import TYPES, literal, term
 
 _LOWEST = {"int32": -(2**31), "int64": -(2**63)}
 _EXPONENTIALS = ("rl_exp_low({0})", "rl_exp({0})")
@@ -195,26 +195,59 @@ class Variance(Group):
         ]
 
 
-def passes(program: Program) -> list[list[Group]]:
-    """The reductions in the order they can be carried: one list of groups per pass over the row."""
+@dataclass(frozen=True)
+class Pass:
+    """The groups that one pass over a row carries."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def folds(self) -> list[Step]:
+        return [fold for group in self.groups for fold in group.folds]
+
+    @property
+    def values(self) -> list[Term]:
+        """What is reduced."""
+        return [group.value for group in self.groups]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Names of all states and what each begins with."""
+        return {name: start for group in self.groups for name, start in group.states.items()}
+
+    def begin(self, shape: str) -> list[str]:
+        """The states of lanes of that shape, before anything is folded into them."""
+        return [
+            f"{name} = tl.zeros({shape}, {TYPES[group.folds[0].dtype][1]}) + {start}"
+            for group in self.groups
+            for name, start in group.states.items()
+        ]
+
+    def update(self, mask: str, lanes: Lanes) -> list[str]:
+        return [line for group in self.groups for line in group.update(mask, lanes)]
+
+    def join(self, *, is_single: bool = False) -> list[str]:
+        return [line for group in self.groups for line in group.join(is_single=is_single)]
+
+
+def passes(program: Program) -> list[Pass]:
+    """The reductions of a program, in the order in which passes over the row can carry them."""
     steps: dict[Term, Step] = {step.name: step for step in program.steps}
     folds = [step for step in program.steps if step.fold]
     count = math.prod(program.sizes[axis] for axis in folds[0].over)
-    groups = _groups(folds, steps, count)
     level: dict[str, int] = {}
     found: list[list[Group]] = []
-    for group in groups:
-        made_of = behind([group.value], steps)
-        needed = {fold.name for fold in folds if fold.name in made_of}
+    for group in _groups(folds, steps, count):
         own = {fold.name for fold in group.folds}
-        if any(name not in level for name in needed - own):
+        needed = {fold.name for fold in folds} & behind([group.value], steps) - own
+        if not needed <= set(level):
             raise RefusedError("reductions need one another in turn")
-        at = max((level[name] + 1 for name in needed - own), default=0)
+        at = max((level[name] + 1 for name in needed), default=0)
         level.update(dict.fromkeys(own, at))
-        while len(found) <= at:
+        if at == len(found):
             found.append([])
         found[at].append(group)
-    return found
+    return [Pass(tuple(groups)) for groups in found]
 
 
 def _groups(folds: Sequence[Step], steps: Mapping[Term, Step], count: int) -> list[Group]:

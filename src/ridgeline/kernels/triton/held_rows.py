@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.scalar.program import Memory, Step, Term, compute_dtype
-from ridgeline.kernels.triton.folds import Group, behind
+from ridgeline.kernels.triton.folds import Pass, behind
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, WAIT, WORDS, Stages
 from ridgeline.kernels.triton.text import (
@@ -48,7 +48,7 @@ def kept_loads(rows: Rows, constants: Collection[int]) -> list[Memory]:
     """What the reductions need of the row's columns and other kernels made."""
     program = rows.program
     steps: dict[Term, Step] = {step.name: step for step in program.steps}
-    needed = behind((group.value for level in rows.passes() for group in level), steps)
+    needed = behind((value for one in rows.passes() for value in one.values), steps)
     needed -= steady_loads(program, constants)
     return [
         memory
@@ -73,12 +73,10 @@ def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: boo
     writer = _HeldWriter(rows, constants, cut, pdl)
     programs, words = rows.count * cut.splits, 0
     if cut.splits > 1:
-        groups = rows.passes()
-        if len(groups) > 1 or any(fold.dtype != "float32" for group in groups[0] for fold in group.folds):
-            raise RefusedError("a shared row takes one pass over float32 values")
+        states = len(rows.shared_pass().states)
         if cut.splits > MAX_SPLITS or 2 * programs > MAX_PROGRAMS:
             raise RefusedError(f"{programs} programs, {cut.splits} to a row, want at most {MAX_SPLITS}")
-        words = FIRST_WORD + 2 * programs * sum(len(group.states) for group in groups[0])
+        words = FIRST_WORD + 2 * programs * states
     stage = writer.stage(
         "held_rows",
         writer.lines(),
@@ -91,7 +89,7 @@ def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: boo
         pointers_of(rows.program),
         word_items=words,
         together=cut.splits,
-        are_programs_apart=cut.splits == 1 or not rows.has_narrow_outputs,
+        are_programs_apart=cut.splits == 1 or not rows.narrow_stores,
     )
 
 
@@ -108,7 +106,6 @@ class _HeldWriter(RowWriter):
         self.kept = kept_loads(rows, constants)
 
     def lines(self) -> list[str]:
-        groups = self.rows.passes()
         scope = self.scope()
         is_shared = self.cut.splits > 1
         lines = [*WAIT, *(self.drawn() if is_shared else ["first = 0"])]
@@ -116,16 +113,12 @@ class _HeldWriter(RowWriter):
         for tile in range(self.cut.held):
             lines += self.tile_head(tile)
             lines += [f"{self.name(memory, tile)} = {self.stored(memory)}" for memory in self.kept]
-        for level in groups:
-            lines += self.folded(level, scope)
-            lines += [line for group in level for line in group.join(is_single=True)]
+        for one in self.rows.passes():
+            lines += [*self.folded(one, scope), *one.join(is_single=True)]
             if is_shared:
-                lines += [*self.told(level), *self.heard(level)]
-                lines += [line for group in level for line in group.join(is_single=True)]
-            scope.known.update(fold.name for group in level for fold in group.folds)
+                lines += [*self.told(one), *self.heard(one), *one.join(is_single=True)]
+            scope.known.update(fold.name for fold in one.folds)
         return lines + self.finished(scope)
-
-    # the tiles
 
     def row_head(self, block: str) -> list[str]:
         """There is a program for every row and no more: its number is a scalar and needs no mask."""
@@ -166,31 +159,26 @@ class _HeldWriter(RowWriter):
 
         return outer.inner(load)
 
-    def folded(self, groups: Sequence[Group], scope: Scope) -> list[str]:
-        """Every tile taken into the states of each group."""
-        self.need_rows(scope, (group.value for group in groups))
-        lines = [*scope.take(), *self.begun(groups)]
+    def folded(self, one: Pass, scope: Scope) -> list[str]:
+        """Folds every tile into the states of a pass."""
+        self.need_rows(scope, one.values)
+        lines = [*scope.take(), *one.begin(self.lanes.shape)]
         for tile in range(self.cut.held):
             inner = self.tile_scope(scope, tile)
-            inner.need(*(group.value for group in groups))
-            lines += [*self.tile_head(tile), *inner.take()]
-            for group in groups:
-                lines += group.update("" if self.is_even else "cmask", self.lanes)
+            inner.need(*one.values)
+            lines += [*self.tile_head(tile), *inner.take(), *self.update(one)]
         return lines
 
     def finished(self, scope: Scope) -> list[str]:
-        """Outputs of the row, then tile by tile those of its columns."""
-        narrow = [m for m in self.program.stores if not self.rows.spans(m)]
-        wide = [m for m in self.program.stores if self.rows.spans(m)]
-        self.need_rows(scope, (m.value for m in self.program.stores))
-        row_mask = "share == 0" if self.cut.splits > 1 else ""
-        lines = [*scope.take(), *(self.store(m, row_mask) for m in narrow)]
+        """Stores the outputs of the row, then tile by tile those of its columns."""
+        lines = self.row_stores(scope, "share == 0" if self.cut.splits > 1 else "")
+        wide = self.rows.wide_stores
         for tile in range(self.cut.held if wide else 0):
             inner = self.tile_scope(scope, tile)
             inner.need(*(m.value for m in wide))
             lines += [*self.tile_head(tile), *self.opened(tile), *inner.take(), *map(self.store, wide)]
             if tile % 2:
-                # keeps the compiler from raising all tiles before it stores the first, at too many registers
+                # without it the compiler computes all tiles before it stores the first, in too many registers
                 lines.append("tl.debug_barrier()")
         return lines
 
@@ -220,44 +208,38 @@ class _HeldWriter(RowWriter):
             f"first = share * {self.cut.held * self.cut.cols}",
         ]
 
-    def words(self, turn: str, groups: Sequence[Group], state: int) -> str:
+    def words(self, turn: str, one: Pass, state: int) -> str:
         """Where the first part of a state of this row lies."""
-        states = sum(len(group.states) for group in groups)
-        of_row = f"({turn} * (size * {self.unit}) + row) * {states * self.cut.splits}"
+        of_row = f"({turn} * (size * {self.unit}) + row) * {len(one.states) * self.cut.splits}"
         return f"{WORDS} + {FIRST_WORD + state * self.cut.splits} + {of_row}"
 
-    def told(self, groups: Sequence[Group]) -> list[str]:
-        """This program's parts, and an end to those of the launch before."""
-        names = [name for group in groups for name in group.states]
+    def told(self, one: Pass) -> list[str]:
+        """Publishes this program's parts, and clears its words of the previous launch."""
         lines = []
-        for place, name in enumerate(names):
+        for place, name in enumerate(one.states):
             lines += [
                 f"word = {name}.to(tl.int32, bitcast=True) ^ {ABSENT}",
                 f"word = tl.where(word == 0, {PLAIN_NAN ^ ABSENT}, word)",
-                f'tl.atomic_xchg({self.words("turn", groups, place)} + share, word, sem="relaxed")',
+                f'tl.atomic_xchg({self.words("turn", one, place)} + share, word, sem="relaxed")',
             ]
         return lines + [
-            f"tl.store({self.words('(1 - turn)', groups, place)} + share, 0)" for place in range(len(names))
+            f"tl.store({self.words('(1 - turn)', one, place)} + share, 0)" for place in range(len(one.states))
         ]
 
-    def heard(self, groups: Sequence[Group]) -> list[str]:
-        """Look until the parts of all siblings are there; a volatile load is never left out."""
-        splits = self.cut.splits
-        states = [(name, start) for group in groups for name, start in group.states.items()]
+    def heard(self, one: Pass) -> list[str]:
+        """Reads until the parts of all siblings are there; the compiler never drops a volatile load."""
+        splits, count = self.cut.splits, len(one.states)
         how = f"mask=lane < {splits}, other=1, volatile=True"
-        look = [
-            f"told_{place} = tl.load({self.words('turn', groups, place)} + lane, {how})"
-            for place in range(len(states))
-        ]
-        missing = " | ".join(f"(told_{place} == 0)" for place in range(len(states)))
+        look = [f"told_{i} = tl.load({self.words('turn', one, i)} + lane, {how})" for i in range(count)]
+        missing = " | ".join(f"(told_{i} == 0)" for i in range(count))
         return [
             f"lane = tl.arange(0, {MAX_SPLITS})[None, :]",
             *look,
             f"while tl.max(({missing}).to(tl.int32), axis=None) != 0:",
             *indented(look),
-            *(f"told_{i} = (told_{i} ^ {ABSENT}).to(tl.float32, bitcast=True)" for i in range(len(states))),
+            *(f"told_{i} = (told_{i} ^ {ABSENT}).to(tl.float32, bitcast=True)" for i in range(count)),
             *(
                 f"{name} = tl.where(lane < {splits}, told_{i}, {start})"
-                for i, (name, start) in enumerate(states)
+                for i, (name, start) in enumerate(one.states.items())
             ),
         ]

@@ -266,7 +266,7 @@ class Depthwise(Window):
 
 
 def _halves(tile: Tile) -> int:
-    """How many pieces a tile goes through its epilogue in: a whole tile of 128 sums per thread would spill."""
+    """Pieces in which a tile goes through its epilogue: a whole tile of 128 sums per thread would spill."""
     return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
 
 

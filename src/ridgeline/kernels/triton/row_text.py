@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.nest import memory_order
 from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term
-from ridgeline.kernels.triton.folds import Group, Lanes, identity, joined, passes
+from ridgeline.kernels.triton.folds import Lanes, Pass, identity, joined, passes
 from ridgeline.kernels.triton.pointwise import counted_unit
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stage, make_stage
 from ridgeline.kernels.triton.text import (
-    TYPES,
     Flat,
     Scope,
     indented,
@@ -74,6 +73,8 @@ class Rows:
         self.count = math.prod(program.sizes[axis] for axis in self.along_r.axes)
         self.columns = math.prod(program.sizes[axis] for axis in self.along_c.axes)
         self.is_tail = bool(order) and order[-1] not in self.over  # rows lie side by side, not columns
+        self.wide_stores = [memory for memory in program.stores if self.spans(memory)]
+        self.narrow_stores = [memory for memory in program.stores if not self.spans(memory)]
 
     def _weight(self, memory: Memory) -> tuple[bool, int]:
         items = math.prod(self.program.sizes[axis] for axis in memory.strides)
@@ -82,16 +83,20 @@ class Rows:
     def spans(self, memory: Memory) -> bool:
         return bool(self.over & set(memory.strides))
 
-    def passes(self) -> list[list[Group]]:
+    def passes(self) -> list[Pass]:
         return passes(self.program)
 
     @property
-    def has_wide_outputs(self) -> bool:
-        return any(self.spans(memory) for memory in self.program.stores)
+    def is_shareable(self) -> bool:
+        """Whether several programs can share a row: each reduces its part of it in one pass, in float32."""
+        first, *more = self.passes()
+        return not more and all(fold.dtype == "float32" for fold in first.folds)
 
-    @property
-    def has_narrow_outputs(self) -> bool:
-        return not all(self.spans(memory) for memory in self.program.stores)
+    def shared_pass(self) -> Pass:
+        """The pass of a row that several programs share, or `RefusedError`."""
+        if not self.is_shareable:
+            raise RefusedError("a shared row takes one pass over float32 values")
+        return self.passes()[0]
 
 
 class RowWriter:
@@ -128,12 +133,6 @@ class RowWriter:
             warps=self.cut.warps, pdl=self.pdl, constants=constants, registers=registers,
         )  # fmt: skip
 
-    def joined(self, groups: Sequence[Group]) -> list[str]:
-        """Lanes that came from scratch, as one."""
-        # lanes and tiles are laid out in different ways: unless a single row's number is a scalar, the
-        # compiler may bring the whole tile into the layout of the lanes (40 times slower, seen on an H200)
-        return [line for group in groups for line in group.join(is_single=self.cut.rows == 1)]
-
     def row_head(self, block: str) -> list[str]:
         cast = ".to(tl.int64)" if is_wide(self.program) else ""
         block = f"({block})" if cast and "/" in block else block
@@ -143,8 +142,7 @@ class RowWriter:
             *self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program)),
         ]
 
-    def part_head(self, shares: int = 0) -> list[str]:
-        shares = shares or self.cut.splits
+    def part_head(self, shares: int) -> list[str]:
         return [
             f"share = tl.program_id(0) % {shares}",
             f"first = share * {self.span}",
@@ -159,40 +157,35 @@ class RowWriter:
         lines.append("mask = rmask" if self.is_even else "mask = rmask & cmask")
         return lines + self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
 
-    def carried(self, groups: Sequence[Group], scope: Scope, first: str, past: str) -> list[str]:
-        """A loop from column `first` to `past` that folds every group's value into its states."""
-        self.need_rows(scope, (group.value for group in groups))
+    def carried(self, one: Pass, scope: Scope, first: str, past: str) -> list[str]:
+        """A loop from column `first` to `past` that folds every value of a pass into its states."""
+        self.need_rows(scope, one.values)
         inner = scope.inner()
-        inner.need(*(group.value for group in groups))
-        body = [*self.column_head("start"), *inner.take()]
-        for group in groups:
-            body += group.update("" if self.is_even else "cmask", self.lanes)
-        return [*scope.take(), *self.begun(groups), self.loop(first, past), *indented(body)]
+        inner.need(*one.values)
+        body = [*self.column_head("start"), *inner.take(), *self.update(one)]
+        return [*scope.take(), *one.begin(self.lanes.shape), self.loop(first, past), *indented(body)]
 
-    def begun(self, groups: Sequence[Group]) -> list[str]:
-        """The states of all lanes before anything is folded into them."""
-        return [
-            f"{name} = tl.zeros({self.lanes.shape}, {TYPES[group.folds[0].dtype][1]}) + {start}"
-            for group in groups
-            for name, start in group.states.items()
-        ]
+    def update(self, one: Pass) -> list[str]:
+        return one.update("" if self.is_even else "cmask", self.lanes)
 
     def loop(self, first: str, past: str) -> str:
         ahead = f", num_stages={self.cut.stages}" if self.cut.stages > 1 else ""
         return f"for start in tl.range({first}, {past}, {self.cut.cols}{ahead}):"
 
     def written(self, scope: Scope, first: str, past: str, row_mask: str = "rmask") -> list[str]:
-        """Outputs of the row, then a loop over those of its columns."""
-        narrow = [m for m in self.program.stores if not self.rows.spans(m)]
-        wide = [m for m in self.program.stores if self.rows.spans(m)]
-        self.need_rows(scope, (m.value for m in self.program.stores))
-        lines = [*scope.take(), *(self.store(m, row_mask) for m in narrow)]
+        """Stores the outputs of the row, then in a loop those of its columns."""
+        lines, wide = self.row_stores(scope, row_mask), self.rows.wide_stores
         if not wide:
             return lines
         inner = scope.inner()
         inner.need(*(m.value for m in wide))
-        body = [*self.column_head("start"), *inner.take(), *(self.store(m) for m in wide)]
+        body = [*self.column_head("start"), *inner.take(), *map(self.store, wide)]
         return [*lines, self.loop(first, past), *indented(body)]
+
+    def row_stores(self, scope: Scope, row_mask: str) -> list[str]:
+        """Stores the outputs of the row."""
+        self.need_rows(scope, (m.value for m in self.program.stores))
+        return [*scope.take(), *(self.store(m, row_mask) for m in self.rows.narrow_stores)]
 
     def need_rows(self, scope: Scope, values: Iterable[Term]) -> None:
         """Of what these values are made of, all that is the same along the row goes before the loop."""

@@ -9,11 +9,11 @@ or by several that wait for one another (`held_rows.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.kernels.triton.folds import Group
+from ridgeline.kernels.triton.folds import Pass
 from ridgeline.kernels.triton.held_rows import held_stages
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
 from ridgeline.kernels.triton.stage import SCRATCH, WAIT, Stages
@@ -36,18 +36,15 @@ def row_stages(program: Program, constants: Collection[int], cut: RowCut, *, pdl
     if cut.splits == 1:
         lines = writer.whole() if cut.is_whole else writer.looped()
         return Stages((writer.stage("rows", lines, programs=writer.blocks),), pointers)
-    groups = rows.passes()
-    if len(groups) > 1 or any(f.dtype != "float32" for group in groups[0] for f in group.folds):
-        raise RefusedError("a split row takes one pass over float32 values")
-    states = sum(len(group.states) for group in groups[0])
-    first = writer.stage("row_parts", writer.parts(groups[0]), programs=writer.blocks * cut.splits)
-    shares = cut.splits if rows.has_wide_outputs else 1
-    second = writer.stage("row_join", writer.join(groups[0]), programs=writer.blocks * shares)
+    one = rows.shared_pass()
+    first = writer.stage("row_parts", writer.parts(one), programs=writer.blocks * cut.splits)
+    shares = cut.splits if rows.wide_stores else 1
+    second = writer.stage("row_join", writer.join(one, shares), programs=writer.blocks * shares)
     return Stages(
         (first, second),
         pointers,
-        scratch_items=states * rows.count * cut.splits,
-        are_programs_apart=not rows.has_narrow_outputs,
+        scratch_items=len(one.states) * rows.count * cut.splits,
+        are_programs_apart=not rows.narrow_stores,
     )
 
 
@@ -70,36 +67,35 @@ class _Writer(RowWriter):
         """One loop per pass, then one that writes."""
         scope = self.scope()
         lines = [*self.row_head("tl.program_id(0)"), *WAIT]
-        for groups in self.rows.passes():
-            lines += self.carried(groups, scope, "0", str(self.rows.columns))
-            lines += [line for group in groups for line in group.join()]
-            scope.known.update(fold.name for group in groups for fold in group.folds)
+        for one in self.rows.passes():
+            lines += [*self.carried(one, scope, "0", str(self.rows.columns)), *one.join()]
+            scope.known.update(fold.name for fold in one.folds)
         return lines + self.written(scope, "0", str(self.rows.columns))
 
-    def parts(self, groups: Sequence[Group]) -> list[str]:
-        """The reductions of one part of a row, into scratch."""
+    def parts(self, one: Pass) -> list[str]:
+        """Reduces one part of a row and stores the states in scratch memory."""
         splits = self.cut.splits
-        lines = [*self.row_head(f"tl.program_id(0) // {splits}"), *self.part_head(), *WAIT]
-        lines += self.carried(groups, self.scope(), "first", "past")
-        lines += [line for group in groups for line in group.join()]
-        names = [name for group in groups for name in group.states]
-        return lines + [
-            f"tl.store({SCRATCH} + ({place} * size * {self.unit} + r) * {splits} + share, {name}, mask=rmask)"
-            for place, name in enumerate(names)
-        ]
+        lines = [*self.row_head(f"tl.program_id(0) // {splits}"), *self.part_head(splits), *WAIT]
+        lines += [*self.carried(one, self.scope(), "first", "past"), *one.join()]
+        stores = enumerate(one.states)
+        return lines + [f"tl.store({self.part(i)} + share, {name}, mask=rmask)" for i, name in stores]
 
-    def join(self, groups: Sequence[Group]) -> list[str]:
-        """All parts of a row as if they were lanes of one; then this program's share of the outputs."""
+    def join(self, one: Pass, shares: int) -> list[str]:
+        """Joins the parts of a row as if they were lanes, then stores this program's share of the outputs."""
         splits = self.cut.splits
-        shares = splits if self.rows.has_wide_outputs else 1
         lines = [*self.row_head(f"tl.program_id(0) // {shares}"), *self.part_head(shares), *WAIT]
         lanes = 1 << (splits - 1).bit_length()
         lines.append(f"lane = tl.arange(0, {lanes})[None, :]")
-        states = [(name, start) for group in groups for name, start in group.states.items()]
-        for place, (name, start) in enumerate(states):
-            where = f"{SCRATCH} + ({place} * size * {self.unit} + r) * {splits} + lane"
-            lines.append(f"{name} = tl.load({where}, mask=rmask & (lane < {splits}), other={start})")
-        lines += self.joined(groups)
+        for place, (name, start) in enumerate(one.states.items()):
+            mask = f"mask=rmask & (lane < {splits}), other={start}"
+            lines.append(f"{name} = tl.load({self.part(place)} + lane, {mask})")
+        # lanes and tiles are laid out in different ways: unless a single row's number is a scalar, the
+        # compiler may bring the whole tile into the layout of the lanes (40 times slower, seen on an H200)
+        lines += one.join(is_single=self.cut.rows == 1)
         scope = self.scope()
-        scope.known.update(fold.name for group in groups for fold in group.folds)
+        scope.known.update(fold.name for fold in one.folds)
         return lines + self.written(scope, "first", "past", row_mask="rmask & (share == 0)")
+
+    def part(self, state: int) -> str:
+        """Where the parts of a state of this row begin in scratch memory."""
+        return f"{SCRATCH} + ({state} * size * {self.unit} + r) * {self.cut.splits}"

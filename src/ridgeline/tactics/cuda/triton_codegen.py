@@ -215,15 +215,9 @@ def _tail_cuts(rows: Rows) -> list[RowCut]:
     return [RowCut(32, 128, 8, cols == 128), RowCut(32, 64, 2, False), RowCut(64, 64, 4, False)]
 
 
-def _is_one_pass(rows: Rows) -> bool:
-    """Whether programs can share a row: each has its part of all that is reduced, in float32."""
-    groups = rows.passes()
-    return len(groups) == 1 and all(fold.dtype == "float32" for group in groups[0] for fold in group.folds)
-
-
 def _split_cut(rows: Rows, sms: int) -> RowCut | None:
     """Several programs to a row, so that there are enough of them; None where rows are many or short."""
-    if not _is_one_pass(rows):
+    if not rows.is_shareable:
         return None
     height, cols, warps, least = (32, 64, 4, 192) if rows.is_tail else (1, 4096, 8, 4096)
     blocks = -(-rows.count // height)
@@ -249,7 +243,7 @@ def _held_cuts(rows: Rows, constants: Collection[int], sms: int) -> list[RowCut]
         pieces = [(piece, THREAD_BYTES) for piece in (8192, 16384, 32768)]
         pieces += [(8192, THREAD_BYTES // 2), (8192, 2 * THREAD_BYTES), (32768, 2 * THREAD_BYTES)]
     cuts = [_held_cut(rows.columns, piece, column_bytes, of_thread) for piece, of_thread in pieces]
-    is_one_pass = _is_one_pass(rows)
+    is_one_pass = rows.is_shareable
     return [
         cut for cut in dict.fromkeys(cuts) if cut.splits == 1 or (is_one_pass and cut.splits <= MAX_SPLITS)
     ]
