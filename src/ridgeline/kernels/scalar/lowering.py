@@ -201,29 +201,30 @@ class Lowering:
         return replace(val, term=self._moved(val.term, move, {}))
 
     def _moved(self, term: Term, move: Move, done: dict[Term, Term]) -> Term:
-        if isinstance(term, Number) or term in done:
-            return done.get(term, term)
-        if term in self._loads:
-            done[term] = self._moved_load(term, move)
-            return done[term]
+        if isinstance(term, Number):
+            return term
+        if term not in done:
+            is_load = term in self._loads
+            done[term] = self._moved_load(term, move) if is_load else self._moved_step(term, move, done)
+        return done[term]
+
+    def _moved_step(self, term: str, move: Move, done: dict[Term, Term]) -> Term:
         if term not in self._steps:
             raise RefusedError("items of a product are moved")
         step, val = self._steps[term]
-        roots = [axis if axis == ONE else self.axes.root(axis) for axis in val.axes]
-        if self.axes.root(move.axis) in map(self.axes.root, step.over):
-            done[term] = term
+        place = self.axes.root(move.axis)
+        if place in map(self.axes.root, step.over):
             return term
         args = tuple(self._moved(arg, move, done) for arg in step.args)
-        place = self.axes.root(move.axis)
-        if args == step.args and place not in roots:
-            done[term] = term
+        if args == step.args and not any(self._is(axis, place) for axis in val.axes):
             return term
         if step.coordinate:
             raise RefusedError("an index is moved again")
-        axes = tuple(a for axis in val.axes for a in (move.by if self._is(axis, place) else (axis,)))
-        made = self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes)
-        done[term] = made.term
-        return made.term
+        axes = self._replaced(val.axes, place, move)
+        return self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes).term
+
+    def _replaced(self, axes: Iterable[int], root: int, move: Move) -> tuple[int, ...]:
+        return tuple(a for axis in axes for a in (move.by if self._is(axis, root) else (axis,)))
 
     def _is(self, axis: int, root: int) -> bool:
         return axis != ONE and self.axes.root(axis) == root
@@ -248,7 +249,7 @@ class Lowering:
             size, room = self.axes.size(leaf), self.axes.size(move.by[0])
             if move.step == 1 and (move.start < 0 or move.start + room > size):
                 guards.append((move.by[0], -move.start, size - move.start))
-        axes = tuple(a for axis in load.val.axes for a in (move.by if self._is(axis, leaf) else (axis,)))
+        axes = self._replaced(load.val.axes, leaf, move)
         val = replace(load.val, shape=self.axes.sizes_of(axes), axes=axes)
         key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
         if key not in self._seen:

@@ -13,7 +13,7 @@ from ridgeline.ir.moves import cuts, pads, parts
 from ridgeline.ir.op_given import Given, MisfitError, given_at
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
-from ridgeline.kernels.scalar.ops import Handler, args_of, number, reshaped
+from ridgeline.kernels.scalar.ops import Handler, args_of, number, permuted, reshaped
 
 Found = TypeVar("Found")
 
@@ -147,37 +147,23 @@ def _tile(low: Lowering, op: Op) -> Sequence[Val]:
     return [replace(x, shape=tuple(shape), axes=tuple(axes))]
 
 
-def _depth_to_space(low: Lowering, op: Op) -> Sequence[Val]:
-    x = low.value(op.inputs[0])
+def _shuffle(low: Lowering, op: Op) -> Sequence[Val]:
+    """DepthToSpace and SpaceToDepth: the dims are split, put in another order and joined."""
+    x, made = low.value(op.inputs[0]), low.site.specs[op.outputs[0]].shape
     n, c, h, w = x.shape
     block = int(op.attrs["blocksize"])
     deep = c // block**2
-    if op.attrs.get("mode", "DCR") in ("CRD", b"CRD"):
+    if op.op_type == "SpaceToDepth":
+        split, order = (n, c, h // block, block, w // block, block), (0, 3, 5, 1, 2, 4)
+    elif op.attrs.get("mode", "DCR") in ("CRD", b"CRD"):
         split, order = (n, deep, block, block, h, w), (0, 1, 4, 2, 5, 3)
     else:
         split, order = (n, block, block, deep, h, w), (0, 3, 4, 1, 5, 2)
-    return [_shuffled(low, x, split, order, (n, deep, h * block, w * block))]
-
-
-def _space_to_depth(low: Lowering, op: Op) -> Sequence[Val]:
-    x = low.value(op.inputs[0])
-    n, c, h, w = x.shape
-    block = int(op.attrs["blocksize"])
-    split = (n, c, h // block, block, w // block, block)
-    made = (n, c * block**2, h // block, w // block)
-    return [_shuffled(low, x, split, (0, 3, 5, 1, 2, 4), made)]
-
-
-def _shuffled(
-    low: Lowering, x: Val, split: Sequence[int], order: Sequence[int], shape: tuple[int, ...]
-) -> Val:
-    x = reshaped(low, x, split)
-    x = replace(x, shape=tuple(x.shape[p] for p in order), axes=tuple(x.axes[p] for p in order))
-    assert math.prod(x.shape) == math.prod(shape), "a shuffle keeps every item"
-    return reshaped(low, x, shape)
+    assert math.prod(split) == math.prod(made), "a shuffle keeps every item"
+    return [reshaped(low, permuted(reshaped(low, x, split), order), made)]
 
 
 MOVES: dict[str, Handler] = {
     "Slice": _slice, "Split": _split, "Concat": _concat, "Pad": _pad, "Gather": _gather, "Tile": _tile,
-    "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
+    "DepthToSpace": _shuffle, "SpaceToDepth": _shuffle,
 }  # fmt: skip

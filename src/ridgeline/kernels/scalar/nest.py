@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.kernels.scalar.program import Memory, Program
 
@@ -13,31 +13,29 @@ def memory_order(sizes: Mapping[int, int], lead: Memory) -> list[int]:
 
 
 def merged(order: Sequence[int], program: Program) -> list[list[int]]:
-    """Groups of neighbours in this order that lie behind one another in every operand."""
-    fixed = _coordinates(program)
+    """Groups of neighbours in this order that one index can walk: they lie behind one another everywhere.
+
+    An axis whose own index is needed stays alone.
+    """
+    alone = indexed_axes(program)
     groups: list[list[int]] = []
     for axis in order:
-        if (
-            groups
-            and axis not in fixed
-            and groups[-1][-1] not in fixed
-            and all(is_joined(m, groups[-1][-1], axis, program.sizes) for m in program.memories)
-        ):
+        outer = groups[-1][-1] if groups else None
+        if outer is not None and not {outer, axis} & alone and _continue(outer, axis, program):
             groups[-1].append(axis)
         else:
             groups.append([axis])
     return groups
 
 
-def is_joined(memory: Memory, outer: int, inner: int, sizes: Mapping[int, int]) -> bool:
-    """Whether a step along `outer` goes just past the end of `inner`."""
-    return memory.strides.get(outer, 0) == memory.strides.get(inner, 0) * sizes[inner]
+def _continue(outer: int, inner: int, program: Program) -> bool:
+    """Whether a step along `outer` goes just past the end of `inner`, in every operand."""
+    size = program.sizes[inner]
+    return all(m.strides.get(outer, 0) == m.strides.get(inner, 0) * size for m in program.memories)
 
 
-def _coordinates(program: Program) -> set[int]:
-    """Axes whose index is itself a value or a bound: they keep an index of their own."""
-    terms: Iterable[tuple[int, int]] = [
-        *(pair for step in program.steps for pair in step.coordinate),
-        *(pair for m in program.loads for guard in m.guards for pair in guard.coordinate),
-    ]
-    return {axis for axis, _ in terms}
+def indexed_axes(program: Program) -> set[int]:
+    """Axes whose own index is a value, or a bound of a load."""
+    guards = [guard.coordinate for memory in program.loads for guard in memory.guards]
+    steps = [step.coordinate for step in program.steps]
+    return {axis for coordinate in (*guards, *steps) for axis, _ in coordinate}

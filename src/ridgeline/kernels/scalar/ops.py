@@ -8,20 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
+from ridgeline.frontend.types import ELEMENT_NAMES
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val
 
 Handler: TypeAlias = Callable[[Lowering, Op], Sequence[Val]]
 
-# ONNX's numbers for element types, as Cast's attribute `to` has them
-_ONNX_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
-}  # fmt: skip
 FLOATS = ("float32", "float64")
 HALVES = ("float16", "bfloat16")
 
@@ -30,15 +26,22 @@ def args_of(low: Lowering, op: Op) -> list[Val]:
     return [low.value(name) for name in op.inputs if name]
 
 
-def _text(template: str, dtype: str = "") -> Handler:
-    return lambda low, op: [low.map(template, *args_of(low, op), dtype=dtype)]
+def _text(template: str, dtype: str = "", **attrs: float) -> Handler:
+    """A step of the operands, then of these attributes, which are given with their defaults."""
+
+    def handler(low: Lowering, op: Op) -> Sequence[Val]:
+        numbers = [attr(low, op, key, default) for key, default in attrs.items()]
+        return [low.map(template, *args_of(low, op), *numbers, dtype=dtype)]
+
+    return handler
 
 
 def _float_text(template: str) -> Handler:
+    """A step of floats."""
+
     def handler(low: Lowering, op: Op) -> Sequence[Val]:
-        args = args_of(low, op)
-        require_float(op, args[0])
-        return [low.map(template, *args)]
+        require_float(op, low.value(op.inputs[0]))
+        return _text(template)(low, op)
 
     return handler
 
@@ -54,17 +57,6 @@ def attr(low: Lowering, op: Op, key: str, default: float) -> Val:
 
 def number(low: Lowering, like: Val, value: float) -> Val:
     return low.constant(value, like.dtype)
-
-
-def _with_attrs(template: str, **defaults: float) -> Handler:
-    """`{0}` is x, then the attributes in order."""
-
-    def handler(low: Lowering, op: Op) -> Sequence[Val]:
-        x = low.value(op.inputs[0])
-        attrs = [attr(low, op, key, default) for key, default in defaults.items()]
-        return [low.map(template, x, *attrs)]
-
-    return handler
 
 
 def _fold_args(template: str) -> Handler:
@@ -163,7 +155,7 @@ def _swish(low: Lowering, op: Op) -> Sequence[Val]:
 def _cast(low: Lowering, op: Op) -> Sequence[Val]:
     x = low.value(op.inputs[0])
     to = op.attrs.get("to", 1)
-    dtype = to if isinstance(to, str) else _ONNX_TYPES.get(int(to), f"ONNX type {to}")
+    dtype = to if isinstance(to, str) else ELEMENT_NAMES.get(int(to), f"ONNX type {to}")
     if dtype == "bool":
         return [low.map("{0} != 0", x, dtype="bool")]
     return [low.cast(x, dtype)]
@@ -205,7 +197,11 @@ def _identity(low: Lowering, op: Op) -> Sequence[Val]:
 def _transpose(low: Lowering, op: Op) -> Sequence[Val]:
     x = low.value(op.inputs[0])
     perm = [int(p) for p in op.attrs.get("perm", range(len(x.shape))[::-1])]
-    return [replace(x, shape=tuple(x.shape[p] for p in perm), axes=tuple(x.axes[p] for p in perm))]
+    return [permuted(x, perm)]
+
+
+def permuted(x: Val, order: Sequence[int]) -> Val:
+    return replace(x, shape=tuple(x.shape[d] for d in order), axes=tuple(x.axes[d] for d in order))
 
 
 def reshaped(low: Lowering, x: Val, shape: Sequence[int]) -> Val:
@@ -242,7 +238,7 @@ def _batch_norm(low: Lowering, op: Op) -> Sequence[Val]:
     return [low.map("({0} - {1}) * {2} + {3}", x, mean, low.map("{0} * {1}", inverse, scale), bias)]
 
 
-_SELU: dict[str, Any] = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+_SELU = "{2} * rl_where({0} < 0, {1} * rl_expm1({0}), {0})"
 _SOFTPLUS = "rl_where({0} < 0, 0, {0}) + rl_log1p(rl_exp(-rl_abs({0})))"
 
 POINTWISE: dict[str, Handler] = {
@@ -255,17 +251,17 @@ POINTWISE: dict[str, Handler] = {
     "Floor": _float_text("rl_floor({0})"), "Ceil": _float_text("rl_ceil({0})"),
     "Round": _float_text("rl_round({0})"), "Sign": _text("rl_sign({0})"),
     "Relu": _text("rl_where({0} < 0, 0, {0})"),
-    "LeakyRelu": _with_attrs("rl_where({0} < 0, {0} * {1}, {0})", alpha=0.01),
+    "LeakyRelu": _text("rl_where({0} < 0, {0} * {1}, {0})", alpha=0.01),
     "PRelu": _text("rl_where({0} < 0, {0} * {1}, {0})"),
-    "ThresholdedRelu": _with_attrs("rl_where({0} > {1}, {0}, 0)", alpha=1.0),
+    "ThresholdedRelu": _text("rl_where({0} > {1}, {0}, 0)", alpha=1.0),
     "Clip": _clip, "Gelu": _gelu, "Cast": _cast, "Where": _where, "HardSigmoid": _hard_sigmoid,
     # the gate is divided, not the product: six times a large x is infinite
     "HardSwish": _float_text("{0} * rl_where({0} <= -3, 0, rl_where({0} >= 3, 1, ({0} + 3) / 6))"),
     "Swish": _swish,
     "Softplus": _float_text(_SOFTPLUS), "Softsign": _float_text("{0} / (1 + rl_abs({0}))"),
-    "Elu": _with_attrs("rl_where({0} < 0, {1} * rl_expm1({0}), {0})", alpha=1.0),
-    "Selu": _with_attrs("{2} * rl_where({0} < 0, {1} * rl_expm1({0}), {0})", **_SELU),
-    "Celu": _with_attrs("rl_where({0} < 0, {1} * rl_expm1({0} / {1}), {0})", alpha=1.0),
+    "Elu": _text("rl_where({0} < 0, {1} * rl_expm1({0}), {0})", alpha=1.0),
+    "Selu": _text(_SELU, alpha=1.6732632423543772, gamma=1.0507009873554805),
+    "Celu": _text("rl_where({0} < 0, {1} * rl_expm1({0} / {1}), {0})", alpha=1.0),
     "Mish": _float_text(f"{{0}} * rl_tanh({_SOFTPLUS})"),
     "Min": _fold_args("rl_min({0}, {1})"), "Max": _fold_args("rl_max({0}, {1})"),
     "Sum": _fold_args("{0} + {1}"), "Mean": _mean,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
@@ -45,6 +44,8 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
 
 
 def _reduced(low: Lowering, op: Op, x: Val) -> list[int]:
+    if op.op_type.startswith("Global"):
+        return list(range(2, len(x.shape)))
     dims = dims_of(low, op, "the reduced axes")
     if dims:
         return dims
@@ -78,11 +79,8 @@ def _log_sum_exp(low: Lowering, op: Op) -> Sequence[Val]:
     top = low.map("rl_where({0} - {0} == 0, {0}, 0)", top)
     total = low.fold("sum", low.map("rl_exp({0} - {1})", x, top), dims, keepdims=True)
     y = low.map("rl_log({0}) + {1}", total, top)
-    if op.attrs.get("keepdims", 1):
-        return [y]
-    gone = {d % len(x.shape) for d in dims}
-    kept = [d for d in range(len(x.shape)) if d not in gone]
-    return [replace(y, shape=tuple(y.shape[d] for d in kept), axes=tuple(y.axes[d] for d in kept))]
+    # the dims have one item each by now, so this drops them or keeps them
+    return [low.fold("sum", y, dims, keepdims=bool(op.attrs.get("keepdims", 1)))]
 
 
 def _softmax(is_log: bool) -> Handler:
@@ -165,17 +163,6 @@ def _group_norm(low: Lowering, op: Op) -> Sequence[Val]:
     return [low.map("{0} * {1} + {2}", normed, per_channel(scale, rank), per_channel(bias, rank))]
 
 
-def _global_mean(low: Lowering, op: Op) -> Sequence[Val]:
-    x = low.value(op.inputs[0])
-    dims = list(range(2, len(x.shape)))
-    return [low.map("rl_div({0}, {1})", low.fold("sum", x, dims, keepdims=True), _count(low, x, x, dims))]
-
-
-def _global_max(low: Lowering, op: Op) -> Sequence[Val]:
-    x = low.value(op.inputs[0])
-    return [_extreme(low, "max", x, list(range(2, len(x.shape))), True)]
-
-
 REDUCTIONS: dict[str, Handler] = {
     "ReduceSum": _reduce("sum"), "ReduceMean": _reduce("sum", after="rl_div({0}, {1})"),
     "ReduceMax": _reduce("max"), "ReduceMin": _reduce("min"), "ReduceProd": _reduce("prod"),
@@ -185,7 +172,7 @@ REDUCTIONS: dict[str, Handler] = {
     "Softmax": _softmax(False), "LogSoftmax": _softmax(True),
     "LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm, "LpNormalization": _lp_norm,
     "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
-    "GlobalAveragePool": _global_mean, "GlobalMaxPool": _global_max,
+    "GlobalAveragePool": _reduce("sum", after="rl_div({0}, {1})"), "GlobalMaxPool": _reduce("max"),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.anchor import lower_around
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.moves import MOVES
+from ridgeline.kernels.scalar.nest import indexed_axes
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.triton.source import Generated
@@ -26,7 +27,6 @@ from ridgeline.kernels.triton.text import (
     Flat,
     Scope,
     indented,
-    indexed_axes,
     is_wide,
     load_text,
     pointers_of,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
+from ridgeline.kernels.scalar.nest import indexed_axes
 from ridgeline.kernels.scalar.program import Memory, Step, Term, compute_dtype
 from ridgeline.kernels.triton.folds import Pass, behind
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
@@ -21,7 +22,6 @@ from ridgeline.kernels.triton.text import (
     Scope,
     converted,
     indented,
-    indexed_axes,
     is_wide,
     pointers_of,
     steady_loads,

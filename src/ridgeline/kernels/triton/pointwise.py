@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.kernels.scalar.nest import memory_order, merged
+from ridgeline.kernels.scalar.nest import indexed_axes, memory_order, merged
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.triton.stage import WAIT, Stage, Stages, make_stage
 from ridgeline.kernels.triton.text import (
     Flat,
     Pointers,
     Scope,
-    indexed_axes,
     is_wide,
     load_text,
     pointers_of,

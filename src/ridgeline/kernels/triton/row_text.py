@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.kernels.scalar.nest import memory_order
+from ridgeline.kernels.scalar.nest import indexed_axes, memory_order
 from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term
 from ridgeline.kernels.triton.folds import Lanes, Pass, identity, joined, passes
 from ridgeline.kernels.triton.pointwise import counted_unit
@@ -16,7 +16,6 @@ from ridgeline.kernels.triton.text import (
     Flat,
     Scope,
     indented,
-    indexed_axes,
     is_wide,
     load_text,
     pointers_of,

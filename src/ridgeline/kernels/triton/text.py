@@ -223,13 +223,6 @@ def steady_loads(program: Program, constants: Collection[int]) -> set[Term]:
     return {m.value for m in program.loads if m.pointer in steady or m.pointer[0] == "x"}
 
 
-def indexed_axes(program: Program) -> set[int]:
-    """Axes whose own index appears in the text: as a value, or as a bound of a load."""
-    guards = [guard.coordinate for memory in program.loads for guard in memory.guards]
-    steps = [step.coordinate for step in program.steps]
-    return {axis for coordinate in (*guards, *steps) for axis, _ in coordinate}
-
-
 @dataclass(frozen=True)
 class Pointers:
     """What a generated function takes, in order: inputs and constants that it reads, then all outputs."""
