@@ -16,6 +16,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp import anchor
 from ridgeline.kernels.cpp.loops import Loop, merge, parallel, whole
+from ridgeline.kernels.cpp.operands import spec_of
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
 
@@ -122,17 +123,15 @@ def find_linear(site: Site) -> Linear:
         raise RefusedError("the left operand is not an input of the region")
     if weight not in site.weights and weight not in body.constants:
         raise RefusedError("the right operand is not a constant weight")
-    x_spec = site.specs[x]
-    shape = site.specs[weight].shape if weight in site.specs else body.constants[weight].shape
-    weight_dtype = site.specs[weight].dtype if weight in site.specs else str(body.constants[weight].dtype)
-    if len(shape) != 2 or not x_spec.shape:
-        raise RefusedError(f"weight of rank {len(shape)}, want a matrix")
-    if {x_spec.dtype, weight_dtype} != {"float32"}:
-        raise RefusedError(f"x is {x_spec.dtype} and the weight {weight_dtype}, want float32")
+    x_spec, weight_spec = site.specs[x], spec_of(site, weight)
+    if len(weight_spec.shape) != 2 or not x_spec.shape:
+        raise RefusedError(f"weight of rank {len(weight_spec.shape)}, want a matrix")
+    if {x_spec.dtype, weight_spec.dtype} != {"float32"}:
+        raise RefusedError(f"x is {x_spec.dtype} and the weight {weight_spec.dtype}, want float32")
     if x_spec.layout != "contiguous" or op.attrs.get("transA", 0):
         raise RefusedError("rows of x are not contiguous")
     is_transposed = bool(op.attrs.get("transB", 0))
-    k, n = shape[::-1] if is_transposed else shape
+    k, n = weight_spec.shape[:: -1 if is_transposed else 1]
     m = math.prod(x_spec.shape[:-1])
     if 0 in (m, k, n):
         raise RefusedError("an axis has no elements")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import ITEM_BITS, Op, Site, TensorSpec
+from ridgeline.base.spec import ITEM_BITS, Op, Site
 from ridgeline.ir.moves import Run, moves_of
 from ridgeline.ir.op_given import Given, MisfitError, given_of
 from ridgeline.ir.ops import row_of
 from ridgeline.kernels.cpp.loops import parallel
+from ridgeline.kernels.cpp.operands import operands_of, spec_of
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.kernels.scalar.program import Program
@@ -51,7 +52,7 @@ def find_moves(site: Site) -> Moves:
         raise RefusedError("the region is not one Slice, Split, Concat, Pad or Gather")
     op = ops[0]
     for name in (*op.inputs[:1], *site.body.outputs):
-        spec = _spec(site, name)
+        spec = spec_of(site, name)
         if ITEM_BITS[spec.dtype] // 8 not in ITEM_TYPES or spec.dtype == "string":
             raise RefusedError(f"items are {spec.dtype}")
     boxes = _boxes(site, op)
@@ -59,16 +60,7 @@ def find_moves(site: Site) -> Moves:
     is_whole = op.op_type != "Pad" or covered == site.specs[op.outputs[0]].numel
     if len(boxes) > MOST_BOXES:
         raise RefusedError(f"{len(boxes)} pieces, want at most {MOST_BOXES}")
-    return Moves(boxes, None if is_whole else _fill(site, op, _spec(site, op.inputs[0]).dtype))
-
-
-def _spec(site: Site, name: str) -> TensorSpec:
-    held = site.body.constants.get(name)
-    if held is not None:
-        return TensorSpec(str(held.dtype), held.shape)
-    if name not in site.specs:
-        raise RefusedError(f"the shape of {name} depends on data")
-    return site.specs[name]
+    return Moves(boxes, None if is_whole else _fill(site, op, spec_of(site, op.inputs[0]).dtype))
 
 
 def _fill(site: Site, op: Op, dtype: str) -> int:
@@ -116,7 +108,7 @@ def _why_unknown(given: Given, arrays: Mapping[str, np.ndarray]) -> str:
 
 def _box(site: Site, source: str, result: str, axes: Sequence[int | None], choice: Sequence[Run]) -> Box:
     """One run in each axis, the axes in the order of the result's memory."""
-    read = _spec(site, source).strides
+    read = spec_of(site, source).strides
     written = [0 if axis is None else site.specs[result].strides[axis] for axis in axes]
     start = sum(run.start * stride for run, stride in zip(choice, read, strict=True))
     to = sum(run.to * stride for run, stride in zip(choice, written, strict=True))
@@ -139,10 +131,8 @@ def _merged(loops: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int]
 
 def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, str]:
     """The kernel's text, and which inputs and constants it is given."""
-    sources = list(dict.fromkeys(box.source for box in moves.boxes))
-    inputs = [name for name in sources if name in site.body.inputs]
-    held = [name for name in sources if name not in inputs]
-    places = {name: i for i, name in enumerate((*inputs, *site.body.outputs, *held))}
+    operands = operands_of(site, (box.source for box in moves.boxes))
+    places = operands.places
     lines = [PRELUDE.strip(), 'extern "C" void run(void** p) {', "(void)p;"]
     if moves.fill is not None:
         for name in site.body.outputs:
@@ -153,13 +143,7 @@ def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, st
     for box in moves.boxes:
         size = ITEM_BITS[site.specs[box.result].dtype] // 8
         lines += _box_text(box, places[box.source], places[box.result], size, threads)
-    slots = tuple(site.body.inputs.index(name) for name in inputs)
-    arrays = tuple(np.ascontiguousarray(site.body.constants[name]) for name in held)
-    pointers = [f"p{i}" for i in range(len(inputs))] + [f"q{i}" for i in range(len(site.body.outputs))]
-    pointers += [f"x{i}" for i in range(len(held))]
-    touched = _touched(site, moves, {name: pointers[place] for name, place in places.items()})
-    program = Program({}, (), (), (), slots, (), arrays, touched)
-    return program, "\n".join([*lines, "}", ""])
+    return operands.program(_touched(site, moves, operands.names)), "\n".join([*lines, "}", ""])
 
 
 def _touched(site: Site, moves: Moves, pointers: Mapping[str, str]) -> dict[str, int]:

@@ -6,10 +6,9 @@ panel of a packed weight holds all gates of one block, so that its states are fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +17,15 @@ from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.cpp.anchor import VECTORS
 from ridgeline.kernels.cpp.dialect import term
 from ridgeline.kernels.cpp.linear import TILE
+from ridgeline.kernels.cpp.operands import operands_of, spec_of
 from ridgeline.kernels.cpp.prelude import PRELUDE
 from ridgeline.kernels.cpp.recurrent_text import CELLS, FRAME, ROWS
 from ridgeline.kernels.floor.recurrent import DEFAULTS, parametrised
 from ridgeline.kernels.scalar.program import Number, Program
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# inputs that are read where they lie: x, the lengths, the states; weights and biases are packed
+READ = (0, 4, 5, 6)
 # of products with x at a time, in bytes: they stay in L2 until their step comes
 AHEAD_BYTES = 256 * 1024
 STATE_BYTES = 256 * 1024
@@ -90,72 +92,46 @@ def find_recurrent(site: Site) -> Recurrent:
     if len(body.ops) != 1 or body.ops[0].domain or body.ops[0].op_type not in GATES:
         raise RefusedError("the region is not one LSTM, GRU or RNN")
     op = body.ops[0]
-    known = {*site.weights, *body.constants}
+    given = dict(enumerate(op.inputs))
     for index, what in ((1, "W"), (2, "R"), (3, "B"), (7, "P")):
-        name = op.inputs[index] if index < len(op.inputs) else ""
-        if name and name not in known:
+        name = given.get(index)
+        if name and name not in site.weights and name not in body.constants:
             raise RefusedError(f"{what} is computed, want a constant")
-    for name in (*op.inputs, *body.outputs):
-        spec = site.specs.get(name) if name not in body.constants else None
-        dtype = spec.dtype if spec is not None else str(body.constants[name].dtype) if name in known else ""
-        want = "int32" if name and name == (op.inputs[4] if len(op.inputs) > 4 else "") else "float32"
-        if name and dtype != want:
-            raise RefusedError(f"{name} is {dtype or 'of no settled shape'}, want {want}")
-    found = _sized(site, op)
+    for name in filter(None, (*op.inputs, *body.outputs)):
+        dtype, want = spec_of(site, name).dtype, "int32" if name == given.get(4) else "float32"
+        if dtype != want:
+            raise RefusedError(f"{name} is {dtype}, want {want}")
+    x, r = spec_of(site, given[0]).shape, spec_of(site, given[2]).shape
+    if 0 in (*x, *r):
+        raise RefusedError("an axis has no elements")
+    steps, batch = x[:2][:: -1 if op.attrs.get("layout", 0) else 1]
+    found = Recurrent(op, steps, batch, x[2], r[2], r[0])
     _acts_text(found)  # refuses activations it does not know
     return found
 
 
-def _sized(site: Site, op: Op) -> Recurrent:
-    x, r = _shape(site, op.inputs[0]), _shape(site, op.inputs[2])
-    steps, batch = x[:2][:: -1 if op.attrs.get("layout", 0) else 1]
-    found = Recurrent(op, steps, batch, x[2], r[2], r[0])
-    if 0 in (*x, *r):
-        raise RefusedError("an axis has no elements")
-    return found
-
-
-def _shape(site: Site, name: str) -> tuple[int, ...]:
-    held = site.body.constants.get(name)
-    return site.specs[name].shape if held is None else held.shape
-
-
 def recurrent_source(site: Site, found: Recurrent, cut: Cut) -> tuple[Program, str]:
     """The kernel's text, and which inputs and constants it is given."""
-    reads, extras = _operands(site, found)
-    places = {name: i for i, name in enumerate(reads)}
-    written = len(reads)
-    first_extra = written + len(site.body.outputs)
-    places |= {name: first_extra + i for i, name in enumerate(extras)}
-    outputs = {name: written + i for i, name in enumerate(site.body.outputs)}
-    packed = first_extra + len(extras)
-    is_lstm = found.op.op_type == "LSTM"
+    op = found.op
+    operands = operands_of(site, filter(None, map(found.operand, READ)))
+    places, packed = operands.places, len(operands.names)
+    results = dict(zip(("y", "h_last", "c_last"), op.outputs, strict=False))
     pointers = {
-        "x": places[found.op.inputs[0]],
+        "x": places[op.inputs[0]],
         "lens": places.get(found.operand(4)),
         "h_given": places.get(found.operand(5)),
-        "c_given": places.get(found.operand(6)) if is_lstm else None,
-        **{
-            name: outputs.get(found.op.outputs[i]) if i < len(found.op.outputs) else None
-            for i, name in enumerate(("y", "h_last", "c_last")[: 3 if is_lstm else 2])
-        },
+        "c_given": places.get(found.operand(6)),
+        **{name: places.get(value) for name, value in results.items()},
         **{name: packed + i for i, name in enumerate(("w", "r", "r_late", "bias"))},
     }
     text = [
         PRELUDE.strip(), '#include <omp.h>', VECTORS.strip(), TILE.strip(), _sizes_text(found, cut),
         _acts_text(found), ROWS, CELLS[_cell(found)], FRAME, *_run_text(found, cut, pointers), "",
     ]  # fmt: skip
-    arrays = tuple(np.ascontiguousarray(site.body.constants[name]) for name in extras)
-    slots = tuple(site.body.inputs.index(name) for name in reads)
-    pointers_by_name = {
-        **{name: f"p{i}" for i, name in enumerate(reads)}, **{name: f"x{i}" for i, name in enumerate(extras)},
-        **{name: f"q{i}" for i, name in enumerate(site.body.outputs)},
-    }  # fmt: skip
-    touched = _touched(found, cut, pointers_by_name)
-    return Program({}, (), (), (), slots, (), arrays, touched), "\n".join(text)
+    return operands.program(_touched(found, cut, operands.names)), "\n".join(text)
 
 
-def _touched(found: Recurrent, cut: Cut, pointers: dict[str, str]) -> dict[str, int]:
+def _touched(found: Recurrent, cut: Cut, pointers: Mapping[str, str]) -> dict[str, int]:
     """Bytes of every operand, result and packed weight; all are read or written whole."""
     units = found.directions * _padded(found, cut.lanes)
     state = found.directions * found.batch * found.hidden
@@ -174,13 +150,6 @@ def _touched(found: Recurrent, cut: Cut, pointers: dict[str, str]) -> dict[str, 
         if name in pointers:  # one value may be several operands
             touched[pointers[name]] = max(touched.get(pointers[name], 0), 4 * count)
     return touched
-
-
-def _operands(site: Site, found: Recurrent) -> tuple[list[str], list[str]]:
-    """What is read where it lies: inputs of the region, and constants of its body."""
-    names = [name for i in (0, 4, 5, 6) if (name := found.operand(i))]
-    inputs = [name for name in dict.fromkeys(names) if name in site.body.inputs]
-    return inputs, [name for name in dict.fromkeys(names) if name not in inputs]
 
 
 def _cell(found: Recurrent) -> str:
