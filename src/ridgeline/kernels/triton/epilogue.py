@@ -6,9 +6,10 @@ epilogue adds the anchor's own bias, runs the rest of the region in float32 and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], name
         if not memory.gathers and not touches & {*rows, *column}:
             mask = ""
         elif not memory.gathers and not touches & set(rows):
-            mask = f"n < {_span(sizes, column)}"
+            mask = f"n < {math.prod(sizes[axis] for axis in column)}"
         elif not touches & set(column):
             where.append("n * 0")
         return load_text(memory, where, mask, index)
@@ -110,7 +111,3 @@ def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], name
         *(store_text(memory, [*terms(memory), *blocks], "mask") for memory in program.stores),
     ]  # fmt: skip
     return HEAD + "\n".join(["def epilogue(acc, m, n, mask, pointers):", *indented(lines), ""])
-
-
-def _span(sizes: Any, axes: Sequence[int]) -> int:
-    return int(np.prod([sizes[axis] for axis in axes], dtype=np.int64))

@@ -126,11 +126,8 @@ class _HeldWriter(RowWriter):
         unpacked = self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program))
         return [f"r = {block}{cast}", *unpacked]
 
-    def column_head(self, start: str) -> list[str]:
-        lines = [f"c = {start} + tl.arange(0, {self.cut.cols})[None, :]"]
-        if not self.is_even:
-            lines.append(f"cmask = c < {self.rows.columns}")
-        return lines + self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
+    def mask_lines(self) -> list[str]:
+        return []
 
     def load_mask(self, memory: Memory) -> str:
         return "" if self.is_even or not self.is_full(memory.value) else "cmask"

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.scalar.nest import indexed_axes, memory_order, merged
 from ridgeline.kernels.scalar.program import Memory, Program
-from ridgeline.kernels.triton.stage import WAIT, Stage, Stages, make_stage
+from ridgeline.kernels.triton.stage import WAIT, Stages, make_stage
 from ridgeline.kernels.triton.text import (
     Flat,
-    Pointers,
     Scope,
     is_wide,
     load_text,
@@ -56,8 +55,11 @@ def pointwise_stages(program: Program, constants: Collection[int], cut: Cut, *, 
     pointers = pointers_of(program)
     if program.is_empty:
         return Stages((), pointers)
-    builder = _tiled if cut.height else _flat
-    return Stages((builder(program, pointers, constants, cut, pdl),), pointers)
+    lines, programs, number = (_tiled if cut.height else _flat)(program, constants, cut)
+    stage = make_stage(
+        "pointwise", lines, pointers.kinds, programs=programs, number=number, warps=cut.warps, pdl=pdl
+    )
+    return Stages((stage,), pointers)
 
 
 def widest(program: Program) -> Memory:
@@ -85,22 +87,19 @@ def crossing(program: Program) -> tuple[list[int], list[int], list[int]] | None:
     return None
 
 
-def _flat(program: Program, pointers: Pointers, constants: Collection[int], cut: Cut, pdl: bool) -> Stage:
+def _flat(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[str], int, int]:
+    """The lines of a kernel over all elements in one order, its programs, and the size it is told."""
     sizes = program.sizes
     axes = tuple(memory_order(sizes, widest(program)))
-    flat = Flat("i", axes)
     total = math.prod(sizes.values())
     unit = counted_unit(total, math.prod(sizes[axis] for axis in axes[1:]))
     wide = ".to(tl.int64)" if is_wide(program) else ""
     lines = [
         f"i = tl.program_id(0){wide} * {cut.width} + tl.arange(0, {cut.width})",
         f"mask = i < size * {unit}",
-        *_inside(program, {"i": flat}, {"i": "mask"}, constants),
+        *_inside(program, {"i": Flat("i", axes)}, {"i": "mask"}, constants),
     ]
-    return make_stage(
-        "pointwise", lines, dict(zip(pointers.names, pointers.types, strict=True)),
-        programs=-(-total // cut.width), number=total // unit, warps=cut.warps, pdl=pdl,
-    )  # fmt: skip
+    return lines, -(-total // cut.width), total // unit
 
 
 def counted_unit(total: int, inner: int) -> int:
@@ -109,7 +108,8 @@ def counted_unit(total: int, inner: int) -> int:
     return inner if math.gcd(inner, ALIGNMENT) == aligned else aligned
 
 
-def _tiled(program: Program, pointers: Pointers, constants: Collection[int], cut: Cut, pdl: bool) -> Stage:
+def _tiled(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[str], int, int]:
+    """The lines of a kernel over squares of two axes, its programs, and the size it is told."""
     found = crossing(program)
     if found is None:
         raise RefusedError("all operands agree on the innermost axis")
@@ -128,10 +128,7 @@ def _tiled(program: Program, pointers: Pointers, constants: Collection[int], cut
         *_inside(program, flats, {"x": f"(x < {high})", "y": f"(y < {wide})"}, constants),
     ]  # fmt: skip
     outer = math.prod(sizes[axis] for axis in rest)
-    return make_stage(
-        "pointwise", lines, dict(zip(pointers.names, pointers.types, strict=True)),
-        programs=outer * rows * columns, number=outer, warps=cut.warps, pdl=pdl,
-    )  # fmt: skip
+    return lines, outer * rows * columns, outer
 
 
 def _inside(

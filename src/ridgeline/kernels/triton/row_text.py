@@ -125,8 +125,7 @@ class RowWriter:
         self, name: str, lines: Sequence[str], *, programs: int, constants: Mapping[str, bool] | None = None,
         registers: int = 0,
     ) -> Stage:  # fmt: skip
-        pointers = pointers_of(self.program)
-        kinds = dict(zip(pointers.names, pointers.types, strict=True)) | {SCRATCH: "*fp32", WORDS: "*i32"}
+        kinds = pointers_of(self.program).kinds | {SCRATCH: "*fp32", WORDS: "*i32"}
         return make_stage(
             name, lines, kinds, programs=programs, number=self.rows.count // self.unit,
             warps=self.cut.warps, pdl=self.pdl, constants=constants, registers=registers,
@@ -149,12 +148,16 @@ class RowWriter:
         ]
 
     def column_head(self, start: str) -> list[str]:
-        cols, columns = self.cut.cols, self.rows.columns
-        lines = [f"c = {f'{start} + ' if start else ''}tl.arange(0, {cols})[None, :]"]
+        """The columns of one tile, from `start` on."""
+        lines = [f"c = {f'{start} + ' if start else ''}tl.arange(0, {self.cut.cols})[None, :]"]
         if not self.is_even:
-            lines.append(f"cmask = c < {columns}")
-        lines.append("mask = rmask" if self.is_even else "mask = rmask & cmask")
-        return lines + self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
+            lines.append(f"cmask = c < {self.rows.columns}")
+        unpacked = self.rows.along_c.unpacked(self.program.sizes, indexed_axes(self.program))
+        return [*lines, *self.mask_lines(), *unpacked]
+
+    def mask_lines(self) -> list[str]:
+        """Which elements of a tile exist."""
+        return ["mask = rmask" if self.is_even else "mask = rmask & cmask"]
 
     def carried(self, one: Pass, scope: Scope, first: str, past: str) -> list[str]:
         """A loop from column `first` to `past` that folds every value of a pass into its states."""

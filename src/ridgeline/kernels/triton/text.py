@@ -232,6 +232,11 @@ class Pointers:
     inputs: tuple[int, ...]  # positions among the body's inputs
     extras: tuple[np.ndarray, ...]
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Types by name."""
+        return dict(zip(self.names, self.types, strict=True))
+
 
 def pointers_of(program: Program) -> Pointers:
     dtypes = {memory.pointer: memory.dtype for memory in program.memories}
