@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from interpreted import interpret
 from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.products import Problem
 from ridgeline.kernels.triton.sass import tool
-from ridgeline.kernels.triton.source import Generated, Kernel, interpret
+from ridgeline.kernels.triton.source import Generated, Kernel
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 GPU = Target("cuda", "sm_90")

@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreted import interpret
 from ridgeline.base.spec import EPSILON, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.attention import attention_ref
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.sass import tool
-from ridgeline.kernels.triton.source import interpret
 from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     TritonAttention,

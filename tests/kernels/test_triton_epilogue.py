@@ -12,11 +12,12 @@ from cpp_cases import close, empty, random
 from torch import Tensor
 from triton_cases import disassembled, evaluate, make_site
 
+from interpreted import interpret
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
-from ridgeline.kernels.triton.source import Kernel, interpret
+from ridgeline.kernels.triton.source import Kernel
 
 # stands for a product: sums come from memory, rows by columns
 HOST = """

@@ -20,12 +20,13 @@ import torch
 from cpp_cases import close, dtype_name, empty
 from torch import Tensor
 
+from interpreted import interpret
 from offers import offered, stages_of, why_not
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.kernels.triton.sass import tool
-from ridgeline.kernels.triton.source import Kernel, interpret
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import SCRATCH, WORDS, Stages
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton
 

@@ -14,10 +14,11 @@ import torch
 from onnx import parser
 
 import ridgeline
+from interpreted import interpret
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.errors import PluginError
 from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
-from ridgeline.kernels.triton.source import Kernel, interpret
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.plugins import NvrtcTactic, Plugin, TritonTactic
 from ridgeline.plugins.gpu_tactics import has_nvrtc, nvrtc_cubin
 from ridgeline.tactics.base import Offer, Refused

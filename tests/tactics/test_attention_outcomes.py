@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreted import interpret
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.floor import call_floor
-from ridgeline.kernels.triton.source import interpret
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
 from ridgeline.tactics.cuda.triton_attention import (

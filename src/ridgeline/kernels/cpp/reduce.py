@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.cpp.dialect import c_type, step_text
@@ -152,18 +152,26 @@ class _Rows:
             return lines + [store(m, self.loops) for m in stores]
         if not arrays and not stores:
             return lines
-        known: set[Term] = set()
+        inside = self._computed(
+            arrays, stores, phase, set(), self._column(), lambda step: self._leaves_row(step.name, phase)
+        )
+        return [*lines, "#pragma omp simd", f"{self.tail.header('first', 'stop')} {{", *inside, "}"]
+
+    def _computed(
+        self, steps: Iterable[Step], stores: Iterable[Memory], phase: int, known: set[Term], place: str,
+        is_kept: Callable[[Step], bool],
+    ) -> list[str]:  # fmt: skip
+        """The inside of a loop: steps, those that are kept into their buffers at `place`, then stores."""
         inside: list[str] = []
-        for step in arrays:
-            inside += self._fetch(step.reads, phase, known)
-            inside.append(assign(step))
+        for step in steps:
+            inside += [*self._fetch(step.reads, phase, known), assign(step)]
             known.add(step.name)
-            if self._leaves_row(step.name, phase):
+            if is_kept(step):
                 self.buffers[step.name] = c_type(step)
-                inside.append(f"b_{step.name}[{self._column()}] = {step.name};")
+                inside.append(f"b_{step.name}[{place}] = {step.name};")
         for memory in stores:
             inside += [*self._fetch((memory.value,), phase, known), store(memory, self.loops)]
-        return [*lines, "#pragma omp simd", f"{self.tail.header('first', 'stop')} {{", *inside, "}"]
+        return inside
 
     def _leaves_row(self, value: str, phase: int) -> bool:
         """Whether a pass, or the row of a later phase, reads this value of the row."""
@@ -185,20 +193,13 @@ class _Rows:
         steps = [s for s in program.steps if self._is_full(s.name) and self.phase[s.name] == phase]
         folds = [s for s in program.steps if s.fold and self.phase[s.name] == phase]
         stores = [m for m in program.stores if self._spans(m) and self._ready(m.value) == phase]
-        if not folds and not stores:
-            wanted = {s.name for s in steps if self._read_later(s.name, phase)}
-            if not wanted:
-                return []
+        if not folds and not stores and not any(self._read_later(s.name, phase) for s in steps):
+            return []
         known: set[Term] = set()
-        inside: list[str] = []
-        for step in steps:
-            inside += [*self._fetch(step.reads, phase, known), assign(step)]
-            known.add(step.name)
-            if self._read_later(step.name, phase) and not self._again(step):
-                self.buffers[step.name] = c_type(step)
-                inside.append(f"b_{step.name}[{self._place()}] = {step.name};")
-        for memory in stores:
-            inside += [*self._fetch((memory.value,), phase, known), store(memory, self.loops)]
+        inside = self._computed(
+            steps, stores, phase, known, self._place(),
+            lambda step: self._read_later(step.name, phase) and not self._again(step),
+        )  # fmt: skip
         for step in folds:
             inside += self._fetch(step.reads, phase, known)
             inside.append(self._fold(step, step_text(step)))

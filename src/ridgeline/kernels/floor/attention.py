@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.kernels.floor.activation import swish
 from ridgeline.kernels.floor.dtypes import DTYPES
 from ridgeline.kernels.floor.registry import floor
 
@@ -233,5 +234,4 @@ def linear_attention(
 
 @floor("SwiGLU")
 def swiglu(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
-    gate = F.silu(a) if alpha == 1.0 else a * torch.sigmoid(alpha * a)
-    return gate * b
+    return swish(a, alpha=alpha) * b

@@ -121,7 +121,9 @@ def compile_kernels(
             else:
                 todo[kernel.digest] = kernel
     if todo and triton_version() is None:
-        found |= {digest: _missing(kernel) for digest, kernel in todo.items()}
+        for digest, kernel in todo.items():
+            what = f"{kernel.function} is not embedded, and Triton is not installed to compile it"
+            found[digest] = CompileError(what, help="pip install 'ridgeline[gpu]'")
     elif todo:
         fresh = _pool(arch).run(list(todo.values()), jobs or available_cores(), on_done)
         for kernel, made in zip(todo.values(), fresh, strict=True):
@@ -137,13 +139,6 @@ def compile_kernel(kernel: Kernel, arch: str, *, store: KernelStore = COMPILED_H
     if isinstance(made, CompileError):
         raise made
     return made
-
-
-def _missing(kernel: Kernel) -> CompileError:
-    return CompileError(
-        f"{kernel.function} is not embedded, and Triton is not installed to compile it",
-        help="pip install 'ridgeline[gpu]'",
-    )
 
 
 def _path(kernel: Kernel, arch: str, cache_dir: Path) -> Path:

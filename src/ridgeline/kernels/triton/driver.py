@@ -120,9 +120,6 @@ class Launcher:
 
         return call
 
-    def launch(self, grid: Sequence[int], args: Sequence[Tensor | int | float]) -> None:
-        self.freeze(grid, args)()
-
 
 def _slot(kind: str, arg: Tensor | int | float) -> Any:
     if isinstance(arg, Tensor):

@@ -96,6 +96,8 @@ class Problem:
 
         Counters are zero, and every run leaves them so.
         """
+        if not self.scratch_types:
+            return ()
         slots = self._slots(cut)
         parts = torch.empty(slots * cut.split * cut.bm * cut.bn or 1, device=device)
         return parts, torch.zeros(slots or 1, dtype=torch.int32, device=device)
@@ -105,7 +107,7 @@ class Problem:
 
     def _slots(self, cut: Any) -> int:
         tiles, split, batch = self.grid(cut)
-        return tiles * batch if split > 1 else 0
+        return tiles * batch if split > 1 and self.scratch_types else 0
 
     def _kernel(
         self, path: str, constants: Mapping[str, Any], cut: Tile | Block, tail: Epilogue, *, pdl: bool
@@ -257,12 +259,6 @@ class Depthwise(Window):
         lines, columns = -(-self.made[0] // block.high), -(-self.made[1] // block.wide)
         blocks = -(-self.images * lines * columns // block.positions)
         return blocks, -(-self.channels // block.channels), 1
-
-    def scratch(self, block: Any, device: torch.device | str) -> tuple[Tensor, ...]:
-        return ()
-
-    def scratch_bytes(self, block: Any) -> int:
-        return 0
 
 
 def _halves(tile: Tile) -> int:

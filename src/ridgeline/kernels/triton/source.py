@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from importlib import metadata
@@ -133,13 +132,3 @@ def load_text(text: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def interpret(kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
-    """Run a kernel on CPU tensors: what tests check numerics with, TRITON_INTERPRET=1 in the environment."""
-    given = iter(args)
-    call: dict[str, Any] = constants_of(kernel)
-    for name, kind in kernel.signature:
-        if kind != "constexpr":
-            call[name] = tuple(next(given) for _ in kind) if isinstance(kind, tuple) else next(given)
-    function_of(kernel)[tuple(grid)](**call)
