@@ -60,7 +60,7 @@ from ridgeline.verify.remembered import Facts
 
 # what `build` takes besides options
 NO_OPTIONS = ("source", "example_inputs", "dynamic_shapes", "unknown")
-PLANNER = SelectingPlanner(checks.compare_expected)
+PLANNER = SelectingPlanner(checks.compare_expected, lambda target: machine_of(target).timer(is_timed=True))
 HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
 

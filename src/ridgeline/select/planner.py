@@ -8,13 +8,14 @@ from time import perf_counter
 
 from torch import Tensor
 
-from ridgeline.base.spec import Body
+from ridgeline.base.spec import Body, Target
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.profiles import Variant, load_variant
+from ridgeline.select.context import Timer
 from ridgeline.select.padding import padded_cuts
 from ridgeline.select.retune import retune
 from ridgeline.select.subgraphs import fuse_body
@@ -24,9 +25,10 @@ UNCHECKED = "settled on its GPU, but the file holds no outputs to check it again
 
 @dataclass(frozen=True)
 class SelectingPlanner:
-    """Implements `runtime.planner.Planner`. `check` compares the first run of a retuned engine."""
+    """Implements `runtime.planner.Planner`."""
 
-    check: Callable[[Engine], list[Check]]
+    check: Callable[[Engine], list[Check]]  # compares the first run of a retuned engine
+    timer_of: Callable[[Target], Timer]
     padded_cuts = staticmethod(padded_cuts)
 
     def bind_body(self, body: Body, plan: Plan, fused: FusedModel) -> Executable:
@@ -37,7 +39,7 @@ class SelectingPlanner:
         self, variant: Variant, report: Report, expected: Mapping[str, Tensor]
     ) -> tuple[Variant, Report]:
         start = perf_counter()
-        retuned, selection = retune(variant)
+        retuned, selection = retune(variant, self.timer_of(variant.plan.target))
         rows = self.check(Engine([retuned], self, report=report, expected=expected)) if expected else []
         return retuned, replace(
             report,

@@ -17,15 +17,14 @@ from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
-from ridgeline.select.context import Competitors, Selection, SelectionContext
-from ridgeline.select.graph_replay import GraphReplay
+from ridgeline.select.context import Competitors, Selection, SelectionContext, Timer
 from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes, slow_ops
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
 
-def retune(variant: Variant) -> tuple[Variant, Selection]:
+def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     """A new plan with the candidates of this one timed in place, and what was timed."""
     plan, executable = variant.plan, variant.executable
     fused, shapes = executable.fused, executable.planned_shapes
@@ -36,7 +35,7 @@ def retune(variant: Variant) -> tuple[Variant, Selection]:
         inferred=fused.inference.at(shapes),
         inputs=shapes,
         device_key=require_device(fused.target).key,
-        timer=GraphReplay(),
+        timer=timer,
         competitors=embedded(executable),
         options=Options(target=str(fused.target)),
         cache=TimingCache(),
