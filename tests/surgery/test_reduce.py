@@ -136,10 +136,10 @@ def test_a_command_that_does_not_start(tmp_path: Path) -> None:
 
 def test_samples_must_fit_the_model(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", a=chain_feeds()["a"])
-    with pytest.raises(OptionError, match="gives no b"):
+    with pytest.raises(OptionError, match="holds no array for 'b'"):
         reduced(tmp_path, "true", samples=[tmp_path / "s.npz"])
     np.savez(tmp_path / "s.npz", **chain_feeds(), bb=np.zeros(1))
-    with pytest.raises(OptionError, match="no input 'bb'"):
+    with pytest.raises(OptionError, match="holds 'bb'"):
         reduced(tmp_path, "true", samples=[tmp_path / "s.npz"])
 
 

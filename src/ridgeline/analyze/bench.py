@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median, pstdev
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.base.spec import EPSILON
 from ridgeline.base.timing import Timing, interleave
-from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
+from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import element_name, flattened
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -29,16 +29,6 @@ UNSTABLE = 0.025
 OVERHEAD_BOUND = 0.1
 # idle threads of onnxruntime and OpenMP spin for tens of ms and take a core from the next runner
 SETTLE_S = 0.05
-
-
-class Runnable(Protocol):
-    """What is benched: `ridgeline.Engine`."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def report(self) -> Report: ...
-    def run(self, feeds: Feeds) -> Mapping[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class BenchReport:
 
 
 def bench(
-    engine: Runnable,
+    engine: Engine,
     feeds: Feeds,
     *,
     peers: Sequence[Peer] = (),

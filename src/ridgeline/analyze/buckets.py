@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from ridgeline.base.grouping import grouped
 from ridgeline.errors import OptionError
 from ridgeline.runtime.observation import Histogram, Shape
 
@@ -109,11 +110,8 @@ def _symbols(shapes: Mapping[str, Shape], dims: Mapping[str, Sequence[int | str]
 
 def _moving(seen: Histogram, dims: Mapping[str, Sequence[int | str]]) -> tuple[str, ...]:
     """The dims that had more than one size."""
-    met: dict[str, set[int]] = {}
-    for shapes, _ in seen.seen:
-        for dim, size in _symbols(shapes, dims).items():
-            met.setdefault(dim, set()).add(size)
-    return tuple(dim for dim, all_sizes in met.items() if len(all_sizes) > 1)
+    met = grouped(pair for shapes, _ in seen.seen for pair in _symbols(shapes, dims).items())
+    return tuple(dim for dim, sizes in met.items() if len(set(sizes)) > 1)
 
 
 def _shapes(

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 from ridgeline.analyze.show import profile_text, short_ops, total_us
 from ridgeline.base.choices import Candidate, Refusal
+from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Plan, RegionNote, Step
@@ -233,9 +234,7 @@ def _step_story(index: int, step: Step) -> StepStory:
 
 def _region_stories(notes: Iterable[RegionNote], steps: Sequence[Step]) -> tuple[RegionStory, ...]:
     """One story for all regions that share body and shapes, in the order they first appear."""
-    equal: dict[tuple[str, str], list[RegionNote]] = {}
-    for note in notes:
-        equal.setdefault((note.function, note.site), []).append(note)
+    equal = grouped(((note.function, note.site), note) for note in notes)
     step_of = {region: index for index, step in enumerate(steps, start=1) for region in step.regions}
     stories = []
     for (function, _), group in equal.items():
@@ -256,11 +255,8 @@ def _region_stories(notes: Iterable[RegionNote], steps: Sequence[Step]) -> tuple
 
 def _kinds(notes: Iterable[RegionNote]) -> tuple[KindRow, ...]:
     """Rows with the most frequent first; equally frequent ones keep their order."""
-    kinds: dict[tuple[str, ...], list[RegionNote]] = {}
-    for note in notes:
-        kinds.setdefault(note.op_types, []).append(note)
     rows = []
-    for ops, group in kinds.items():
+    for ops, group in grouped((note.op_types, note) for note in notes).items():
         best = [note.candidates[0] for note in group if note.candidates]
         times = [candidate.median_us for candidate in best if candidate.median_us is not None]
         total = sum(times) if times and len(times) == len(best) else None
@@ -309,9 +305,7 @@ def _alternatives(ranked: Sequence[Candidate]) -> tuple[AlternativeRow, ...]:
 
 def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
     """Grouped by rule and reason, the costliest first."""
-    groups: dict[tuple[str, str], list[Refusal]] = {}
-    for refusal in refusals:
-        groups.setdefault((refusal.rule, _in_general(refusal.reason)), []).append(refusal)
+    groups = grouped(((refusal.rule, _in_general(refusal.reason)), refusal) for refusal in refusals)
     rows = []
     for (rule, general), group in groups.items():
         reason = group[0].reason if len(group) == 1 else general

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.base.devices import REGISTERS, device_of
+from ridgeline.base.grouping import grouped
 from ridgeline.errors import OptionError, PlanError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
@@ -66,10 +67,7 @@ def report_kernels(
             f"{plan.model or 'this engine'} is for {plan.target} and has no GPU kernels",
             help="ridge build MODEL.onnx --target cuda:sm_90 makes one that has, on any machine",
         )
-    steps: dict[str, list[int]] = {}
-    for number, step in enumerate(plan.steps, start=1):
-        for digest in step.kernels:
-            steps.setdefault(digest, []).append(number)
+    steps = grouped((digest, n) for n, step in enumerate(plan.steps, start=1) for digest in step.kernels)
     missing = [digest for digest in steps if digest not in compiled]
     if missing:
         raise PlanError(

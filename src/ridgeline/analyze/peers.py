@@ -13,20 +13,14 @@ import onnxruntime
 
 from ridgeline.analyze.bench import Feeds, Peer
 from ridgeline.errors import ModelError
+from ridgeline.frontend.other_runtimes import open_session, session_options
 from ridgeline.runtime.engine import Engine
-
-ORT_ERRORS_ONLY = 3
 
 
 def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
     """A session with ONNX Runtime's own defaults for speed, and our thread count."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = ORT_ERRORS_ONLY
     try:
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = open_session(str(model), session_options(threads=threads))
     except Exception as error:  # the exceptions of ONNX Runtime have no common base class
         raise ModelError(
             f"ONNX Runtime cannot load {model}",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Check, Report
@@ -207,9 +208,7 @@ def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) ->
 
 
 def _tactic_rows(steps: Sequence[Step]) -> tuple[TacticRow, ...]:
-    by_tactic: dict[str, list[Step]] = {}
-    for step in steps:
-        by_tactic.setdefault(step.tactic, []).append(step)
+    by_tactic = grouped((step.tactic, step) for step in steps)
     rows = [TacticRow(tactic, len(taken), total_us(taken)) for tactic, taken in by_tactic.items()]
     return tuple(sorted(rows, key=lambda row: (-(row.total_us or 0.0), -row.steps, row.tactic)))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from ridgeline.base.arrays import load_arrays
 from ridgeline.cli.arguments import parse_pairs
 from ridgeline.errors import OptionError, did_you_mean
 
@@ -30,7 +30,7 @@ def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
 
 
 def _read_npy(path: Path, name: str) -> np.ndarray:
-    loaded = _load(path)
+    loaded = load_arrays(path)
     if isinstance(loaded, np.ndarray):
         return loaded
     if name not in loaded:
@@ -39,26 +39,10 @@ def _read_npy(path: Path, name: str) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    loaded = _load(path)
+    loaded = load_arrays(path)
     if isinstance(loaded, np.ndarray):
         raise OptionError(f"{path} holds one array without a name", want=f"--input NAME={path}")
     return loaded
-
-
-def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
-    try:
-        # the file is opened here because np.load leaves a file that it cannot read open
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
-    except FileNotFoundError:
-        raise OptionError(f"{path} does not exist", want="a .npy or .npz file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise OptionError(
-            f"{path} does not load as an array",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            want="a .npy or .npz file without pickled objects, as numpy.save writes it",
-        ) from error
 
 
 def save_array(file: BinaryIO, *, array: object) -> None:

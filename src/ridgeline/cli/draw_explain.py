@@ -11,9 +11,9 @@ from ridgeline.analyze.explain import (
     Loser,
     RegionStory,
     StepStory,
-    UnwillingRow,
     config_text,
 )
+from ridgeline.base.grouping import grouped
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import behind, duration, plural, size
 
@@ -125,9 +125,7 @@ def _unwilling(story: Explanation, console: Console) -> None:
     if not story.unwilling:
         return
     grid = table("tactic", "regions", "reason", numeric=("regions",), keep=("reason",))
-    alike: dict[tuple[str, ...], list[UnwillingRow]] = {}
-    for row in story.unwilling:
-        alike.setdefault((str(row.regions), row.reasons[0], str(len(row.reasons))), []).append(row)
+    alike = grouped(((row.regions, row.reasons[0], len(row.reasons)), row) for row in story.unwilling)
     for row, *others in alike.values():
         names = ", ".join((row.tactic, *(other.tactic for other in others[:1])))
         names += f" and {len(others) - 1} more" if len(others) > 1 else ""

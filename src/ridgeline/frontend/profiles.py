@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.options import DimRange, Profile, Ranges, ValueRange, Values
@@ -50,25 +51,22 @@ def with_own_names(inputs: Sequence[Port], profiles: Sequence[Profile]) -> tuple
     """
     misused: set[str] = set()
     for profile in profiles:
-        given: dict[str, set[DimRange]] = {}
+        given: list[tuple[int | str, DimRange]] = []
         for port in inputs:
             ranges = profile.get(port.name, ())
             if port.dims is not None and len(ranges) == len(port.dims) and not _are_values(ranges):
-                for dim, size in zip(port.dims, cast("Ranges", ranges), strict=True):
-                    given.setdefault(str(dim), set()).add(size)
-        misused |= {
-            dim for dim, found in given.items() if all(r.min == r.max for r in found) and len(found) > 1
-        }
+                given += zip(port.dims, cast("Ranges", ranges), strict=True)
+        for dim, found in grouped(given).items():
+            if all(r.min == r.max for r in found) and len(set(found)) > 1:
+                misused.add(str(dim))
     return _apart(inputs, misused)
 
 
 def with_names_that_fit(inputs: Sequence[Port], shapes: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
     """As `with_own_names`, for shapes that were found."""
-    found: dict[str, set[int]] = {}
-    for port in (port for port in inputs if port.name in shapes and port.dims is not None):
-        for dim, size in zip(port.dims or (), shapes[port.name].shape, strict=True):
-            found.setdefault(str(dim), set()).add(size)
-    return _apart(inputs, {dim for dim, sizes in found.items() if len(sizes) > 1})
+    known = (port for port in inputs if port.name in shapes and port.dims is not None)
+    found = grouped(p for port in known for p in zip(port.dims or (), shapes[port.name].shape, strict=True))
+    return _apart(inputs, {str(dim) for dim, sizes in found.items() if len(set(sizes)) > 1})
 
 
 def _apart(inputs: Sequence[Port], misused: Collection[str]) -> tuple[Port, ...]:

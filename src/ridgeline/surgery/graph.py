@@ -18,6 +18,7 @@ from onnx import shape_inference
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from ridgeline.base.files import place_of, whole_file
+from ridgeline.base.grouping import grouped
 from ridgeline.errors import ModelError, OptionError, did_you_mean
 from ridgeline.frontend.eye_like import without_typed_eyes
 from ridgeline.frontend.from_onnx import (
@@ -51,11 +52,7 @@ class ModelGraph:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for i, node in enumerate(self.nodes):
-            for name in dict.fromkeys(reads(node)):
-                found.setdefault(name, []).append(i)
-        return found
+        return grouped((name, i) for i, node in enumerate(self.nodes) for name in dict.fromkeys(reads(node)))
 
     @cached_property
     def depends(self) -> list[bool]:

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 
 from ridgeline.base.files import whole_file
-from ridgeline.errors import BuildError, OptionError, did_you_mean, first_line
+from ridgeline.errors import OptionError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.functions import copy_of
+from ridgeline.frontend.other_runtimes import (
+    WEIGHTS_FOLDER,
+    open_session,
+    session_options,
+    session_or_evaluator,
+)
 from ridgeline.frontend.types import tensor_type
 from ridgeline.surgery.graph import ModelGraph
 
@@ -67,28 +72,6 @@ class Recording:
         return written
 
 
-def read_samples(graph: ModelGraph, files: Sequence[Path]) -> list[dict[str, np.ndarray]]:
-    """Samples from .npz files; each must give every input of the model."""
-    samples = []
-    for file in files:
-        with np.load(file, allow_pickle=False) as arrays:
-            sample = {name: arrays[name] for name in arrays.files}
-        for name in sample:
-            if name not in graph.inputs:
-                raise OptionError(
-                    f"the model has no input {name!r}",
-                    got=str(file),
-                    help=did_you_mean(name, list(graph.inputs)),
-                )
-        missing = [name for name in graph.inputs if name not in sample]
-        if missing:
-            raise OptionError(
-                f"{file} gives no {', '.join(missing)}", want=f"arrays {', '.join(graph.inputs)}"
-            )
-        samples.append(sample)
-    return samples
-
-
 def random_sample(graph: ModelGraph, seed: int) -> dict[str, np.ndarray]:
     """Inputs at declared sizes; an open dim is 1. Integers are 0 or 1, which most models can take."""
     rng = np.random.default_rng(seed)
@@ -121,21 +104,8 @@ def _runner(graph: ModelGraph, names: Sequence[str]) -> Callable[[Sample], Seque
     proto = copy_of(graph.proto)
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=n, type=graph.types[n]) for n in names)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    if graph.folder is not None:
-        key = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(key, str(graph.folder))
-    try:
-        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-    except Exception as first:
-        try:
-            evaluator = Evaluator(proto)
-        except Exception as second:
-            raise BuildError(
-                "nobody runs the model to record its values",
-                rows=[f"ONNX Runtime: {first_line(first)}", f"onnx reference: {first_line(second)}"],
-            ) from second
-        return lambda sample: evaluator.run(list(names), dict(sample))
-    return lambda sample: session.run(list(names), dict(sample))
+    settings = {} if graph.folder is None else {WEIGHTS_FOLDER: str(graph.folder)}
+    options = session_options(is_optimised=False, settings=settings)
+    problem = "nobody runs the model to record its values"
+    runner, _ = session_or_evaluator(lambda: open_session(proto, options), lambda: Evaluator(proto), problem)
+    return lambda sample: runner.run(list(names), dict(sample))

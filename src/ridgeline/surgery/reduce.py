@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from ridgeline.base.arrays import load_sample
 from ridgeline.base.progress import Progress
 from ridgeline.errors import ModelError, OptionError, first_line
 from ridgeline.frontend.functions import count_nodes
@@ -21,7 +22,7 @@ from ridgeline.frontend.types import port_text
 from ridgeline.surgery.check import Command, Outcome
 from ridgeline.surgery.extract import Part, known_type, part_model, walk_back
 from ridgeline.surgery.graph import ModelGraph, label, read_graph, reads, write_model
-from ridgeline.surgery.record import Recording, random_sample, read_samples, record
+from ridgeline.surgery.record import Recording, random_sample, record
 
 # a value that stands in the file instead of being an input
 CONSTANT_BYTES = 1 << 20
@@ -101,7 +102,7 @@ def reduce_file(
 
 def _record(graph: ModelGraph, samples: Sequence[Path], folder: Path) -> tuple[Recording | None, list[str]]:
     """Values at all samples; with none given, at random ones. Without any, cuts keep declared types only."""
-    given = read_samples(graph, samples)
+    given = [load_sample(file, list(graph.inputs)) for file in samples]
     try:
         return record(graph, given or [random_sample(graph, seed=0)], folder), []
     except Exception as error:

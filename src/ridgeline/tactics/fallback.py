@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.errors import BuildError, InputError, first_line
+from ridgeline.errors import InputError
 from ridgeline.frontend.evaluator import Evaluator
+from ridgeline.frontend.other_runtimes import open_session, session_options, session_or_evaluator
 from ridgeline.frontend.types import is_non_tensor
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
@@ -210,23 +210,16 @@ class _OtherOp:
             constants={},
             opset_imports=self.opset_imports,
         )
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        try:
+
+        def session() -> Any:
             _require_crossing(types)
-            session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        except Exception as first:
-            try:
-                evaluator = Evaluator(model)
-            except Exception as second:
-                raise BuildError(
-                    f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}",
-                    rows=[f"ONNX Runtime: {first_line(first)}", f"onnx reference: {first_line(second)}"],
-                ) from second
+            return open_session(model, session_options(threads=1))
+
+        problem = f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}"
+        runner, is_session = session_or_evaluator(session, lambda: Evaluator(model), problem)
+        if not is_session:
             self.who = "the onnx reference evaluator, in Python"
-            return lambda feeds: evaluator.run(None, dict(feeds))
-        return lambda feeds: session.run(None, dict(feeds))
+        return lambda feeds: runner.run(None, dict(feeds))
 
 
 def _require_crossing(types: Mapping[str, onnx.TypeProto]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
+from ridgeline.base.arrays import load_sample
 from ridgeline.base.spec import EPSILON
-from ridgeline.errors import InputError, ModelError, OptionError, VerifyError, did_you_mean
+from ridgeline.errors import InputError, ModelError, OptionError, VerifyError
 from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
@@ -193,21 +193,7 @@ def data_files(folder: Path) -> list[Path]:
 
 def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
     """Users' own inputs: every .npz in the folder, one array per input."""
-    made = []
-    for path in data_files(folder):
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                feeds = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise OptionError(f"{str(path)!r} does not load", got=str(error)) from error
-        missing = [name for name in inputs if name not in feeds]
-        if missing:
-            raise OptionError(f"{path.name} holds no array for {missing[0]!r}", got=", ".join(feeds))
-        for name in feeds:
-            if name not in inputs:
-                raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
-        made.append((path.name, feeds))
-    return made
+    return [(path.name, load_sample(path, inputs)) for path in data_files(folder)]
 
 
 def versions() -> dict[str, str]:

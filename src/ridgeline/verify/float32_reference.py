@@ -16,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from ridgeline.base.spec import EPSILON
 from ridgeline.frontend.functions import copy_of, subgraphs
+from ridgeline.frontend.other_runtimes import open_session
 from ridgeline.frontend.types import HALVES, tensor_type
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
@@ -119,7 +120,7 @@ class Float32Model:
         proto = self.proto if proto is None else proto
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        session = open_session(proto, options)
 
         def run(feeds: Mapping[str, Any], _held: object = (weights, values)) -> dict[str, np.ndarray]:
             made = dict(zip(self.names, session.run(self.names, widen_feeds(feeds)), strict=True))

@@ -21,11 +21,16 @@ import onnx
 import onnxruntime as ort
 
 from ridgeline.base.spec import EPSILON
-from ridgeline.errors import BuildError, first_line
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.functions import copy_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
+from ridgeline.frontend.other_runtimes import (
+    WEIGHTS_FOLDER,
+    open_session,
+    session_options,
+    session_or_evaluator,
+)
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.plugins.catalog import CATALOG
@@ -45,7 +50,6 @@ FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
 COPIED_BYTES = 64 << 20
 PIECE = 1 << 16
-PROVIDERS = ["CPUExecutionProvider"]
 # ops whose operands may broadcast in ONNX, but not in ONNX Runtime
 NARROWER = ("Attention", "RotaryEmbedding")
 
@@ -79,22 +83,22 @@ class Reference:
         wide = self._open_float32() if self._half else None
         if wide is not None:
             return wide
-        loaded = self.loaded
         self.who = f"onnxruntime {ort.__version__}, all optimisations off"
-        try:
-            return self._session(loaded.original)
-        except Exception as error:  # ORT lacks an op, a type or an opset: the slow evaluator has most of them
-            try:
-                # a file is read again, whole: the evaluator finds no weights that lie outside
-                evaluator = Evaluator(loaded.original if loaded.path is None else str(loaded.path))
-            except Exception as second:
-                raise BuildError(
-                    f"nobody can run {loaded.name!r} as a reference to verify against",
-                    rows=[f"ONNX Runtime: {first_line(error)}", f"onnx reference: {first_line(second)}"],
-                    help="ridge build MODEL --verify off builds it unverified",
-                ) from second
+        run, is_session = session_or_evaluator(
+            partial(self._session, self.loaded.original),
+            self._open_evaluator,
+            f"nobody can run {self.loaded.name!r} as a reference to verify against",
+            help="ridge build MODEL --verify off builds it unverified",
+        )
+        if not is_session:
             self.who = f"onnx {onnx.__version__} reference evaluator"
-            return lambda feeds: self._named(evaluator.run(None, dict(feeds)))
+        return run
+
+    def _open_evaluator(self) -> Callable[[Feeds], Outputs]:
+        # a file is read again, whole: the evaluator finds no weights that lie outside
+        path = self.loaded.path
+        evaluator = Evaluator(self.loaded.original if path is None else str(path))
+        return lambda feeds: self._named(evaluator.run(None, dict(feeds)))
 
     def open(self) -> None:
         """Raise now if neither ONNX Runtime nor the evaluator can run the model."""
@@ -180,11 +184,10 @@ class Reference:
             options.add_initializer(name, value)
         if self.loaded.path is not None:
             # weights that lie outside, in the file itself too, are mapped from there and not copied
-            folder = str(self.loaded.path.absolute().parent)
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(self.loaded.path.absolute().parent))
         is_large_file = proto is self.loaded.original and self.loaded.path and proto.ByteSize() > COPIED_BYTES
-        source: Any = str(self.loaded.path) if is_large_file else proto.SerializeToString()
-        session_run = self._timed(ort.InferenceSession(source, options, PROVIDERS))
+        source = str(self.loaded.path) if is_large_file else proto
+        session_run = self._timed(open_session(source, options))
 
         def run(feeds: Feeds, _held: object = (kept, changed)) -> Outputs:
             try:
@@ -221,8 +224,7 @@ class Reference:
             list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         )
         try:
-            source = with_exact_group_norms(proto).SerializeToString()
-            session_run = self._timed(ort.InferenceSession(source, options, PROVIDERS))
+            session_run = self._timed(open_session(with_exact_group_norms(proto), options))
         except Exception:  # then the reference is not ONNX Runtime either
             return None
         try:
@@ -238,14 +240,9 @@ class Reference:
         return run if self._limited is None else self._limited.timed(run)
 
     def _options(self) -> ort.SessionOptions:
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = self.threads
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # packing weights takes longer than the few runs a reference makes
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        return options
+        settings = {"session.intra_op.allow_spinning": "0", "session.disable_prepacking": "1"}
+        return session_options(threads=self.threads, is_optimised=False, settings=settings)
 
     def fact_key(self, kind: str, feeds: Feeds, *more: str) -> str | None:
         """Names all that a fact about the model at these inputs depends on; None where facts are not kept."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
+from ridgeline.frontend.other_runtimes import open_session, session_options
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
@@ -30,7 +31,6 @@ from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic, once
 from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
-PROVIDERS = ["CPUExecutionProvider"]
 # weights from this size on are lent to the session instead of being copied into its model
 LENT_BYTES = 4096
 KEPT_ADDRESSES = 8
@@ -133,22 +133,19 @@ class Ort(Tactic):
             opset_imports=self.opset_imports,
         )
         limit_trips(model.graph, self.limits.loop_trips)
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = site.target.threads
-        options.inter_op_num_threads = 1
+        settings = {
+            # threads that spin after a call are faster at the next one, and in the way of any other library's
+            "session.intra_op.allow_spinning": "1" if config.get("spin", False) else "0",
+            # products with 4-bit weights would round their other operand to 8 bits
+            "session.qdq_matmulnbits_accuracy_level": "1",
+        }
+        options = session_options(threads=site.target.threads, settings=settings)
         options.use_deterministic_compute = bool(config.get("deterministic", False))
-        # threads that spin after a call are faster at the next one, and in the way of any other library's
-        spin = "1" if config.get("spin", False) else "0"
-        options.add_session_config_entry("session.intra_op.allow_spinning", spin)
-        # products with 4-bit weights would round their other operand to 8 bits
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if lent:
             model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
             values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]
             options.add_external_initializers(list(lent), values)
-        session = ort.InferenceSession(model.SerializeToString(), options, PROVIDERS)
-        return session, sum(t.nbytes for t in lent.values())
+        return open_session(model, options), sum(t.nbytes for t in lent.values())
 
 
 def inside_bodies(tactics: Sequence[Tactic]) -> tuple[Tactic, ...]:

@@ -1,0 +1,42 @@
+"""Arrays of users' files, read without pickled objects."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.errors import OptionError, did_you_mean
+
+
+def load_arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    """The array of a .npy file, or those of a .npz file by name."""
+    try:
+        # the file is opened here because np.load leaves a file that it cannot read open
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
+    except FileNotFoundError:
+        raise OptionError(f"{path} does not exist", want="a .npy or .npz file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise OptionError(
+            f"{str(path)!r} does not load as an array",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            want="a .npy or .npz file without pickled objects, as numpy.save writes it",
+        ) from error
+
+
+def load_sample(path: Path, inputs: Sequence[str]) -> dict[str, np.ndarray]:
+    """A .npz file with one array for each of these inputs."""
+    found = load_arrays(path)
+    if isinstance(found, np.ndarray):
+        raise OptionError(f"{path.name} holds one array without a name", want=f"arrays {', '.join(inputs)}")
+    missing = [name for name in inputs if name not in found]
+    if missing:
+        raise OptionError(f"{path.name} holds no array for {missing[0]!r}", got=", ".join(found))
+    for name in found:
+        if name not in inputs:
+            raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
+    return found
