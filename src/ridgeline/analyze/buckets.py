@@ -171,18 +171,13 @@ def _joined(sizes: Counter[Sizes], budget: int, work: Work) -> dict[int, list[Si
 
 
 def _rounded(sizes: Counter[Sizes]) -> Counter[Sizes]:
-    groups, step = Counter(sizes), 1
+    """Few enough sizes: multiples of a power of two, none larger than the largest that was seen."""
+    groups, step, tops = Counter(sizes), 1, [max(column) for column in zip(*sizes, strict=True)]
     while len(groups) > MAX_SHAPES:
         step *= 2
         groups = Counter[Sizes]()
         for size, count in sizes.items():
-            groups[tuple(-(-s // step) * step for s in size)] += count
-    if step > 1:
-        tops = tuple(max(size[i] for size in sizes) for i in range(len(next(iter(sizes)))))
-        capped = Counter[Sizes]()
-        for size, count in groups.items():
-            capped[tuple(map(min, size, tops))] += count
-        groups = capped
+            groups[tuple(min(-(-s // step) * step, top) for s, top in zip(size, tops, strict=True))] += count
     return groups
 
 

@@ -15,10 +15,9 @@ from ridgeline.frontend.contrib_call import Call, Definition, NotCoveredError
 DOMAIN = "com.microsoft"
 DEFINITIONS: dict[str, Definition] = {**contrib_ops.DEFINITIONS, **contrib_quant.DEFINITIONS}
 # the same op in the standard
-STANDARD = {
-    "Gelu": "Gelu", "QuantizeLinear": "QuantizeLinear", "DequantizeLinear": "DequantizeLinear", "Pad": "Pad",
-    "GatherND": "GatherND", "Trilu": "Trilu", "LayerNormalization": "LayerNormalization",
-}  # fmt: skip
+STANDARD = frozenset(
+    {"Gelu", "QuantizeLinear", "DequantizeLinear", "Pad", "GatherND", "Trilu", "LayerNormalization"}
+)
 
 
 def write_out_contrib(model: ir.Model) -> None:
@@ -36,7 +35,7 @@ def write_out_contrib(model: ir.Model) -> None:
 
 def _write_out(node: ir.Node) -> bool:
     if node.op_type in STANDARD:
-        node.domain, node.op_type = "", STANDARD[node.op_type]
+        node.domain = ""
         return True
     definition = DEFINITIONS.get(node.op_type)
     return definition is not None and write_node_out(node, definition)

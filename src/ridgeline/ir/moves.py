@@ -3,8 +3,9 @@
 `moves_of` describes such an op at known shapes, axis by axis: a `Run` of places along an axis of the result
 reads places a constant step apart along an axis of an input; places that no run covers hold the fill value.
 Views, copies in C++, generated kernels, attention and padding are read from it, or from the readers of single
-ops (`cuts`, `parts`, `pads`), and the shape checks of `op_rules` from the same readers. All of them
-raise `MisfitError` if operands contradict one another, and return None if a number is not known.
+ops (`cuts`, `parts`, `pads`), and the shape checks of `op_rules` from the same readers. All of them raise
+`MisfitError` if operands contradict one another. If a number is not known, readers of single ops raise
+`NotKnownError` and the others return None.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ridgeline.ir.op_given import Given, MisfitError, Shape, placed_axis
+from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, Shape, placed_axis
 
 Numbers: TypeAlias = Sequence[int] | None
 
@@ -79,7 +80,10 @@ def moves_of(given: Given) -> tuple[Move, ...] | None:
     is_known = all(
         shape is not None for name, shape in zip(given.op.inputs, given.shapes, strict=True) if name
     )
-    return read(given) if read is not None and is_known else None
+    try:
+        return read(given) if read is not None and is_known else None
+    except NotKnownError:
+        return None
 
 
 def _whole(shape: Shape) -> list[tuple[Run, ...]]:
@@ -137,33 +141,32 @@ def as_slice(places: range) -> slice:
     return slice(places.start, None if places.stop < 0 else places.stop, places.step)
 
 
-def cuts(given: Given) -> dict[int, range] | None:
+def cuts(given: Given) -> dict[int, range]:
     """The places that a Slice takes along each axis it names."""
     listed = [given.listed(i, name) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
-    return cut_places(given.shape(0), *listed)
+    return cut_places(given.shape(0), *listed) or {}
 
 
-def _slice(given: Given) -> tuple[Move, ...] | None:
-    taken, runs = cuts(given), _whole(given.shape(0))
-    if taken is None:
-        return None
-    for axis, places in taken.items():
+def _slice(given: Given) -> tuple[Move, ...]:
+    runs = _whole(given.shape(0))
+    for axis, places in cuts(given).items():
         runs[axis] = (Run(0, places.start, places.step, len(places)),)
     return (_move(runs),)
 
 
-def parts(given: Given) -> tuple[int, Shape] | None:
+def parts(given: Given) -> tuple[int, Shape]:
     """The axis of a Split, and how long each of its parts is."""
     shape, count = given.shape(0), len(given.op.outputs)
     if not shape:
         raise MisfitError("a scalar is split")
     axis = given.axis("axis", 0, len(shape))
-    sizes = given.listed(1, "split")
-    if sizes is None:  # known to the run alone: what the outputs are must still add up
-        if any(made is None or len(made) != len(shape) for made in given.made):
-            return None
-        sizes = tuple(made[axis] for made in given.made if made is not None)
-    elif not sizes:
+    made = [made for made in given.made if made is not None and len(made) == len(shape)]
+    if given.has(1) and 1 not in given.values and len(made) == len(given.made):
+        # known to the run alone: what the outputs are must still add up
+        sizes = tuple(part[axis] for part in made)
+    else:
+        sizes = given.listed(1, "split")
+    if not sizes:
         piece = -(-shape[axis] // max(count, 1))
         sizes = tuple(min(piece, max(shape[axis] - i * piece, 0)) for i in range(count))
     if len(sizes) != count or sum(sizes) != shape[axis] or any(size < 0 for size in sizes):
@@ -171,12 +174,8 @@ def parts(given: Given) -> tuple[int, Shape] | None:
     return axis, sizes
 
 
-def _split(given: Given) -> tuple[Move, ...] | None:
-    found = parts(given)
-    if found is None:
-        return None
-    axis, sizes = found
-    made = []
+def _split(given: Given) -> tuple[Move, ...]:
+    (axis, sizes), made = parts(given), []
     for place, size in enumerate(sizes):
         runs = _whole(given.shape(0))
         runs[axis] = (Run(0, sum(sizes[:place]), 1, size),)
@@ -207,12 +206,10 @@ def _concat(given: Given) -> tuple[Move, ...]:
     return tuple(made)
 
 
-def pads(given: Given) -> dict[int, tuple[int, int]] | None:
+def pads(given: Given) -> dict[int, tuple[int, int]]:
     """How much a Pad adds before and after each axis it names; less than nothing where it cuts."""
-    rank, listed, axes = len(given.shape(0)), given.listed(1, "pads"), given.values.get(3)
-    if listed is None or (given.has(3) and axes is None):
-        return None
-    placed = [placed_axis(a, rank) for a in (axes if axes is not None else range(rank))]
+    rank, listed = len(given.shape(0)), given.listed(1, "pads")
+    placed = [placed_axis(a, rank) for a in (given.numbers(3) if given.has(3) else range(rank))]
     if len(listed) != 2 * len(placed) or len(set(placed)) != len(placed):
         raise MisfitError(f"{len(listed)} pads for {len(placed)} axes")
     return dict(zip(placed, zip(listed[: len(placed)], listed[len(placed) :], strict=True), strict=True))
@@ -220,7 +217,7 @@ def pads(given: Given) -> dict[int, tuple[int, int]] | None:
 
 def _pad(given: Given) -> tuple[Move, ...] | None:
     added, mode, runs = pads(given), given.text("mode", "constant"), _whole(given.shape(0))
-    if added is None or mode not in _PADDED:
+    if mode not in _PADDED:
         return None
     for axis, (before, after) in added.items():
         size = given.shape(0)[axis]
@@ -264,12 +261,10 @@ def runs_of(read: np.ndarray) -> Iterable[Run]:
         first = last
 
 
-def _gather(given: Given) -> tuple[Move, ...] | None:
+def _gather(given: Given) -> tuple[Move, ...]:
     """At places that are known beforehand: one, whose axis is then dropped, or a list of them."""
-    shape, places = given.shape(0), given.values.get(1)
+    shape, places = given.shape(0), given.numbers(1)
     axis = given.axis("axis", 0, len(shape))
-    if places is None:
-        return None
     if any(not -shape[axis] <= place < shape[axis] for place in places):
         raise MisfitError("a place lies outside its axis")
     runs = _whole(shape)

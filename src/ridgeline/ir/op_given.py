@@ -17,6 +17,13 @@ class MisfitError(Exception):
     """Operands that contradict one another, in words."""
 
 
+class NotKnownError(Exception):
+    """A rule needs what an operand holds, and only the run knows it."""
+
+    def __init__(self) -> None:
+        super().__init__("what its operands hold is not known")
+
+
 @dataclass(frozen=True)
 class Given:
     """What a rule sees of one op."""
@@ -59,10 +66,16 @@ class Given:
     def axis(self, name: str, default: int, rank: int) -> int:
         return placed_axis(self.integer(name, default), rank)
 
-    def listed(self, place: int, name: str) -> Shape | None:
-        """Numbers that are an input, or an attribute in old files; () where absent, None where not known."""
+    def numbers(self, place: int) -> Shape:
+        """What an input holds; raises `NotKnownError` where that is not known before the run."""
+        if place not in self.values:
+            raise NotKnownError
+        return self.values[place]
+
+    def listed(self, place: int, name: str) -> Shape:
+        """Numbers that are an input, or an attribute in old files; () where absent."""
         if self.has(place):
-            return self.values.get(place)
+            return self.numbers(place)
         found = self.op.attrs.get(name, ())
         return tuple(int(n) for n in found) if isinstance(found, tuple) else ()
 

@@ -92,10 +92,8 @@ def _layer_norm(given: Given) -> Sequence[Shape]:
     return [shape, row, row]
 
 
-def _reduce(given: Given) -> Sequence[Shape | None]:
+def _reduce(given: Given) -> Sequence[Shape]:
     shape, axes = given.shape(0), given.listed(1, "axes")
-    if axes is None:
-        return [None]
     if not axes and given.integer("noop_with_empty_axes", 0):
         return [shape]
     gone = {placed_axis(axis, len(shape)) for axis in axes} if axes else set(range(len(shape)))
@@ -116,7 +114,7 @@ def _require_items(before: Shape, after: Shape) -> None:
 
 
 def _reshape(given: Given) -> Sequence[Shape | None]:
-    shape, target = given.shape(0), given.listed(1, "shape")
+    shape, target = given.shape(0), given.values.get(1) if given.has(1) else given.listed(1, "shape")
     if target is None:
         after = given.made[0]
         if after is not None:
@@ -146,10 +144,8 @@ def _flatten(given: Given) -> Sequence[Shape]:
     return [(math.prod(shape[:axis]), math.prod(shape[axis:]))]
 
 
-def _squeeze(given: Given) -> Sequence[Shape | None]:
+def _squeeze(given: Given) -> Sequence[Shape]:
     shape, axes = given.shape(0), given.listed(1, "axes")
-    if axes is None:
-        return [None]
     gone = {placed_axis(axis, len(shape)) for axis in axes}
     if any(shape[axis] != 1 for axis in gone):
         raise MisfitError(f"axes {sorted(gone)} of {list(shape)} are not all of size one")
@@ -157,10 +153,8 @@ def _squeeze(given: Given) -> Sequence[Shape | None]:
     return [tuple(size for axis, size in enumerate(shape) if axis not in gone)]
 
 
-def _unsqueeze(given: Given) -> Sequence[Shape | None]:
+def _unsqueeze(given: Given) -> Sequence[Shape]:
     shape, axes = given.shape(0), given.listed(1, "axes")
-    if axes is None:
-        return [None]
     rank = len(shape) + len(axes)
     new = {placed_axis(axis, rank) for axis in axes}
     if len(new) != len(axes):
@@ -190,25 +184,18 @@ def _concat(given: Given) -> Sequence[Shape]:
     return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
 
 
-def _split(given: Given) -> Sequence[Shape | None]:
-    found, shape = parts(given), given.shape(0)
-    if found is None:
-        return [None] * len(given.op.outputs)
-    axis, sizes = found
+def _split(given: Given) -> Sequence[Shape]:
+    (axis, sizes), shape = parts(given), given.shape(0)
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
 
 
-def _slice(given: Given) -> Sequence[Shape | None]:
+def _slice(given: Given) -> Sequence[Shape]:
     taken = cuts(given)
-    if taken is None:
-        return [None]
     return [tuple(len(taken[d]) if d in taken else size for d, size in enumerate(given.shape(0)))]
 
 
-def _pad(given: Given) -> Sequence[Shape | None]:
+def _pad(given: Given) -> Sequence[Shape]:
     added, shape = pads(given), given.shape(0)
-    if added is None:
-        return [None]
     made = tuple(size + sum(added.get(axis, ())) for axis, size in enumerate(shape))
     if any(size < 0 for size in made):
         raise MisfitError(f"pads {list(added.values())} take more than {list(shape)} has")
@@ -223,10 +210,8 @@ def _gather(given: Given) -> Sequence[Shape]:
     return [(*shape[:axis], *given.shape(1), *shape[axis + 1 :])]
 
 
-def _tile(given: Given) -> Sequence[Shape | None]:
-    shape, repeats = given.shape(0), given.values.get(1)
-    if repeats is None:
-        return [None]
+def _tile(given: Given) -> Sequence[Shape]:
+    shape, repeats = given.shape(0), given.numbers(1)
     if len(repeats) != len(shape) or any(count < 0 for count in repeats):
         raise MisfitError(f"repeats {list(repeats)} of {list(shape)}")
     return [tuple(size * count for size, count in zip(shape, repeats, strict=True))]

@@ -6,7 +6,7 @@ import math
 
 from ridgeline.base.spec import Op, Site
 from ridgeline.errors import ModelError
-from ridgeline.ir.op_given import MisfitError, given_of
+from ridgeline.ir.op_given import MisfitError, NotKnownError, given_of
 from ridgeline.ir.ops import row_of
 
 # sizes beyond it do not fit the index arithmetic of any kernel, whatever memory there is
@@ -42,6 +42,8 @@ def _validate_op(site: Site, op: Op) -> None:
         return  # it depends on data: a library runs such an op, and looks at what it is given
     try:
         wanted = rule(given)
+    except NotKnownError:
+        return
     except MisfitError as misfit:
         raise _contradiction(op, str(misfit)) from misfit
     for name, got, want in zip(op.outputs, given.made, wanted, strict=False):

@@ -83,18 +83,19 @@ class PartlyTurned(Fusion):
         m.require(attribute(m.root, "axis") in (-1, 3), "not joined as columns", m.rest)
         parts = [piece(m.front), piece(m.rest)]
         m.require(None not in parts, "not two parts of one value", m.rest)
-        (one, first, step), (other, rest, step2) = (part for part in parts if part is not None)
-        columns = m.dims(one)[-1]
-        is_whole = one is other and step == step2 == 1 and first[0] == 0 and first[1] == rest[0]
-        m.require(is_whole and rest[1] == columns, "not two parts of one value", m.rest)
+        (one, first), (other, rest) = (part for part in parts if part is not None)
+        columns, turned = m.dims(one)[-1], len(first)
+        is_whole = (first, rest) == (range(turned), range(turned, turned + len(rest)))
+        are_all = one is other and is_whole and turned + len(rest) == columns
+        m.require(are_all, "not two parts of one value", m.rest)
         m.require(isinstance(m.dims(one)[1], int), "number of heads is unknown", one)
         m.require(not m.attr("RotaryEmbedding", "rotary_embedding_dim"), "turned in part already", m.front)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
-        x, (_, turned), _ = _front(m)
+        x, turned = _front(m)
         return op.RotaryEmbedding(
             x, m.cos, m.sin, interleaved=m.attr("RotaryEmbedding", "interleaved"),
-            rotary_embedding_dim=turned, num_heads=int(m.dims(x)[1]),
+            rotary_embedding_dim=len(turned), num_heads=int(m.dims(x)[1]),
         )  # fmt: skip
 
 
@@ -147,9 +148,9 @@ def _require_pairs(m: Match, front: ir.Value, back: ir.Value, *, interleaved: bo
     m.require(m.x is None or m.x is x, "turned is another value than what is added", x)
     m.require(len(dims) == 4 and isinstance(dims[-1], int), "not heads of a known size", x)
     size = int(dims[-1])
-    wanted = ((0, size), (1, size), 2) if interleaved else ((0, size // 2), (size // 2, size), 1)
-    got = (one[1], other[1], one[2])
-    m.require(one[2] == other[2] and got == wanted, f"columns {got} are not pairs", x)
+    half = size // 2
+    pairs = (range(0, size, 2), range(1, size, 2)) if interleaved else (range(half), range(half, size))
+    m.require((one[1], other[1]) == pairs, f"columns {one[1]} and {other[1]} are not pairs", x)
     m.require(size % 2 == 0 and m.root.outputs[0].dtype == x.dtype, "not pairs of one type", x)
 
 

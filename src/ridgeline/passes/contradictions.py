@@ -23,7 +23,7 @@ from ridgeline.frontend.from_onnx import SMALL_NUMEL
 from ridgeline.frontend.functions import node_label, plain_domain
 from ridgeline.frontend.types import port_text, tensor_type, type_text
 from ridgeline.ir.body import attr_value
-from ridgeline.ir.op_given import Given, MisfitError, Shape
+from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, Shape
 from ridgeline.ir.ops import row_of
 
 # before it some ops have attributes where our rules look for inputs
@@ -143,6 +143,8 @@ def _apply_own_rule(node: onnx.NodeProto, types: Types, values: Tensors, version
             rule(Given(op, shapes, (None,) * len(node.output), listed))
         except MisfitError as misfit:
             problems.append(str(misfit))
+        except NotKnownError:
+            return
         else:
             return
     if len(set(problems)) == 1:

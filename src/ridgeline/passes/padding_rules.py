@@ -12,7 +12,7 @@ import numpy as np
 from ridgeline.base.spec import Op
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.moves import cuts, order, pads
-from ridgeline.ir.op_given import Given, MisfitError, given_at
+from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, given_at
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import of_kind
 
@@ -59,15 +59,12 @@ class At:
             raise self.forbid(f"what operand {i} holds is not known")
         return state.values[self.op.inputs[i]].reshape(-1)
 
-    def read(self, reader: Callable[[Given], Found | None], state: Inferred) -> Found:
+    def read(self, reader: Callable[[Given], Found], state: Inferred) -> Found:
         """What a reader of movement ops finds at one size; forbidden if data decides it."""
         try:
-            found = reader(given_at(self.op, state.specs, state.values))
-        except MisfitError as misfit:
-            raise self.forbid(str(misfit)) from misfit
-        if found is None:
-            raise self.forbid("what its operands hold is not known")
-        return found
+            return reader(given_at(self.op, state.specs, state.values))
+        except (MisfitError, NotKnownError) as error:
+            raise self.forbid(str(error)) from error
 
     @property
     def out_rank(self) -> int:

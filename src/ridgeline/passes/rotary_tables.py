@@ -16,12 +16,11 @@ _PER_ROW = frozenset({"Unsqueeze", "Squeeze", "Slice", "Gather"})
 _MAX_DEPTH = 12
 
 
-# a value, and the first, the end and the step of some of its columns
-Piece: TypeAlias = tuple[ir.Value, tuple[int, int], int]
+Piece: TypeAlias = tuple[ir.Value, range]  # a value, and some of its columns
 
 
 def piece(value: ir.Value) -> Piece | None:
-    """What a value is the columns [start, end) of, by steps; None when it is no cut along the last axis."""
+    """What a value is some columns of; None when it is no cut along the last axis."""
     node = value.producer()
     if node is None or node.op_type not in ("Slice", "Split"):
         return None
@@ -29,7 +28,7 @@ def piece(value: ir.Value) -> Piece | None:
     found = part_of(value, dims) if dims else None
     if dims is None or found is None or found[0] != len(dims) - 1 or found[1].step < 1:
         return None
-    return node.inputs[0], (found[1].start, found[1].stop), found[1].step
+    return node.inputs[0], found[1]
 
 
 def is_doubled(table: ir.Value, interleaved: bool, depth: int = 0) -> bool:

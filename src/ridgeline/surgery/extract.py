@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +90,11 @@ def _refuse_unknown(graph: ModelGraph, starts: Sequence[str], ends: Sequence[str
         )
 
 
-def walk_back(graph: ModelGraph, starts: frozenset[str], ends: Sequence[str]) -> Part:
-    """All nodes that `ends` need, up to `starts` and the model's inputs."""
+def walk_back(
+    graph: ModelGraph, starts: frozenset[str], ends: Collection[str], *, may_lack: bool = False
+) -> Part:
+    """All nodes that `ends` need, up to `starts` and the model's inputs. Raises if nobody makes a value that
+    they need, unless they `may_lack` some."""
     kept: set[int] = set()
     inputs: dict[str, None] = {}
     pending = list(ends)
@@ -107,7 +110,7 @@ def walk_back(graph: ModelGraph, starts: frozenset[str], ends: Sequence[str]) ->
         elif at is not None and at not in kept:
             kept.add(at)
             pending += reads(graph.nodes[at])
-        elif at is None and name not in graph.initializers:
+        elif at is None and name not in graph.initializers and not may_lack:
             raise ModelError(
                 f"nobody makes {name!r}, which this part needs", help="ridge lint lists such values"
             )

@@ -12,6 +12,7 @@ from ridgeline.frontend.functions import subgraphs
 from ridgeline.frontend.known_ops import known_to_runtimes
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
+from ridgeline.surgery.extract import walk_back
 from ridgeline.surgery.graph import label, reads
 from ridgeline.surgery.problem import Problem, Rule, Scope, Subject, domain_of, names_given, names_wanted
 
@@ -166,7 +167,7 @@ def unused(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             "warning", "unused", name, "nobody reads this weight", help="it only makes the file larger"
         )
-    live = _live(subject, outputs)
+    live = set(walk_back(graph, frozenset(), outputs, may_lack=True).nodes)
     for i, node in enumerate(graph.nodes):
         if i not in live:
             yield Problem("warning", "unused", label(node), "no output depends on this node")
@@ -176,18 +177,6 @@ def unused(subject: Subject) -> Iterator[Problem]:
             "note", "default", defaults[0], "weights are listed as inputs too: their values are defaults",
             got=f"{len(defaults)} of them", help="ridgeline takes them as constants",
         )  # fmt: skip
-
-
-def _live(subject: Subject, outputs: set[str]) -> set[int]:
-    graph = subject.graph
-    live: set[int] = set()
-    pending = list(outputs)
-    while pending:
-        at = graph.producer.get(pending.pop())
-        if at is not None and at not in live:
-            live.add(at)
-            pending += reads(graph.nodes[at])
-    return live
 
 
 def _at(scope: Scope, node: onnx.NodeProto) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 
-from ridgeline.base.files import open_regular, whole_file
+from ridgeline.base.files import open_regular, prune, whole_file
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import first_line
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
@@ -106,9 +106,7 @@ class Facts:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path, mode=0o600) as file:
                 np.savez(file, allow_pickle=False, **plain)
-            oldest_first = sorted(path.parent.glob("*.npz"), key=lambda p: p.stat().st_mtime)
-            for old in oldest_first[:-MAX_ARRAY_FILES]:
-                old.unlink(missing_ok=True)
+            prune(path.parent, "*.npz", kept=MAX_ARRAY_FILES)
         except OSError:  # a full or unwritable disk: the next build computes them again
             return False
         return True

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
 from ridgeline.ir.moves import cuts, pads, parts
-from ridgeline.ir.op_given import Given, MisfitError, given_at
+from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, given_at
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
 from ridgeline.kernels.scalar.ops import Handler, args_of, number, permuted, reshaped
@@ -34,15 +34,14 @@ def _with_dim(x: Val, dim: int, size: int, axis: int) -> Val:
     return replace(x, shape=tuple(shape), axes=tuple(axes))
 
 
-def known(low: Lowering, op: Op, read: Callable[[Given], Found | None]) -> Found:
+def known(low: Lowering, op: Op, read: Callable[[Given], Found]) -> Found:
     """What a reader of the op finds in numbers that are known now."""
     try:
-        found = read(given_at(op, low.site.specs, low.arrays))
+        return read(given_at(op, low.site.specs, low.arrays))
     except MisfitError as misfit:
         raise RefusedError(str(misfit)) from misfit
-    if found is None:
-        raise RefusedError(f"what {op.op_type} moves is not known before the run")
-    return found
+    except NotKnownError as error:
+        raise RefusedError(f"what {op.op_type} moves is not known before the run") from error
 
 
 def _slice(low: Lowering, op: Op) -> Sequence[Val]:
