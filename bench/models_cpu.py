@@ -33,8 +33,8 @@ import onnxruntime
 
 import ridgeline
 from bench.cases import CASES, Case
-from ridgeline.analyze.bench import Latency, bench
-from ridgeline.analyze.peers import engine_peer, ort_peer
+from ridgeline.analyze.bench import Latency, Peer, bench
+from ridgeline.analyze.peers import ort_peer
 from ridgeline.errors import OptionError, RidgelineError, did_you_mean
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -79,7 +79,7 @@ def measure(case: Case, *, threads: int, duration_s: float) -> Row:
         own, build_without_ort_s = _build(case, model, cache, threads=threads, without=("ort",))
         is_lock_exact = _is_lock_exact(case, model, cache, Path(scratch) / "model.lock", threads=threads)
         is_fused_legal = _is_fused_legal(engine, Path(scratch))
-    peers = [ort_peer(model, threads=threads), engine_peer(own, name="ridgeline without ort")]
+    peers = [ort_peer(model, threads=threads), Peer("ridgeline without ort", own.run)]
     result = bench(engine, feeds, peers=peers, duration_s=duration_s)
     ridge, ort, _ = result.rows
     to_ort, to_own = result.versus

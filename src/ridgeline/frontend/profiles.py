@@ -85,12 +85,10 @@ def _are_values(ranges: Ranges | Values) -> bool:
 
 
 def _take_shape(made: Resolved, origin: dict[str, str], port: Port, ranges: Ranges) -> None:
-    dims: Sequence[int | str] = port.dims if port.dims is not None else ()
-    if port.dims is None:
-        dims = [f"{port.name}.{axis}" for axis in range(len(ranges))]
-    fixed = [d if isinstance(d, int) else None for d in dims]
-    fits = len(ranges) == len(fixed) and all(
-        size is None or (r.min == size == r.max) for r, size in zip(ranges, fixed, strict=True)
+    named = [f"{port.name}.{axis}" for axis in range(len(ranges))]
+    dims: Sequence[int | str] = named if port.dims is None else port.dims
+    fits = len(ranges) == len(dims) and all(
+        isinstance(dim, str) or r.min == dim == r.max for r, dim in zip(ranges, dims, strict=True)
     )
     if not fits:
         raise OptionError(

@@ -7,7 +7,7 @@ that merely holds tensors in its attributes, such as a key-value cache, is opene
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -43,20 +43,16 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     return leaves, Tree(spec, tuple(opened))
 
 
-def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
+def unflatten(leaves: Iterable[Any], tree: Tree) -> Any:
     """The value that these leaves make."""
-    return _unflatten(iter(leaves), tree)
-
-
-def _unflatten(leaves: Iterator[Any], tree: Tree) -> Any:
-    made = []
+    left, made = iter(leaves), []
     for entry in tree.opened:
         if entry is None:
-            made.append(next(leaves))
+            made.append(next(left))
             continue
         kind, inner = entry
         whole: Any = object.__new__(kind)
-        vars(whole).update(_unflatten(leaves, inner))
+        vars(whole).update(unflatten(left, inner))
         made.append(whole)
     return pytree.tree_unflatten(made, tree.spec)
 

@@ -81,17 +81,9 @@ def _cast(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     return source.astype(kind.numpy()) if is_plain and kind != ir.DataType.STRING else None
 
 
-def _expand(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
-    return source
-
-
 def _unsqueeze(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
     axes = constant(node.inputs[1])
     return None if axes is None else np.expand_dims(source, tuple(axes.reshape(-1).tolist()))
-
-
-def _transpose(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
-    return np.transpose(source, attribute(node, "perm"))
 
 
 def _slice(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndarray | None:
@@ -162,9 +154,9 @@ def _gather_elements(node: ir.Node, source: np.ndarray, cores: Cores) -> np.ndar
 # from a node and the array behind its first input
 _MAKERS: Mapping[str, Callable[[ir.Node, np.ndarray, Cores], np.ndarray | None]] = {
     "Cast": _cast,
-    "Expand": _expand,
+    "Expand": lambda node, source, cores: source,
     "Unsqueeze": _unsqueeze,
-    "Transpose": _transpose,
+    "Transpose": lambda node, source, cores: np.transpose(source, attribute(node, "perm")),
     "Slice": _slice,
     "Concat": _concat,
     "CumSum": _cumsum,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ridgeline.base.choices import Refusal
+from ridgeline.base.choices import Refusal, RefusedError
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import node_name
@@ -52,14 +52,13 @@ def merge_linear(model: ir.Model) -> list[Refusal]:
         for source in _sources(graph):
             groups: dict[ir.Node | None, list[Linear]] = {}
             for node in _siblings(source, graph):
-                found = _read(node)
-                meeting = _meeting(found.result) if isinstance(found, Linear) else None
-                if isinstance(found, Linear):
-                    found = _other_reader(found, meeting) or found
-                if isinstance(found, Linear):
-                    groups.setdefault(meeting, []).append(found)
-                else:
-                    refusals.append(Refusal(NAME, found, node_name(node), nbytes(source)))
+                try:
+                    linear = _read(node)
+                    meeting = _meeting(linear.result)
+                    _require_one_reader(linear, meeting)
+                    groups.setdefault(meeting, []).append(linear)
+                except RefusedError as no:
+                    refusals.append(Refusal(NAME, str(no), node_name(node), nbytes(source)))
             for group in _joined(groups):
                 if len(group) > 1:
                     _merge(source, group, names)
@@ -81,41 +80,45 @@ def _siblings(source: ir.Value, graph: ir.Graph) -> list[ir.Node]:
     return [node for node in dict.fromkeys(readers) if node.graph is graph]
 
 
-def _read(node: ir.Node) -> Linear | str:
-    """The product as K columns to N, or why it cannot stand beside others."""
+def _read(node: ir.Node) -> Linear:
+    """The product as K columns to N; refuses one that cannot stand beside others."""
     weight, out = constant(node.inputs[1]), node.outputs[0]
     if weight is None:
-        return f"weight {node.inputs[1].name!r} is not a constant"
+        raise RefusedError(f"weight {node.inputs[1].name!r} is not a constant")
     if weight.ndim != 2:
-        return f"weight {node.inputs[1].name!r} has {weight.ndim} axes, want two"
-    if out.is_graph_output():
-        return f"{out.name!r} is an output of the model"
+        raise RefusedError(f"weight {node.inputs[1].name!r} has {weight.ndim} axes, want two")
+    _require_inner(out)
     rank = sizes(node.inputs[0])
     if rank is None or len(rank) < 2:
-        return f"{node.inputs[0].name!r} is not known to have two axes"
+        raise RefusedError(f"{node.inputs[0].name!r} is not known to have two axes")
     if node.op_type == "Gemm":
         return _read_gemm(node, weight)
     add = _bias_add(out, int(weight.shape[1]))
     if add is None:
         return Linear((node,), weight, None)
     bias = next(array for array in map(constant, add.inputs) if array is not None)
-    if add.outputs[0].is_graph_output():
-        return f"{add.outputs[0].name!r} is an output of the model"
+    _require_inner(add.outputs[0])
     return Linear((node, add), weight, bias.reshape(-1))
 
 
-def _read_gemm(node: ir.Node, weight: np.ndarray) -> Linear | str:
+def _require_inner(value: ir.Value) -> None:
+    if value.is_graph_output():
+        raise RefusedError(f"{value.name!r} is an output of the model")
+
+
+def _read_gemm(node: ir.Node, weight: np.ndarray) -> Linear:
+    alpha, beta = attribute(node, "alpha"), attribute(node, "beta")
     if attribute(node, "transA"):
-        return "Gemm transposes its input: its K is another axis"
-    if attribute(node, "alpha") != 1.0 or attribute(node, "beta") != 1.0:
-        return f"Gemm scales by {attribute(node, 'alpha')} and {attribute(node, 'beta')}, want 1"
+        raise RefusedError("Gemm transposes its input: its K is another axis")
+    if alpha != 1.0 or beta != 1.0:
+        raise RefusedError(f"Gemm scales by {alpha} and {beta}, want 1")
     if attribute(node, "transB"):
         weight = weight.T
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return Linear((node,), weight, None)
     bias, columns = constant(node.inputs[2]), int(weight.shape[1])
     if bias is None or bias.shape not in ((columns,), (1, columns)):
-        return f"bias {node.inputs[2].name!r} is not a constant row of {columns}"
+        raise RefusedError(f"bias {node.inputs[2].name!r} is not a constant row of {columns}")
     return Linear((node,), weight, bias.reshape(-1))
 
 
@@ -166,20 +169,18 @@ def _needs_another(attention: ir.Node, others: Sequence[ir.Node]) -> bool:
     return False
 
 
-def _other_reader(linear: Linear, meeting: ir.Node | None) -> str | None:
-    """Why a part of the merged result would have to be copied out for somebody beside `meeting`."""
+def _require_one_reader(linear: Linear, meeting: ir.Node | None) -> None:
+    """Refuse a part of the merged result that would have to be copied out for somebody beside `meeting`."""
     value = linear.result
     while meeting is not None:
         readers = list(dict.fromkeys(node for node, _ in value.uses()))
         others = [node for node in readers if node is not meeting and node not in guard_of(meeting)]
-        if value.is_graph_output():
-            return f"{value.name!r} is an output of the model"
-        if meeting in readers:
-            return f"{value.name!r} is read by {node_name(others[0])} too" if others else None
-        if len(readers) != 1 or not is_a(readers[0], Kind.MOVEMENT):
-            return None  # computed with before it meets the others: copied in any case
+        _require_inner(value)
+        if meeting in readers and others:
+            raise RefusedError(f"{value.name!r} is read by {node_name(others[0])} too")
+        if meeting in readers or len(readers) != 1 or not is_a(readers[0], Kind.MOVEMENT):
+            return  # it meets the others, or is computed with before, and then copied in any case
         value = readers[0].outputs[0]
-    return None
 
 
 def _merge(source: ir.Value, group: Sequence[Linear], names: Names) -> None:

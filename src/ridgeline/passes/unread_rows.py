@@ -6,7 +6,7 @@ A classifier reads one token of the last layer; everything there but keys and va
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -21,13 +21,11 @@ NAME = "UnreadRows"
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax"})
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some of the rows along one axis, counted from the first."""
+class Rows(NamedTuple):
+    """Some of the rows along one axis."""
 
     axis: int
-    start: int
-    count: int
+    places: range
 
 
 def drop_unread_rows(model: ir.Model) -> None:
@@ -78,7 +76,7 @@ def _picked(node: ir.Node) -> Rows | None:
         return None
     axis, places = found
     is_part = places.step == 1 and len(places) > 0 and (node.op_type == "Gather" or len(places) != dims[axis])
-    return Rows(axis, places.start, len(places)) if is_part and axis != len(dims) - 1 else None
+    return Rows(axis, places) if is_part and axis != len(dims) - 1 else None
 
 
 def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
@@ -117,7 +115,7 @@ def _of_operand(rows: Rows | None, node: ir.Node, value: ir.Value) -> Rows | Non
     mine, out = sizes(value), sizes(node.outputs[0])
     if rows is None or mine is None or out is None:
         return None
-    return Rows(rows.axis - (len(out) - len(mine)), rows.start, rows.count)
+    return Rows(rows.axis - (len(out) - len(mine)), rows.places)
 
 
 def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> None:
@@ -136,7 +134,7 @@ def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> N
             _put_aside(node, wanted[node.inputs[0]], names)
     for value, rows in wanted.items():
         dims = list(value.shape)
-        dims[rows.axis] = rows.count
+        dims[rows.axis] = len(rows.places)
         value.shape = ir.Shape(dims)
 
 
@@ -145,9 +143,8 @@ def _part(reader: ir.Node, value: ir.Value, rows: Rows, names: Names) -> ir.Valu
     op = GraphOps(reader.graph, names, stem=f"{value.name}/{NAME}")
     array = constant(value)
     if array is not None:
-        return op.const(np.take(array, range(rows.start, rows.start + rows.count), axis=rows.axis))
-    bounds = (rows.start, rows.start + rows.count, rows.axis)
-    part: ir.Value = op.Slice(value, *map(op.numbers, bounds))
+        return op.const(np.take(array, rows.places, axis=rows.axis))
+    part: ir.Value = op.Slice(value, *map(op.numbers, (rows.places.start, rows.places.stop, rows.axis)))
     op.place([reader], rule=NAME, before=reader)
     return part
 

@@ -18,12 +18,7 @@ from ridgeline.surgery.problem import Problem, Rule, Subject
 
 LARGE_CONSTANT = 1 << 20
 LARGE_INTEGERS = 1 << 16
-FLOATS = (
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)
+# the smallest normal number of each float type
 TINY = {
     onnx.TensorProto.FLOAT: 2.0**-126, onnx.TensorProto.BFLOAT16: 2.0**-126,
     onnx.TensorProto.DOUBLE: 2.0**-1022, onnx.TensorProto.FLOAT16: 2.0**-14,
@@ -69,7 +64,7 @@ def weights(subject: Subject) -> Iterator[Problem]:
         except Exception as error:
             yield Problem("error", "tensor", name, "the tensor does not read", got=first_line(error))
             continue
-        if tensor.data_type in FLOATS:
+        if tensor.data_type in TINY:
             yield from _odd_floats(name, tensor.data_type, array)
         elif tensor.data_type == onnx.TensorProto.INT64 and array.size >= LARGE_INTEGERS:
             yield from _wide_integers(name, array)
