@@ -19,6 +19,7 @@ import pytest
 import torch
 from bench.zoo import ZOO, fetch
 
+from ridgeline.cli.main import main
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.device import current_device
 
@@ -115,3 +116,23 @@ def trained() -> Callable[[str], Path]:
 def make_tiny_model() -> Callable[..., Path]:
     """``make_tiny_model(path, x="N,3,H,W")`` writes the same net with other input dims."""
     return write_tiny_model
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ridge(capsys: pytest.CaptureFixture[str], here: Path) -> Callable[..., tuple[int, str, str]]:
+    """`ridge(...)` runs a command in this process, in an empty folder: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return run

@@ -1,33 +1,13 @@
-"""`ridge(...)` runs a command in this process, in an empty folder: (exit status, stdout, stderr)."""
+"""Engines that several tests of the command line read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cross_models import mlp
 from ridgeline.builder import build
-from ridgeline.cli.main import main
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def ridge(capsys: pytest.CaptureFixture[str], here: Path) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture(scope="session")

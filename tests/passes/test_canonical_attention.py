@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
-from text_graphs import assert_same, count, ops, parse, random_feeds, rewritten, run
+from text_graphs import SPLIT_HEADS, assert_same, count, ops, parse, random_feeds, rewritten, run
 
 from ridgeline.passes.canonical_attention import RULES
 from ridgeline.passes.clean import remove_unused
@@ -222,18 +222,12 @@ def test_weights_that_escape_are_refused() -> None:
     assert (refusal.reason, refusal.at) == ("Softmax result is used outside the pattern", "p")
 
 
-HEADS = """g (float[B,S,12] q3, float[B,T,12] k3, float[B,T,12] v3) => (float[B,S,12] y)
-    <int64[4] split = {0, 0, 3, 4}, int64[3] join = {0, 0, 12}, float root = {2.0}> {
-    q4 = Reshape(q3, split)
-    q = Transpose<perm = [0, 2, 1, 3]>(q4)
-    k4 = Reshape(k3, split)
-    k = Transpose<perm = [0, 2, 1, 3]>(k4)
-    v4 = Reshape(v3, split)
-    v = Transpose<perm = [0, 2, 1, 3]>(v4)
-    o = Attention(q, k, v)
+HEADS = f"""g (float[B,S,12] q3, float[B,T,12] k3, float[B,T,12] v3) => (float[B,S,12] y)
+    <int64[4] split = {{0, 0, 3, 4}}, int64[3] join = {{0, 0, 12}}, float root = {{2.0}}> {{
+    {SPLIT_HEADS} o = Attention(q, k, v)
     t = Transpose<perm = [0, 2, 1, 3]>(o)
     y = Reshape(t, join)
-}"""
+}}"""
 
 
 def test_heads_move_into_the_op() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_regions import regions
+from text_graphs import SPLIT_HEADS
 
 from ridgeline.base.spec import Target
 
@@ -29,16 +30,10 @@ def test_a_part_that_others_read_keeps_the_split_outside() -> None:
     assert regions(body) == ["Split", "Attention", "Relu"]
 
 
-HEADS = """split = Constant<value_ints = [2, 3, 2, 4]>()
+HEADS = f"""split = Constant<value_ints = [2, 3, 2, 4]>()
     join = Constant<value_ints = [2, 3, 8]>()
     q3, k3, v3 = Split<axis = -1, num_outputs = 3>(x)
-    q4 = Reshape(q3, split)
-    q = Transpose<perm = [0, 2, 1, 3]>(q4)
-    k4 = Reshape(k3, split)
-    k = Transpose<perm = [0, 2, 1, 3]>(k4)
-    v4 = Reshape(v3, split)
-    v = Transpose<perm = [0, 2, 1, 3]>(v4)
-    o = Attention(q, k, v)
+    {SPLIT_HEADS} o = Attention(q, k, v)
 """
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -15,6 +16,17 @@ from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.match import Found, find
 from ridgeline.passes.rule import Fusion, Match, _compiled, _Refused, apply_rules
 from ridgeline.passes.shapes import infer_shapes
+
+T = TypeVar("T")
+# q3, k3 and v3 of three axes as q, k and v with their heads
+SPLIT_HEADS = """
+    q4 = Reshape(q3, split)
+    q = Transpose<perm = [0, 2, 1, 3]>(q4)
+    k4 = Reshape(k3, split)
+    k = Transpose<perm = [0, 2, 1, 3]>(k4)
+    v4 = Reshape(v3, split)
+    v = Transpose<perm = [0, 2, 1, 3]>(v4)
+"""
 
 
 def parse(body: str, opset: int = 23) -> ir.Model:
@@ -89,20 +101,25 @@ def assert_same(
         np.testing.assert_allclose(got, want, rtol=0.0, atol=slack)
 
 
-def rewritten(
-    body: str, rules: Sequence[Fusion], sizes: Mapping[str, int] | None = None
-) -> tuple[ir.Model, list[Refusal]]:
-    """Apply the rules once and check that outputs, names and legality are as before."""
-    model = parse(body)
+def changed(model: ir.Model, change: Callable[[], T], sizes: Mapping[str, int] | None = None) -> T:
+    """Change the model and check that outputs, names and legality are as before."""
     names = [value.name for value in model.graph.outputs]
     feeds = random_feeds(model, sizes)
     before = run(model, feeds)
-    refusals = apply_rules(model, rules)
+    result = change()
     remove_unused(model)
     infer_shapes(model)
     assert [value.name for value in model.graph.outputs] == names
     assert_same(before, run(model, feeds))
-    return model, refusals
+    return result
+
+
+def rewritten(
+    body: str, rules: Sequence[Fusion], sizes: Mapping[str, int] | None = None
+) -> tuple[ir.Model, list[Refusal]]:
+    """Apply the rules once; the results stay what they were."""
+    model = parse(body)
+    return model, changed(model, lambda: apply_rules(model, rules), sizes)
 
 
 def why_not(model: ir.Model, rule: Fusion) -> str:

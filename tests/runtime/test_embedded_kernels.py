@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from models import quick
+from models import quick, rewritten
 
 import ridgeline
 from ridgeline.errors import PlanError
@@ -40,16 +39,6 @@ def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = quick(tiny_model)
     stored = Stored(engine.plan, engine.report, engine.model, engine.weights, {DIGEST: compiled()})
     return write_engine(tmp_path_factory.mktemp("on_board") / "tiny.ridge", stored)
-
-
-def rewritten(saved: Path, path: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
-    with zipfile.ZipFile(saved) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    change(members)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 def test_kernels_come_back_and_are_sealed(saved: Path) -> None:

@@ -7,14 +7,13 @@ import hashlib
 import json
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from models import quick, rand
+from models import quick, rand, rewritten
 
 import ridgeline
 from ridgeline.errors import OptionError, PlanError
@@ -23,17 +22,6 @@ from ridgeline.errors import OptionError, PlanError
 @pytest.fixture(scope="module")
 def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quick(tiny_model).save(tmp_path_factory.mktemp("saved") / "tiny.ridge")
-
-
-def rewritten(saved: Path, path: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
-    """A copy of the file with its members changed, hashes left as they were."""
-    with zipfile.ZipFile(saved) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    change(members)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 def test_a_loaded_engine_computes_the_same_bits(tiny_model: Path, saved: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import onnx
@@ -36,9 +36,10 @@ def open_session(source: onnx.ModelProto | str, options: ort.SessionOptions) -> 
 
 
 def session_or_evaluator(
-    session: Callable[[], T], evaluator: Callable[[], T], problem: str, *, help: str = ""
+    session: Callable[[], T], evaluator: Callable[[], T], failed: Callable[[Sequence[str]], BuildError]
 ) -> tuple[T, bool]:
-    """What the first opens, else the second, and whether it is the first; one error if neither can."""
+    """What the first opens, else the second, and whether it is the first. `failed` makes the error of both
+    reasons, for when neither can."""
     try:
         return session(), True
     except Exception as first:  # ONNX Runtime lacks an op, a type or an opset: the evaluator has most of them
@@ -46,4 +47,4 @@ def session_or_evaluator(
             return evaluator(), False
         except Exception as second:
             rows = [f"ONNX Runtime: {first_line(first)}", f"onnx reference: {first_line(second)}"]
-            raise BuildError(problem, rows=rows, help=help) from second
+            raise failed(rows) from second

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from ridgeline.base.files import whole_file
-from ridgeline.errors import OptionError
+from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.functions import copy_of
 from ridgeline.frontend.other_runtimes import (
@@ -106,6 +106,9 @@ def _runner(graph: ModelGraph, names: Sequence[str]) -> Callable[[Sample], Seque
     proto.graph.output.extend(onnx.ValueInfoProto(name=n, type=graph.types[n]) for n in names)
     settings = {} if graph.folder is None else {WEIGHTS_FOLDER: str(graph.folder)}
     options = session_options(is_optimised=False, settings=settings)
-    problem = "nobody runs the model to record its values"
-    runner, _ = session_or_evaluator(lambda: open_session(proto, options), lambda: Evaluator(proto), problem)
+    runner, _ = session_or_evaluator(
+        lambda: open_session(proto, options),
+        lambda: Evaluator(proto),
+        lambda rows: BuildError("nobody runs the model to record its values", rows=rows),
+    )
     return lambda sample: runner.run(list(names), dict(sample))

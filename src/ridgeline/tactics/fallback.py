@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.errors import InputError
+from ridgeline.errors import BuildError, InputError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.other_runtimes import open_session, session_options, session_or_evaluator
 from ridgeline.frontend.types import is_non_tensor
@@ -215,8 +215,10 @@ class _OtherOp:
             _require_crossing(types)
             return open_session(model, session_options(threads=1))
 
-        problem = f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}"
-        runner, is_session = session_or_evaluator(session, lambda: Evaluator(model), problem)
+        def failed(rows: Sequence[str]) -> BuildError:
+            return BuildError(f"nobody runs {self.op.key} at {self.op.name or self.op.outputs[0]}", rows=rows)
+
+        runner, is_session = session_or_evaluator(session, lambda: Evaluator(model), failed)
         if not is_session:
             self.who = "the onnx reference evaluator, in Python"
         return lambda feeds: runner.run(None, dict(feeds))

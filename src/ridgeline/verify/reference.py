@@ -21,6 +21,7 @@ import onnx
 import onnxruntime as ort
 
 from ridgeline.base.spec import EPSILON
+from ridgeline.errors import BuildError
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
 from ridgeline.frontend.functions import copy_of
@@ -84,20 +85,24 @@ class Reference:
         if wide is not None:
             return wide
         self.who = f"onnxruntime {ort.__version__}, all optimisations off"
+        original = self.loaded.original
         run, is_session = session_or_evaluator(
-            partial(self._session, self.loaded.original),
-            self._open_evaluator,
-            f"nobody can run {self.loaded.name!r} as a reference to verify against",
-            help="ridge build MODEL --verify off builds it unverified",
+            lambda: self._session(original),
+            lambda: self._evaluator(original),
+            lambda rows: BuildError(
+                f"nobody can run {self.loaded.name!r} as a reference to verify against",
+                rows=rows,
+                help="ridge build MODEL --verify off builds it unverified",
+            ),
         )
         if not is_session:
             self.who = f"onnx {onnx.__version__} reference evaluator"
         return run
 
-    def _open_evaluator(self) -> Callable[[Feeds], Outputs]:
+    def _evaluator(self, proto: onnx.ModelProto) -> Callable[[Feeds], Outputs]:
         # a file is read again, whole: the evaluator finds no weights that lie outside
-        path = self.loaded.path
-        evaluator = Evaluator(self.loaded.original if path is None else str(path))
+        is_whole = self.loaded.path is None or proto is not self.loaded.original
+        evaluator = Evaluator(proto if is_whole else str(self.loaded.path))
         return lambda feeds: self._named(evaluator.run(None, dict(feeds)))
 
     def open(self) -> None:
@@ -201,10 +206,8 @@ class Reference:
 
     def _evaluate(self, proto: onnx.ModelProto, feeds: Feeds) -> Outputs:
         """By the onnx evaluator, for what ONNX Runtime refuses or computes otherwise."""
-        is_whole = self.loaded.path is None or proto is not self.loaded.original
         self.who = f"onnx {onnx.__version__} reference evaluator, in place of onnxruntime {ort.__version__}"
-        evaluator = Evaluator(proto if is_whole else str(self.loaded.path))
-        return self._named(evaluator.run(None, dict(feeds)))
+        return self._evaluator(proto)(feeds)
 
     def _named(self, made: Sequence[Any]) -> Outputs:
         return flattened(dict(zip(self.names, made, strict=True)))
