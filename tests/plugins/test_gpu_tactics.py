@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,11 @@ from onnx import parser
 
 import ridgeline
 from interpreted import interpret
-from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import PluginError
 from ridgeline.kernels.triton.compiler import Compiled, KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.plugins import NvrtcTactic, Plugin, TritonTactic
-from ridgeline.plugins.gpu_tactics import has_nvrtc, nvrtc_cubin
+from ridgeline.plugins import NvrtcTactic, Plugin, TritonTactic, gpu_tactics
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.offer import read_offer
 
@@ -163,16 +163,23 @@ def relu_site() -> Site:
     return Site(body, {"x": spec, "y": spec}, frozenset(), {}, Target("cuda", "sm_90"))
 
 
-@pytest.mark.skipif(has_nvrtc(), reason="NVRTC is here")
-def test_without_nvrtc_the_tactic_says_so() -> None:
+def test_without_nvrtc_the_tactic_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tactics, "has_nvrtc", lambda: False)
     offer = read_offer(nvrtc(), relu_site())
     assert isinstance(offer, Refused)
     assert "NVRTC" in offer.reason
 
 
-@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with cuda-core, on machines for GPUs")
-def test_cuda_source_compiles_without_a_gpu() -> None:
-    assert nvrtc_cubin('extern "C" __global__ void f(float* x) { x[0] = 1; }', "sm_90")[:4] == b"\x7fELF"
+@pytest.mark.parametrize("config", [{"THREADS": 256}, {"THREADS": 1024}], ids=str)
+def test_the_cuda_example_compiles_without_a_gpu(config: Config) -> None:
+    example = runpy.run_path(str(EXAMPLES / "04_cuda_op" / "acme_histogram.py"))
+    cubin = gpu_tactics.nvrtc_cubin(gpu_tactics.macros(config) + example["SOURCE"], "sm_90")
+    assert cubin[:4] == b"\x7fELF"
+
+
+def test_an_error_in_cuda_source_is_quoted() -> None:
+    with pytest.raises(PluginError, match='identifier "y" is undefined'):
+        gpu_tactics.nvrtc_cubin('extern "C" __global__ void f(float* x) { x[0] = y; }', "sm_90")
 
 
 def test_blocks_are_whole_warps() -> None:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
-from ridgeline.errors import PluginError
+from ridgeline.errors import PluginError, first_line
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
-from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros
+from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar
+from ridgeline.plugins.tactics import macros as macros
 from ridgeline.tactics.base import Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import require_fit
 
@@ -151,7 +152,7 @@ class NvrtcTactic(GpuTactic):
     threads: Callable[[OpSite, Config], int]  # of a block; whole warps
 
     def why_no_tools(self, at: OpSite) -> str | None:
-        return None if has_nvrtc() else "cuda-core is not installed, which brings NVRTC"
+        return None if has_nvrtc() else "NVRTC is not installed: pip install 'ridgeline[nvrtc]'"
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         threads, numbers = self.threads(at, config), self.scalars(at)
@@ -190,4 +191,8 @@ def nvrtc_cubin(source: str, arch: str) -> bytes:
     if not hasattr(core, "Program"):  # before its first stable release
         core = import_module("cuda.core.experimental")
     options = core.ProgramOptions(std="c++17", arch=arch)
-    return bytes(core.Program(source, "c++", options).compile("cubin").code)
+    try:
+        return bytes(core.Program(source, "c++", options).compile("cubin").code)
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if ": error:" in line), first_line(error))
+        raise PluginError("the CUDA source does not compile", got=reason) from error
