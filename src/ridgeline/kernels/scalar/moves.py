@@ -61,22 +61,16 @@ def _concat(low: Lowering, op: Op) -> Sequence[Val]:
     parts = args_of(low, op)
     dim = int(op.attrs["axis"]) % len(parts[0].shape)
     parts = [part for part in parts if part.shape[dim]]
+    if not parts:
+        raise RefusedError("a Concat of nothing")
     if len(parts) == 1:
         return parts
-    total = sum(part.shape[dim] for part in parts)
-    axis = low.axes.fresh(total)
-    made: Val | None = None
-    start = 0
-    for part in parts:
-        moved = _at(low, part, dim, axis, start)
-        if made is None:
-            made = moved
-        else:
-            here = _here(low, made, dim)
-            made = low.map("rl_where({2} < {3}, {0}, {1})", made, moved, here, low.constant(start, "int32"))
+    axis = low.axes.fresh(sum(part.shape[dim] for part in parts))
+    made, start = _at(low, parts[0], dim, axis, 0), parts[0].shape[dim]
+    for part in parts[1:]:
+        moved, here = _at(low, part, dim, axis, start), _here(low, made, dim)
+        made = low.map("rl_where({2} < {3}, {0}, {1})", made, moved, here, low.constant(start, "int32"))
         start += part.shape[dim]
-    if made is None:
-        raise RefusedError("a Concat of nothing")
     return [made]
 
 
@@ -125,14 +119,13 @@ def _gather(low: Lowering, op: Op) -> Sequence[Val]:
     if places.dtype not in ("int32", "int64"):
         raise RefusedError(f"Gather at places of {places.dtype}")
     shape = (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :])
-    if x.axes[dim] == ONE:
-        axes = (*x.axes[:dim], *places.axes, *x.axes[dim + 1 :])
-        return [replace(x, shape=shape, axes=axes)]
-    if math.prod(x.shape) >= 2**31:
-        places = low.cast(places, "int64")
-    index = low.map("rl_place({0}, {1})", places, low.constant(x.shape[dim], places.dtype))
-    made = low.moved(x, Move(x.axes[dim], places.axes, value=index.term))
-    return [replace(made, shape=shape, axes=(*x.axes[:dim], *places.axes, *x.axes[dim + 1 :]))]
+    axes = (*x.axes[:dim], *places.axes, *x.axes[dim + 1 :])
+    if x.axes[dim] != ONE:
+        if math.prod(x.shape) >= 2**31:
+            places = low.cast(places, "int64")
+        index = low.map("rl_place({0}, {1})", places, low.constant(x.shape[dim], places.dtype))
+        x = low.moved(x, Move(x.axes[dim], places.axes, value=index.term))
+    return [replace(x, shape=shape, axes=axes)]
 
 
 def _tile(low: Lowering, op: Op) -> Sequence[Val]:

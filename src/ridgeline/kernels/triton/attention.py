@@ -1,6 +1,6 @@
-"""Attention in one kernel, over operands wherever they lie: views of a merged projection, joined heads.
+"""Attention in one kernel. Operands may have any strides: views of a merged projection, joined heads.
 
-One program takes one block of queries of one head and walks over the keys; the softmax is kept online.
+One program computes one block of queries of one head in a loop over the keys, with an online softmax.
 Legend: B batch, H heads, S queries, T keys, D head width; M, N blocks of queries and of keys.
 """
 
@@ -18,7 +18,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def attention_ref(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float, is_causal: bool = False
 ) -> Tensor:
-    """softmax(scale · q kᵀ + mask) v; a query that may see no key gets zeros. Never casts."""
+    """softmax(scale · q kᵀ + mask) v; zeros for a query whose keys are all masked. Never casts."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
@@ -47,12 +47,12 @@ def attention_kernel(
 ):  # fmt: skip
     """y = softmax(SCALE · q kᵀ + mask) v; one program per (block of queries, head, batch).
 
-    `x_outer` counts in units of UNIT elements, so that the compiler sees rows that begin on 16 bytes;
-    `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float"; a mask that is the
-    same for every query (PER_QUERY false) is read as one row. With GUARD, zero times the values stands where
-    y is NaN. ONE_BLOCK: no more than BLOCK_N keys.
+    `x_outer` counts in units of UNIT elements, which shows the compiler that rows begin on 16 bytes;
+    `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float". PER_QUERY is false for
+    a mask that is the same for every query; it is read as one row. With GUARD, a NaN in y is replaced by
+    zero times the values. ONE_BLOCK means that there are at most BLOCK_N keys.
     """
-    # the last queries of a causal head see most keys, so they start first
+    # the last queries of a causal head have the most keys, so they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -66,7 +66,7 @@ def attention_kernel(
     if MASK != "":
         mask_ptr += (batch * mask_outer[0] + head * mask_outer[1]) * MASK_UNIT
         if PER_QUERY:
-            # rows past the end read the last one: nobody stores what they give
+            # rows past the end read the last row; their results are not stored
             mask_ptr += tl.minimum(m, S - 1).to(tl.int64)[:, None] * (mask_outer[2] * MASK_UNIT)
     if PDL:
         gdc_wait()
@@ -102,7 +102,7 @@ def attention_kernel(
                 IS_FIRST=False, IS_EDGE=True,
             )  # fmt: skip
     if MASK != "":
-        total = tl.where(total == 0.0, 1.0, total)  # no key was seen: the row is zeros
+        total = tl.where(total == 0.0, 1.0, total)  # all keys are masked: the row is zeros
     y = acc * (1.0 / total)[:, None]
     if GUARD:
         y = tl.where(y == y, y, nothing[None, :])
@@ -118,12 +118,12 @@ def _step(
     MASK: tl.constexpr, GUARD: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_EDGE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: the running sums of p v, of p and of 0 v, the running maximum in powers of two."""
+    """Adds one block of keys to the running sums of p v, of p and of 0 v; the maximum is in powers of two."""
     n = start + tl.arange(0, BLOCK_N)
     k = _load(k_ptr, n, d, T, K_INNER, WIDTH, BLOCK_D, IS_EDGE)  # [N, D]
     v = _load(v_ptr, n, e, T, V_INNER, VALUE_WIDTH, BLOCK_V, IS_EDGE)  # [N, V]
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
-    # without a mask the scale is left for the exponent, where it costs nothing
+    # without a mask the scale is applied in the exponent, where it costs nothing
     late: tl.constexpr = SCALE * _LOG2_E if MASK == "" and SCALE > 0 else 1.0
     if MASK != "" or SCALE <= 0:
         scores *= SCALE * _LOG2_E
@@ -160,7 +160,7 @@ def _load(
     ptr, rows, columns, n_rows,
     INNER: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """[rows, columns], zeros past the ends; checks only what can be past an end."""
+    """Loads [rows, columns] with zeros past the ends; masks only what can be past an end."""
     at = ptr + rows[:, None] * INNER[0] + columns[None, :] * INNER[1]
     if CHECK_ROWS and WIDTH == BLOCK:
         x = tl.load(at, mask=(rows < n_rows)[:, None], other=0.0)

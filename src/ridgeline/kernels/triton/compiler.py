@@ -1,7 +1,7 @@
-"""Kernels to machine code, for any architecture, on a machine without a GPU; several processes at a time.
+"""Compiles kernels to machine code, for any architecture and without a GPU, in several processes at a time.
 
-A kernel compiles in a process of its own: compiling takes seconds, one that takes too long can be stopped,
-and a crash of the compiler is a refusal and not the end of the build.
+Kernels compile in other processes: compiling takes seconds, a kernel that takes too long can be stopped, and
+if the compiler crashes, one tactic is refused and the build continues.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ridgeline.kernels.triton.source import Kernel, triton_version
 from ridgeline.options import available_cores
 
 CACHE_DIR = Path("~/.cache/ridgeline/cubin")
-KEPT_KERNELS = 10_000  # of one architecture; those used longest ago go first
+KEPT_KERNELS = 10_000  # per architecture; the least recently used are deleted first
 COMPILE_LIMIT_S = 60.0
 FORMAT = 1
-# a worker sees the modules this process sees; with Triton's interpreter on, nothing would be compiled
+# a worker finds the same modules as this process; Triton's interpreter would compile nothing
 START = """
 import os, sys
 sys.path[:0] = {paths!r}
@@ -43,12 +43,12 @@ main()
 
 
 class CompileError(RidgelineError):
-    """A kernel that does not compile: the tactic is refused with this message."""
+    """A kernel does not compile. The tactic is refused with this message."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code of one kernel and the facts a launch and a report need."""
+    """Machine code of one kernel, and the facts that a launch and a report need."""
 
     name: str  # entry point
     arch: str  # such as sm_90
@@ -81,11 +81,11 @@ class Compiled:
 class KernelStore:
     """Where an engine's compiled kernels come from: its own file if that is trusted, else the cache on disk.
 
-    Each engine has one. What a file brought serves no other engine and no build, and never enters the cache.
+    Each engine has its own. Kernels from a file are not used by other engines or by builds, nor cached.
     """
 
     brought: Mapping[str, Compiled] = field(default_factory=dict)  # by digest; they need no Triton to run
-    are_foreign: bool = False  # those brought were not compiled by this user on this machine
+    are_foreign: bool = False  # the kernels from the file were compiled elsewhere or by another user
     cache_dir: Path = CACHE_DIR
 
     def find(self, kernel: Kernel, arch: str) -> Compiled | None:
@@ -93,7 +93,7 @@ class KernelStore:
         return own if own is not None and own.arch == arch else _read(_path(kernel, arch, self.cache_dir))
 
     def why_none(self, arch: str) -> str | None:
-        """None where kernels for the architecture can be had at all."""
+        """Why there can be no kernels for the architecture; None if there can be."""
         if triton_version() is not None or any(made.arch == arch for made in self.brought.values()):
             return None
         return f"Triton is not installed, and no kernels for {arch} are embedded"
@@ -110,7 +110,7 @@ def compile_kernels(
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> list[Compiled | CompileError]:
-    """Machine code for each kernel, or why there is none; equal kernels are compiled once."""
+    """Machine code for each kernel, or the error; equal kernels are compiled once."""
     found: dict[str, Compiled | CompileError] = {}
     todo: dict[str, Kernel] = {}
     for kernel in kernels:
@@ -134,7 +134,7 @@ def compile_kernels(
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, store: KernelStore = COMPILED_HERE) -> Compiled:
-    """One kernel, from the cache or anew."""
+    """Machine code for one kernel, from the cache or newly compiled."""
     (made,) = compile_kernels([kernel], arch, store=store)
     if isinstance(made, CompileError):
         raise made
@@ -151,14 +151,14 @@ def _read(path: Path) -> Compiled | None:
         return None
     try:
         made = Compiled.from_bytes(path.read_bytes())
-        os.utime(path)  # so that what is in use is pruned last
+        os.utime(path)  # kernels in use are pruned last
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: compiled again
         return None
     return made
 
 
 def _write(path: Path, made: Compiled) -> None:
-    """Kept where nobody else can write to; elsewhere it would not be read again."""
+    """Writes to the cache, unless others can write to its folder: it would not be read from there."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if why_not_private(path.parent) is None:
@@ -177,13 +177,13 @@ def _pool(arch: str) -> _Pool:
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
-    paths: frozenset[str]  # that it finds modules in
+    paths: frozenset[str]  # folders in which it finds modules
     job: int = -1
     since: float = 0.0
 
 
 class _Pool:
-    """Workers that compile one kernel after the other. They stay for the next call: a start takes seconds."""
+    """Worker processes, which compile one kernel at a time. They are kept, since a start takes seconds."""
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
@@ -201,7 +201,7 @@ class _Pool:
         made: dict[int, Compiled | CompileError] = {}
         with self.lock:
             if any(kernel.module and not kernel.module.startswith("ridgeline.") for kernel in kernels):
-                # a plugin's module may lie where those that started before did not look
+                # a plugin's module may be in a folder that earlier workers do not search
                 for worker in [w for w in self.workers if not w.paths.issuperset(sys.path)]:
                     self._replace(worker)
             while len(self.workers) < min(jobs, len(kernels)):
@@ -264,7 +264,7 @@ class _Pool:
             return CompileError(f"the compiler ended with code {worker.process.returncode}")
         if answer[:1] == b"{":
             return Compiled.from_bytes(answer)
-        # Triton quotes the source first and says what is wrong last
+        # Triton quotes the source first; the last line says what is wrong
         return CompileError(answer.decode().strip().splitlines()[-1][:300])
 
 
@@ -282,7 +282,7 @@ def send(pipe: IO[bytes], data: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes:
-    """The next message from a pipe; `EOFError` when the other side is gone."""
+    """The next message from a pipe; `EOFError` if the other process has ended."""
     head = pipe.read(8)
     if len(head) == 8:
         (size,) = struct.unpack("<Q", head)

@@ -1,6 +1,6 @@
 """Convolution as an implicit product: rows are output positions, columns channels, K runs over the window.
 
-Images may lie in any order of axes; channels together (NHWC) load widest. EPILOGUE is as docs/gpu.md has it.
+Images may have any order of axes; NHWC gives the widest loads. docs/gpu.md describes EPILOGUE.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.kernels.triton.tiles import finish, prefetch_weight, tile_place
 def conv_ref(
     x: Tensor, w: Tensor, *, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """The convolution alone; `pads` as (top, left, bottom, right), groups as w leaves channels for."""
+    """The convolution alone; `pads` are (top, left, bottom, right), and w's channels give the groups."""
     top, left, bottom, right = pads
     groups = x.shape[1] // w.shape[1]
     return F.conv2d(F.pad(x, (left, right, top, bottom)), w, None, tuple(stride), 0, tuple(dilation), groups)
@@ -40,8 +40,9 @@ def conv(
 ):  # fmt: skip
     """y[(i, h, w), n] = epilogue(Σ_{r, s, c} x[i, h·S + r·D - P, w·S + s·D - P, c] · w[n, (r, s, c)]).
 
-    One step takes channels of one tap; IS_FOLDED (few or odd channels): BK neighbours of K wherever they lie.
-    IS_PLANES (channels far apart): K counts (c, r, s), so that neighbours of K are neighbours in a line.
+    One step takes BK channels of one tap. With IS_FOLDED (few or odd channels) it takes BK neighbours along
+    K, which may belong to several taps. With IS_PLANES (each channel is a plane) K counts (c, r, s), so that
+    neighbours along K are neighbours in a line.
     """
     K: tl.constexpr = KERNEL_H * KERNEL_W * C
     STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
@@ -58,7 +59,7 @@ def conv(
     m = row_tile * BM + tl.arange(0, BM)
     n = first_column + tl.arange(0, BN)
     inner = tl.arange(0, BK)
-    # rows and columns over the edge read the last one again: cheaper than a mask, and never stored
+    # rows and columns past the edge read the last one: cheaper than a mask, and they are not stored
     row = tl.minimum(m, rows - 1)
     top = row // OUT_W % OUT_H * STRIDE_H - PAD_H
     left = row % OUT_W * STRIDE_W - PAD_W

@@ -1,6 +1,7 @@
-"""Depthwise convolution: every channel with a window of its own, channels side by side in wide loads.
+"""Depthwise convolution: every channel has its own window, and a thread loads neighbouring channels at once.
 
-A thread keeps a block of neighbouring outputs in registers: what it loads serves every window it lies in.
+A thread keeps a block of neighbouring outputs in registers, so each loaded value is used in every window
+that contains it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# so many taps of packed 16-bit weights stay in registers; more are read from the cache at each use
+# windows with at most this many taps keep their weights in registers; others read them from the cache
 HELD_TAPS = tl.constexpr(25)
 
 
@@ -19,7 +20,7 @@ def _add_tap(
     out: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
 ):  # fmt: skip
-    """Add x to output `out` if a tap of its window lies `down` and `across` from the window's corner."""
+    """Adds x to output `out` if its window has a tap `down` lines and `across` columns from its corner."""
     IS_LINE: tl.constexpr = down >= 0 and down % DILATION_H == 0 and down // DILATION_H < KERNEL_H
     IS_COLUMN: tl.constexpr = across >= 0 and across % DILATION_W == 0 and across // DILATION_W < KERNEL_W
     if IS_LINE and IS_COLUMN:
@@ -67,7 +68,7 @@ def depthwise(
     sums = ()
     for _ in tl.static_range(HIGH * WIDE):
         sums = sums + (tl.zeros((BP, BC), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-    # every position under the block is loaded once and added to each output whose window holds it
+    # every position under the block is loaded once and added to each output whose window contains it
     for down in tl.static_range((HIGH - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1):
         for across in tl.static_range((WIDE - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1):
             at_h, at_w = top + down, left + across

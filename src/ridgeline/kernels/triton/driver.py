@@ -1,6 +1,6 @@
-"""Launches compiled kernels through the CUDA driver: no Triton, no compiler, and dependent launch.
+"""Launches compiled kernels through the CUDA driver, without Triton or a compiler, with dependent launch.
 
-The driver's context is the one PyTorch made; modules are loaded once per process and device.
+Kernels use the context that PyTorch made. A module is loaded once per process and device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN_SHARED_BYTES = 48 << 10
 
 
 class CudaError(RidgelineError):
-    """The driver refused."""
+    """The CUDA driver returned an error."""
 
 
 class _Attribute(ctypes.Structure):
@@ -71,12 +71,12 @@ _lock = threading.Lock()
 
 
 def _function(compiled: Compiled) -> ctypes.c_void_p:
-    """The entry point on the current device, loaded at its first use."""
+    """The entry point on the current device; it is loaded when it is first used."""
     key = (torch.cuda.current_device(), compiled.cubin)
     with _lock:
         if key not in _functions:
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()  # the device's context is made by now
+            torch.cuda.current_stream().synchronize()  # makes the device's context
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             cuda = _cuda()
             _check(cuda.cuModuleLoadData(ctypes.byref(module), compiled.cubin), f"loading {compiled.name}")
@@ -96,7 +96,7 @@ class Launcher:
         self.compiled = compiled
 
     def freeze(self, grid: Sequence[int], args: Sequence[Tensor | int | float]) -> Callable[[], None]:
-        """A call without arguments: the same launch on whatever stream is current then."""
+        """A function without arguments that launches on the stream that is current when it is called."""
         compiled = self.compiled
         function = _function(compiled)
         slots = [_slot(kind, arg) for kind, arg in zip(compiled.types, args, strict=True)]

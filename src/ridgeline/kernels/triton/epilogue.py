@@ -1,7 +1,7 @@
-"""What follows a product or convolution, as a function that a hand-written kernel calls on its sums.
+"""What follows a product or convolution, as a generated function that a hand-written kernel calls.
 
-The kernel knows nothing of it: it hands over a tile of sums with the rows and columns it stands for, and the
-epilogue adds the anchor's own bias, runs the rest of the region in float32 and stores every output.
+The kernel passes a tile of sums with its rows and columns. The epilogue adds the anchor's own bias, computes
+the rest of the region in float32 and stores every output.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`function(acc, m, n, mask, pointers)`, and what `pointers` holds: inputs, constants, all outputs."""
+    """`function(acc, m, n, mask, pointers)`; `pointers` are inputs, constants, then all outputs."""
 
     function: Generated
-    types: tuple[str, ...]  # of `pointers`, as a kernel's signature has them
+    types: tuple[str, ...]  # of `pointers`, in the form of a kernel's signature
     inputs: tuple[int, ...]  # positions among the region's inputs
     extras: tuple[np.ndarray, ...]  # constants of the region that a launch keeps on the device
     extents: Mapping[int, int]  # bytes that it touches, by argument of the launch
 
     def pointers(self, inputs: Sequence[T], extras: Sequence[T], outputs: Sequence[T]) -> list[T]:
-        """The arguments for `pointers`, out of all inputs and outputs of the region."""
+        """The arguments for `pointers`, selected from all inputs and outputs of the region."""
         return [*(inputs[i] for i in self.inputs), *extras, *outputs]
 
 
 def make_epilogue(site: Site, anchor_value: str, columns_axis: int) -> Epilogue:
-    """Everything behind the op that makes `anchor_value`, whose dim `columns_axis` holds the columns.
+    """Everything after the op that computes `anchor_value`, whose dim `columns_axis` holds the columns.
 
-    `acc` is the bare sum of products: alpha, beta and bias of the anchor are the epilogue's. Rows count the
-    other dims of the anchor's output, in order. Raises `RefusedError` where the region does not fit.
+    `acc` is the bare sum of products; the epilogue applies the anchor's alpha, beta and bias. Rows count the
+    other dims of the anchor's output, in order. Raises `RefusedError` if the region does not fit.
     """
     anchor = site.body.producer(anchor_value)
     if anchor is None:
@@ -101,7 +101,7 @@ def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], name
     for memory in program.stores:
         scope.need(memory.value)
     wanted = indexed_axes(program)
-    # a single row or column is a block too
+    # makes the address of a single row or column a block
     blocks = [f"{flat.var} * 0" for flat in (along_m, along_n) if not flat.axes]
     lines = [
         *(f"{name} = pointers[{place}]" for place, name in enumerate(names)),

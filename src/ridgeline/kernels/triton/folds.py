@@ -1,6 +1,6 @@
-"""How reductions are carried through a loop over a row: states per lane, their update, and how lanes join.
+"""How a loop over a row carries reductions: the states of each lane, their update, and the join of lanes.
 
-Two reductions where the second needs the first, as softmax and variance have them, are carried in one pass.
+Two reductions of which the second needs the first, as in softmax and variance, are carried in one pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXPONENTIALS = ("rl_exp_low({0})", "rl_exp({0})")
 
 
 def identity(fold: str, dtype: str) -> str:
-    """What folding begins with, as a scalar of that type."""
+    """The value that a fold starts from, as a scalar of that type."""
     if fold in ("sum", "prod"):
         return literal(Number(0 if fold == "sum" else 1, dtype))
     is_max = fold.startswith("max")
@@ -28,7 +28,7 @@ def identity(fold: str, dtype: str) -> str:
 
 
 def joined(fold: str, value: str, *, is_single: bool = False, axis: int = 1) -> str:
-    """All lanes of a row as one number, [ROWS, 1], of a single row as a scalar; axis 2 leaves the lanes."""
+    """Reduces the lanes of a row to [ROWS, 1], or to a scalar for a single row; axis 2 keeps the lanes."""
     where = f"axis={None if is_single else axis}, keep_dims={axis == 1 and not is_single}"
     if fold in ("sum", "max", "min"):
         return f"tl.{fold}({value}, {where})"
@@ -38,7 +38,7 @@ def joined(fold: str, value: str, *, is_single: bool = False, axis: int = 1) -> 
 
 @dataclass(frozen=True)
 class Lanes:
-    """A tile of `rows` by `cols` as lanes of `deep` neighbours, which one thread holds together."""
+    """A tile of `rows` by `cols` as lanes; one thread holds the `deep` neighbours of a lane."""
 
     rows: int
     cols: int
@@ -49,18 +49,18 @@ class Lanes:
         return f"({self.rows}, {self.cols // self.deep})"
 
     def pieces(self, value: str) -> str:
-        """A tile cut into lanes, [ROWS, LANES, deep]; as it is where lanes are single elements."""
+        """A tile reshaped into lanes, [ROWS, LANES, deep]; unchanged if lanes are single elements."""
         whole = f"tl.broadcast_to({value}, ({self.rows}, {self.cols}))"
         if self.deep == 1:
             return whole
         return f"tl.reshape({whole}, ({self.rows}, {self.cols // self.deep}, {self.deep}))"
 
     def each(self, fold: str, value: str) -> str:
-        """Neighbours of a lane as one."""
+        """Reduces the neighbours of each lane."""
         return value if self.deep == 1 else joined(fold, value, axis=2)
 
     def against(self, value: str) -> str:
-        """A value per lane beside each of the lane's neighbours."""
+        """A value per lane, broadcast to the lane's neighbours."""
         return value if self.deep == 1 else f"{value}[:, :, None]"
 
 
@@ -73,13 +73,13 @@ def combined(fold: str, a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Reductions that one pass carries together: of one value, each state named after its reduction."""
+    """Reductions of one value that a pass carries together. Each state is named after its reduction."""
 
     folds: tuple[Step, ...]
 
     @property
     def value(self) -> Term:
-        """What is reduced: the one value of the row that the pass must know."""
+        """The value of the row that is reduced."""
         return self.folds[0].args[0]
 
     @property
@@ -88,17 +88,17 @@ class Group:
 
     @property
     def states(self) -> Mapping[str, str]:
-        """Names of the states and what each begins with."""
+        """The states by name, with the value that each starts from."""
         dtype = self.folds[0].dtype
         starts = (identity(fold.fold, dtype) for fold in self.folds)
         return dict(zip(self.names, starts, strict=True))
 
     def update(self, mask: str, lanes: Lanes) -> list[str]:
-        """Take in one more tile; elements outside of `mask` (none if empty) do not count."""
+        """Folds one more tile into the states, without the elements outside `mask`; "" masks none."""
         raise NotImplementedError
 
     def join(self, *, is_single: bool = False) -> list[str]:
-        """Lanes become one: states and folds are [ROWS, 1] after it, or scalars for a single row."""
+        """Joins the lanes: states and folds become [ROWS, 1], or scalars for a single row."""
         raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ class Single(Group):
 
 
 class Exponentials(Group):
-    """max(x) and sum(exp(x - max)): what was added is scaled whenever a larger x comes along."""
+    """max(x) and sum(exp(x - max)); the sum is rescaled whenever the maximum grows."""
 
     def update(self, mask: str, lanes: Lanes) -> list[str]:
         top, total = self.names
@@ -128,7 +128,7 @@ class Exponentials(Group):
         return [
             f"here = {value}",
             f"high = tl.maximum({top}, {lanes.each('max', 'here')})",
-            # lanes that saw nothing but -inf: a difference of infinities would be NaN
+            # the difference of two infinities would be NaN
             'shift = tl.where(high == float("-inf"), 0, high)',
             f"raised = rl_exp_low(here - {lanes.against('shift')})",
             f"{total} = {total} * rl_exp_low({top} - shift) + {lanes.each('sum', 'raised')}",
@@ -149,7 +149,7 @@ class Exponentials(Group):
 
 
 class Variance(Group):
-    """sum(x) and sum((x - mean)²): each lane knows its own mean, spread and count, joined as Chan has it."""
+    """sum(x) and sum((x - mean)²); each lane has its own mean, spread and count, joined by Chan's formula."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -207,16 +207,16 @@ class Pass:
 
     @property
     def values(self) -> list[Term]:
-        """What is reduced."""
+        """The values that are reduced."""
         return [group.value for group in self.groups]
 
     @property
     def states(self) -> dict[str, str]:
-        """Names of all states and what each begins with."""
+        """All states by name, with the value that each starts from."""
         return {name: start for group in self.groups for name, start in group.states.items()}
 
     def begin(self, shape: str) -> list[str]:
-        """The states of lanes of that shape, before anything is folded into them."""
+        """Initialises the states of lanes of that shape."""
         return [
             f"{name} = tl.zeros({shape}, {TYPES[group.folds[0].dtype][1]}) + {start}"
             for group in self.groups
@@ -266,7 +266,7 @@ def _groups(folds: Sequence[Step], steps: Mapping[Term, Step], count: int) -> li
 
 
 def _follows(second: Step, first: Step, steps: Mapping[Term, Step], count: int) -> bool:
-    """Whether `second` is the sum that a known pair makes of `first`, over `count` items."""
+    """Whether two folds over `count` items are the maximum and sum of softmax, or the sums of a variance."""
     made = steps.get(second.args[0])
     if second.fold != "sum" or made is None or first.dtype not in ("float32", "float64"):
         return False
@@ -288,7 +288,7 @@ def _follows(second: Step, first: Step, steps: Mapping[Term, Step], count: int) 
 
 
 def behind(values: Iterable[Term], steps: Mapping[Term, Step]) -> set[Term]:
-    """These values and all that they are made of, numbers left out."""
+    """These values and everything that they are computed from, without numbers."""
     found: set[Term] = set()
     waiting = list(values)
     while waiting:

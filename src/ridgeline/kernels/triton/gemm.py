@@ -1,6 +1,6 @@
-"""Matrix products: tiles on tensor cores, K split where tiles are few; a few rows on plain cores.
+"""Matrix products: tiles on tensor cores, with K split if tiles are few; a few rows on plain cores.
 
-What follows the product comes as EPILOGUE (docs/gpu.md); nothing here knows what it is.
+EPILOGUE computes what follows the product (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.kernels.triton.tiles import finish, prefetch_weight, tile_place
 
 
 def gemm_ref(x: Tensor, w: Tensor) -> Tensor:
-    """The product alone; `w` is [..., N, K], as the packed weight lies."""
+    """The product alone; `w` is [..., N, K], the layout of the packed weight."""
     return torch.matmul(x, w.mT)
 
 
@@ -44,7 +44,7 @@ def gemm(
     m = first_row + tl.arange(0, BM)
     n = first_column + tl.arange(0, BN)
     k = first_depth + tl.arange(0, BK)
-    # rows and columns over the edge read the last one again: cheaper than a mask, and never stored
+    # rows and columns past the edge read the last one: cheaper than a mask, and they are not stored
     x_row = tl.minimum(m, rows - 1).to(tl.int64) * X_ROW + batch.to(tl.int64) * X_BATCH
     w_column = tl.minimum(n, N - 1).to(tl.int64) * W_COLUMN + batch.to(tl.int64) * W_BATCH
     x_tile = x_ptr + x_row[:, None] + k[None, :] * X_DEPTH  # [BM, BK]
@@ -76,7 +76,7 @@ def gemv(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT_K: tl.constexpr,
     PREFETCH: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """y = epilogue(x[M, K] · w[N, K]ᵀ) for M ≤ BM: the weight streams by once, one piece ahead."""
+    """y = epilogue(x[M, K] · w[N, K]ᵀ) for M ≤ BM; the weight is read once, one piece ahead of its use."""
     STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
     IS_EVEN_K: tl.constexpr = STEPS * BK * SPLIT_K == K
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -85,7 +85,7 @@ def gemv(
     first_depth = part * (STEPS * BK)
     k = first_depth + tl.arange(0, BK)
     w_tile = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * W_COLUMN + k[None, :]  # [BN, BK]
-    # the weight is a constant: its first piece, and the rest as far as L2, need not wait
+    # the weight is a constant: its first piece is loaded, and the rest fetched into L2, before the wait
     if IS_EVEN_K:
         w = tl.load(w_tile, eviction_policy="evict_first")
     else:

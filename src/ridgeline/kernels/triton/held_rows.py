@@ -1,10 +1,11 @@
-"""Long rows in one read and one write: a program keeps its tiles of a row, as they lie in memory, until all
-that is reduced is known; `splits` programs that share a row tell one another their parts while they wait.
+"""Long rows with one read and one write: a program keeps its tiles of a row until the reductions are known.
 
-Which program takes which piece is not the order they were started in: each draws a ticket, so whoever holds
-a lower one is running already, and the oldest unfinished row can always be finished. A part is one word that
-says by itself whether it is there: zero means not yet, so neither fences nor counters are needed. There are
-two sets of words: a launch tells with one and clears the other, which the launch before told with.
+Tiles are kept in the dtype they have in memory. `splits` programs may share a row; they exchange partial
+results and wait for one another. A program takes its piece of a row by a ticket and not by its program
+number: programs with lower tickets are running already, so the oldest unfinished row can always finish.
+A partial result is one 32-bit word, and zero means that it is not there yet, so no fence and no counter is
+needed. There are two sets of words: a launch publishes in one set and clears the other, which the previous
+launch used.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from ridgeline.kernels.triton.text import (
     stored_text,
 )
 
-# a row's parts are the lanes of a warp: every warp looks for itself, and its lanes agree on what they saw
+# one lane of a warp reads one part of a row; every warp reads for itself
 MAX_SPLITS = 32
-FIRST_WORD = 32  # tickets have a cache line of their own
-# marks an unwritten slot: a partial result is stored as its bits xor this NaN payload, which none has, so
-# that a stored word is never zero
+FIRST_WORD = 32  # the ticket counter has its own cache line
+# a partial result is stored as its bits xor this NaN. No partial result is a NaN with this payload, so a
+# stored word is never zero
 ABSENT = 0x7FF5A5A5
 PLAIN_NAN = 0x7FFFFFFF
 MOST_REGISTERS = 248
-FREE_BYTES = 64  # a thread that keeps no more than this may take as many registers as it likes
+FREE_BYTES = 64  # registers are not limited for a thread that keeps at most this much
 PACKED_DTYPES = ("float16", "bfloat16")
-# two at a time against a zero that only the caller knows to be one
+# xor of two packed values with a zero that the compiler cannot see through
 XOR = '"xor.b32 $0, $1, $2;", "=r,r,r,r"'
 OPAQUE = f"tl.inline_asm_elementwise({XOR}, [{{0}}, size >> 31], {{0}}.dtype, is_pure=False, pack=2)"
 
 
 def kept_loads(rows: Rows, constants: Collection[int]) -> list[Memory]:
-    """What the reductions need of the row's columns and other kernels made."""
+    """Loads that reductions need and that are kept: of the row's columns, and not of constants."""
     program = rows.program
     steps: dict[Term, Step] = {step.name: step for step in program.steps}
     needed = behind((value for one in rows.passes() for value in one.values), steps)
@@ -58,12 +59,12 @@ def kept_loads(rows: Rows, constants: Collection[int]) -> list[Memory]:
 
 
 def kept_bytes(kept: Sequence[Memory]) -> int:
-    """For each column."""
+    """Kept bytes per column."""
     return sum(ITEM_BITS[memory.dtype] // 8 for memory in kept)
 
 
 def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: bool) -> Stages:
-    """One launch, of `splits` programs to a row."""
+    """One launch, with `splits` programs per row."""
     if cut.rows != 1 or rows.is_tail:
         raise RefusedError("a program keeps tiles of one row whose columns lie side by side")
     if cut.held * cut.cols * cut.splits < rows.columns:
@@ -94,12 +95,12 @@ def held_stages(rows: Rows, constants: Collection[int], cut: RowCut, *, pdl: boo
 
 
 def _most_registers(kept_bytes: int) -> int:
-    """Of a thread that keeps so much: as many again, else fewer programs are under way than memory needs."""
+    """The register limit of a thread: twice what it keeps, so that enough programs run at once."""
     return min(-(-kept_bytes // 16) * 8, MOST_REGISTERS) if kept_bytes > FREE_BYTES else 0
 
 
 class _HeldWriter(RowWriter):
-    """The text of the one kernel."""
+    """Writes the kernel."""
 
     def __init__(self, rows: Rows, constants: Collection[int], cut: RowCut, pdl: bool) -> None:
         super().__init__(rows, constants, cut, pdl)
@@ -108,20 +109,20 @@ class _HeldWriter(RowWriter):
     def lines(self) -> list[str]:
         scope = self.scope()
         is_shared = self.cut.splits > 1
-        lines = [*WAIT, *(self.drawn() if is_shared else ["first = 0"])]
+        lines = [*WAIT, *(self.draw_ticket() if is_shared else ["first = 0"])]
         lines += self.row_head("row" if is_shared else "tl.program_id(0)")
         for tile in range(self.cut.held):
             lines += self.tile_head(tile)
-            lines += [f"{self.name(memory, tile)} = {self.stored(memory)}" for memory in self.kept]
+            lines += [f"{self.name(memory, tile)} = {self.kept_text(memory)}" for memory in self.kept]
         for one in self.rows.passes():
-            lines += [*self.folded(one, scope), *one.join(is_single=True)]
+            lines += [*self.fold_tiles(one, scope), *one.join(is_single=True)]
             if is_shared:
-                lines += [*self.told(one), *self.heard(one), *one.join(is_single=True)]
+                lines += [*self.publish(one), *self.await_parts(one), *one.join(is_single=True)]
             scope.known.update(fold.name for fold in one.folds)
-        return lines + self.finished(scope)
+        return lines + self.store_tiles(scope)
 
     def row_head(self, block: str) -> list[str]:
-        """There is a program for every row and no more: its number is a scalar and needs no mask."""
+        """Every program has exactly one row, so the row's number is a scalar and needs no mask."""
         cast = ".to(tl.int64)" if is_wide(self.program) else ""
         unpacked = self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program))
         return [f"r = {block}{cast}", *unpacked]
@@ -142,11 +143,11 @@ class _HeldWriter(RowWriter):
     def name(self, memory: Memory, tile: int) -> str:
         return f"kept_{memory.value}_{tile}"
 
-    def stored(self, memory: Memory) -> str:
+    def kept_text(self, memory: Memory) -> str:
         return stored_text(memory, self.terms(memory), self.load_mask(memory), self.index)
 
     def tile_scope(self, outer: Scope, tile: int) -> Scope:
-        """A block for one tile, where what is kept need not be loaded."""
+        """A scope for one tile, in which kept values are not loaded again."""
 
         def load(memory: Memory) -> str:
             if memory.value not in {kept.value for kept in self.kept}:
@@ -156,7 +157,7 @@ class _HeldWriter(RowWriter):
 
         return outer.inner(load)
 
-    def folded(self, one: Pass, scope: Scope) -> list[str]:
+    def fold_tiles(self, one: Pass, scope: Scope) -> list[str]:
         """Folds every tile into the states of a pass."""
         self.need_rows(scope, one.values)
         lines = [*scope.take(), *one.begin(self.lanes.shape)]
@@ -166,21 +167,21 @@ class _HeldWriter(RowWriter):
             lines += [*self.tile_head(tile), *inner.take(), *self.update(one)]
         return lines
 
-    def finished(self, scope: Scope) -> list[str]:
+    def store_tiles(self, scope: Scope) -> list[str]:
         """Stores the outputs of the row, then tile by tile those of its columns."""
         lines = self.row_stores(scope, "share == 0" if self.cut.splits > 1 else "")
         wide = self.rows.wide_stores
         for tile in range(self.cut.held if wide else 0):
             inner = self.tile_scope(scope, tile)
             inner.need(*(m.value for m in wide))
-            lines += [*self.tile_head(tile), *self.opened(tile), *inner.take(), *map(self.store, wide)]
+            lines += [*self.tile_head(tile), *self.hide_origin(tile), *inner.take(), *map(self.store, wide)]
             if tile % 2:
                 # without it the compiler computes all tiles before it stores the first, in too many registers
                 lines.append("tl.debug_barrier()")
         return lines
 
-    def opened(self, tile: int) -> list[str]:
-        """Kept values as if they were new, else the compiler would keep what it made of them as well."""
+    def hide_origin(self, tile: int) -> list[str]:
+        """Hides where kept values come from; otherwise the compiler also keeps what it computed from them."""
         lines = []
         for memory in self.kept:
             if memory.dtype in PACKED_DTYPES:
@@ -188,10 +189,10 @@ class _HeldWriter(RowWriter):
                 lines += ["if PACKED:", f"    {name} = {OPAQUE.format(name)}"]
         return lines
 
-    # what the programs of a row tell one another
+    # how programs that share a row exchange partial results
 
-    def drawn(self) -> list[str]:
-        """A ticket: its turn says which set of words this launch uses, the rest which piece of which row."""
+    def draw_ticket(self) -> list[str]:
+        """Takes a ticket. Its turn selects the set of words; the rest selects the row and the piece of it."""
         splits = self.cut.splits
         return [
             f"programs = size * {self.unit * splits}",
@@ -205,29 +206,30 @@ class _HeldWriter(RowWriter):
             f"first = share * {self.cut.held * self.cut.cols}",
         ]
 
-    def words(self, turn: str, one: Pass, state: int) -> str:
+    def word_at(self, turn: str, one: Pass, state: int) -> str:
         """Where the first part of a state of this row lies."""
         of_row = f"({turn} * (size * {self.unit}) + row) * {len(one.states) * self.cut.splits}"
         return f"{WORDS} + {FIRST_WORD + state * self.cut.splits} + {of_row}"
 
-    def told(self, one: Pass) -> list[str]:
+    def publish(self, one: Pass) -> list[str]:
         """Publishes this program's parts, and clears its words of the previous launch."""
         lines = []
         for place, name in enumerate(one.states):
             lines += [
                 f"word = {name}.to(tl.int32, bitcast=True) ^ {ABSENT}",
                 f"word = tl.where(word == 0, {PLAIN_NAN ^ ABSENT}, word)",
-                f'tl.atomic_xchg({self.words("turn", one, place)} + share, word, sem="relaxed")',
+                f'tl.atomic_xchg({self.word_at("turn", one, place)} + share, word, sem="relaxed")',
             ]
         return lines + [
-            f"tl.store({self.words('(1 - turn)', one, place)} + share, 0)" for place in range(len(one.states))
+            f"tl.store({self.word_at('(1 - turn)', one, place)} + share, 0)"
+            for place in range(len(one.states))
         ]
 
-    def heard(self, one: Pass) -> list[str]:
+    def await_parts(self, one: Pass) -> list[str]:
         """Reads until the parts of all siblings are there; the compiler never drops a volatile load."""
         splits, count = self.cut.splits, len(one.states)
         how = f"mask=lane < {splits}, other=1, volatile=True"
-        look = [f"told_{i} = tl.load({self.words('turn', one, i)} + lane, {how})" for i in range(count)]
+        look = [f"told_{i} = tl.load({self.word_at('turn', one, i)} + lane, {how})" for i in range(count)]
         missing = " | ".join(f"(told_{i} == 0)" for i in range(count))
         return [
             f"lane = tl.arange(0, {MAX_SPLITS})[None, :]",

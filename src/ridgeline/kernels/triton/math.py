@@ -1,7 +1,7 @@
-"""The functions that generated Triton calls: each `rl_` name means what it means in every dialect.
+"""The functions that generated Triton calls. An `rl_` name has the same meaning in every dialect.
 
-float32 functions are written out where the hardware's approximation is off by more than a few units in the
-last place; they follow `kernels/cpp/prelude.py`. float64 goes to libdevice, which the interpreter lacks.
+float32 functions are written out if the hardware's approximation is off by more than a few units in the last
+place; they follow `kernels/cpp/prelude.py`. float64 uses libdevice, which the interpreter does not have.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def rl_min(a, b):
 
 @triton.jit
 def rl_sign(x):
-    """A NaN stays."""
+    """The sign of a NaN is NaN."""
     return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)
 
 
 @triton.jit
 def rl_div(x, y):
-    """Rounded as IEEE has it, or cut towards zero; an integer by zero gives zero."""
+    """Floats are rounded as in IEEE 754. Integers are truncated, and an integer divided by zero is zero."""
     if x.dtype == tl.float32:
         return tl.div_rn(x, y)
     elif x.dtype == tl.float64:
@@ -85,7 +85,7 @@ def rl_mod(x, y):
 
 @triton.jit
 def rl_place(index, size):
-    """An index from either end, kept inside: a wrong one must not take the GPU down."""
+    """An index from either end, clamped to the axis: an index out of range must not crash the GPU."""
     index = tl.where(index < 0, index + size, index)
     return tl.minimum(tl.maximum(index, 0), size - 1)
 
@@ -107,7 +107,7 @@ def rl_ceil(x):
 
 @triton.jit
 def rl_round(x):
-    """To the nearest, halves to even: adding this number leaves no room for a fraction."""
+    """Rounds to nearest, halves to even: after the addition no bits are left for a fraction."""
     if x.dtype == tl.float64:
         near = (x + 6755399441055744.0) - 6755399441055744.0
         return tl.where(tl.abs(x) < 2251799813685248.0, near, x)
@@ -123,10 +123,11 @@ def rl_erf(x):
 
 @triton.jit
 def rl_gelu_half(x):
-    """x · Φ(x), the tail to 3e-5 of itself: closer than 16 bits can tell, at a third of the instructions.
+    """x · Φ(x) with a relative error of 3e-5 in the tail, below the precision of 16 bits.
 
-    log₂(1 - Φ(z)) is nearly a parabola for z ≥ 0: a polynomial (minimax over [0, 5.6], past which 16 bits
-    hold nothing) and one exponential find it, where erf takes a division too.
+    log₂(1 - Φ(z)) is nearly a parabola for z ≥ 0, so a polynomial (minimax over [0, 5.6]; beyond, the tail is
+    zero in 16 bits) and one exponential compute it. It takes a third of the instructions of erf, which also
+    needs a division.
     """
     z = tl.minimum(tl.abs(x), 8.0, propagate_nan=tl.PropagateNan.ALL)
     q = 2.55046303e-5 * z - 6.51082231e-4
@@ -146,7 +147,7 @@ def rl_sigmoid_half(x):
 
 @triton.jit
 def rl_gelu_tanh_half(x):
-    """0.5 · x · (1 + tanh(u)) in the manner of `rl_gelu_half`: the tail, 1 / (1 + exp(2u)), to 9e-5."""
+    """0.5 · x · (1 + tanh(u)), computed like `rl_gelu_half`; the tail 1 / (1 + exp(2u)) is within 9e-5."""
     z = tl.minimum(tl.abs(x), 8.0, propagate_nan=tl.PropagateNan.ALL)
     q = -5.61740635e-5 * z + 1.23216257e-3
     q = q * z - 1.0088449e-2
@@ -161,17 +162,17 @@ def rl_gelu_tanh_half(x):
 
 @triton.jit
 def rl_exp_low(x):
-    """exp where its argument is small or below zero, as in softmax: the hardware's own, zero below 1e-38."""
+    """The hardware's exp, for arguments that are small or negative, as in softmax; zero below 1e-38."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     else:
-        # exp would go on to denormal numbers, at three more instructions
+        # tl.exp also computes denormal numbers, with three more instructions
         return tl.exp2(x * 1.44269504)
 
 
 @triton.jit
 def _exponent(low):
-    """low as n · ln 2 + f, with f near zero."""
+    """n and f such that low = n · ln 2 + f, with f near zero."""
     n = rl_round(low * 1.442695)
     f = low - n * 6.93145752e-1
     return n, f - n * 1.42860677e-6
@@ -179,14 +180,14 @@ def _exponent(low):
 
 @triton.jit
 def rl_exp(x):
-    """exp to 2 units in the last place: the hardware's, over a reduced argument."""
+    """exp to 2 units in the last place: the hardware's exp2 of a reduced argument."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     else:
         low = tl.where(x < -104.0, -104.0, x)
         low = tl.where(low > 89.0, 89.0, low)
         n, f = _exponent(low)
-        # two factors, so that the step to inf comes out right
+        # two factors, so that large results overflow to inf at the right argument
         half = tl.floor(n * 0.5)
         return tl.exp2(f * 1.44269502) * tl.exp2(half) * tl.exp2(n - half)
 
@@ -237,7 +238,7 @@ def rl_log(x):
 
 @triton.jit
 def rl_log1p(x):
-    """For x in [0, 1], as softplus has it."""
+    """log(1 + x) for x in [0, 1], the range that softplus needs."""
     w = 1.0 + x
     return rl_log(w) + (x - (w - 1.0)) / w
 
@@ -248,7 +249,7 @@ def rl_tanh(x):
         return libdevice.tanh(x)
     else:
         t = tl.abs(x)
-        # below zero the exponential cannot overflow
+        # exp of a negative number cannot overflow
         far = tl.exp(-2.0 * t)
         far = (1.0 - far) / (1.0 + far)
         far = tl.where(x < 0, -far, far)
@@ -265,14 +266,14 @@ def rl_pow(x, y):
         return libdevice.pow(x, y)
     else:
         size = tl.abs(x)
-        y = tl.where(x == x, y, y)  # as many as x: the interpreter joins no tests of unlike shapes
-        # a logarithm in float32 would lose as many bits as the exponent is large
+        y = tl.where(x == x, y, y)  # gives y the shape of x, which the interpreter needs to combine the tests
+        # in float32 the error of the logarithm would be multiplied by the exponent
         wide = tl.exp(y.to(tl.float64) * tl.log(size.to(tl.float64))).to(tl.float32)
-        # one to an infinite power is one; to a NaN, a NaN
+        # 1 to an infinite power is 1, and 1 to a NaN is NaN
         wide = tl.where(size == 1.0, tl.where(y == y, 1.0, y), wide)
         is_whole = tl.floor(y) == y
         is_odd = is_whole & (tl.floor(y * 0.5) * 2.0 != y)
-        # of the numbers below zero, only -inf and -0 have powers that are not whole
+        # of the negative numbers, only -inf and -0 have powers with exponents that are not integers
         has_power = is_whole | (size == float("inf")) | (size == 0.0)
         is_negative = x.to(tl.int32, bitcast=True) < 0
         below = tl.where(has_power, tl.where(is_odd, -wide, wide), float("nan"))
@@ -281,17 +282,17 @@ def rl_pow(x, y):
 
 @triton.jit
 def _quarter(x):
-    """x as a multiple of pi/2, modulo four, and what is left.
+    """The nearest multiple of pi/2 to x, modulo four, and the remainder.
 
-    Up to 2^20 in float64. Beyond, x is m * 2^e: the bits of 2/pi that m * 2^e makes multiples of four of do
-    not matter, and 96 bits after those are enough (Payne and Hanek).
+    Up to 2^20 it is computed in float64. Larger x are m * 2^e: the leading bits of 2/pi, whose product with
+    x is a multiple of four, do not matter, and the 96 bits after them are enough (Payne and Hanek).
     """
     wide = x.to(tl.float64)
     n = rl_round(wide * 0.6366197723675814)
     near = (wide - n * 1.5707963267948966) - n * 6.123233995736766e-17
     bits = x.to(tl.int32, bitcast=True)
     m = ((bits & 0x7FFFFF) | 0x800000).to(tl.uint64)
-    # eight zeros stand before 2/pi, so that the window starts inside for every x from 2^17 on
+    # the table has eight zero bits before 2/pi, so the window starts inside it for every x from 2^17 on
     start = tl.minimum(tl.maximum(((bits >> 23) & 0xFF) - 144, 0), 110)
     word, shift = start >> 5, (start & 31).to(tl.uint64)
     a = _pick(word, 0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD)
@@ -300,7 +301,7 @@ def _quarter(x):
     d = _pick(word, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163)
     high, low = (a << 32) | b, (c << 32) | d
     window = (high << shift) | ((low >> 1) >> (63 - shift))
-    turns = m * window + ((m * ((low << shift) >> 32)) >> 32)  # in units of 2^-62, modulo four
+    turns = m * window + ((m * ((low << shift) >> 32)) >> 32)  # the unit is 2^-62, modulo four
     quarters = (turns + 2305843009213693952) >> 62
     far = (turns - (quarters << 62)).to(tl.int64, bitcast=True).to(tl.float64) * 3.4061215800865545e-19
     is_far = (tl.abs(x) >= 1048576.0) & (tl.abs(x) < float("inf"))

@@ -1,7 +1,7 @@
-"""Elementwise regions: every operand is read once, every output written once, 16 bytes at a time.
+"""Elementwise regions: every operand is read once and every output written once, 16 bytes at a time.
 
-`flat` walks all elements in the order of the widest output. Where an operand's innermost axis is another one,
-`tiled` takes squares of the two, so that both sides touch whole cache lines.
+`flat` walks all elements in the order of the widest output. If an operand has another innermost axis, `tiled`
+takes squares of the two axes, so that loads and stores both touch whole cache lines.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ridgeline.kernels.triton.text import (
     touched_axes,
 )
 
-ALIGNMENT = 16  # elements: what the compiler must know of a size to use the widest accesses
+ALIGNMENT = 16  # elements; a size must be a multiple of it for the compiler to use the widest accesses
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How elements are shared out: `width` of the innermost axis and `height` of the other, `warps` wide."""
+    """The block of one program: `width` along the innermost axis, `height` along the other, and its warps."""
 
     width: int
     warps: int
@@ -48,7 +48,7 @@ def why_not_pointwise(program: Program) -> str | None:
 
 
 def pointwise_stages(program: Program, constants: Collection[int], cut: Cut, *, pdl: bool) -> Stages:
-    """The kernel for one cut. `constants` are inputs that never change: read before the wait."""
+    """The kernel for one cut. `constants` are inputs that never change; they are loaded before the wait."""
     reason = why_not_pointwise(program)
     if reason is not None:
         raise RefusedError(reason)
@@ -67,9 +67,9 @@ def widest(program: Program) -> Memory:
 
 
 def crossing(program: Program) -> tuple[list[int], list[int], list[int]] | None:
-    """The rest of the axes, those that an operand walks innermost, and those that the widest output does.
+    """The other axes, the innermost axes of some operand, and the innermost axes of the widest output.
 
-    None where all operands agree on the innermost axis, or are small enough to stay in the cache.
+    None if all operands agree on the innermost axis, or if those that do not are small enough for the cache.
     """
     lead = widest(program)
     groups = merged(memory_order(program.sizes, lead), program)
@@ -88,7 +88,7 @@ def crossing(program: Program) -> tuple[list[int], list[int], list[int]] | None:
 
 
 def _flat(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[str], int, int]:
-    """The lines of a kernel over all elements in one order, its programs, and the size it is told."""
+    """The lines of the kernel over all elements in one order, its programs, and its size argument."""
     sizes = program.sizes
     axes = tuple(memory_order(sizes, widest(program)))
     total = math.prod(sizes.values())
@@ -103,13 +103,13 @@ def _flat(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[
 
 
 def counted_unit(total: int, inner: int) -> int:
-    """In which unit a size is passed: a multiple of `ALIGNMENT` if there is one, so that masks are wide."""
+    """The unit of a size argument: a multiple of `ALIGNMENT` if possible, so that accesses are wide."""
     aligned = math.gcd(total, ALIGNMENT)
     return inner if math.gcd(inner, ALIGNMENT) == aligned else aligned
 
 
 def _tiled(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[str], int, int]:
-    """The lines of a kernel over squares of two axes, its programs, and the size it is told."""
+    """The lines of the kernel over squares of two axes, its programs, and its size argument."""
     found = crossing(program)
     if found is None:
         raise RefusedError("all operands agree on the innermost axis")
@@ -134,7 +134,7 @@ def _tiled(program: Program, constants: Collection[int], cut: Cut) -> tuple[list
 def _inside(
     program: Program, flats: Mapping[str, Flat], bounds: Mapping[str, str], constants: Collection[int]
 ) -> list[str]:
-    """Everything behind the indices: loads, the wait, steps, stores. `bounds` are tests of single indices."""
+    """What follows the indices: loads, the wait, steps, stores. `bounds` are the tests of single indices."""
     index = {axis: name for flat in flats.values() for axis, name in flat.names().items()}
     missing = {m.pointer: set(program.sizes) - set(m.strides) for m in program.stores}
     unpacked = indexed_axes(program).union(*missing.values())
@@ -149,7 +149,7 @@ def _inside(
 
     def store(memory: Memory) -> str:
         firsts = [f"({index[axis]} == 0)" for axis in sorted(missing[memory.pointer])]
-        # a single element is written by a whole block too, all but one of it masked
+        # a block also writes a single element, with all but one of its lanes masked
         blocks = [f"{name} * 0" for name in bounds if not flats[name].offset(memory, program.sizes)]
         return store_text(memory, [*terms(memory), *blocks], " & ".join(["mask", *firsts]))
 

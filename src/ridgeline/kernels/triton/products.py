@@ -22,7 +22,7 @@ from ridgeline.kernels.windows import Windows
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 GEMV_ROWS = 16
 HALVED_SUMS = 128
-ROW_BYTES = 16  # rows of a packed weight start on such a boundary, so that loads are wide
+ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tile:
     group: int = 8  # row tiles that share their columns of the weight while it is in L2
 
     def constants(self, *, pdl: bool) -> dict[str, Any]:
-        """What every kernel on tiles is made for."""
+        """Constants that all tiled kernels take."""
         return {
             "BM": self.bm, "BN": self.bn, "BK": self.bk, "SPLIT_K": self.split,
             "PREFETCH": self.prefetch and pdl,
@@ -48,7 +48,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Block:
-    """How a depthwise convolution is cut: outputs in registers, then positions and channels side by side."""
+    """How a depthwise convolution is cut: outputs per thread, then positions and channels per program."""
 
     high: int
     wide: int
@@ -59,13 +59,13 @@ class Block:
 
 
 class Problem:
-    """A sum of products of certain sizes, and the kernel that finds it on tiles of [rows, columns]."""
+    """A sum of products of certain sizes, and the kernel that computes it in tiles of [rows, columns]."""
 
     dtype: str
     columns: int
     batch: int = 1
     has_weight: bool = True
-    # the kernel's arguments beside its operands and the pointers of its epilogue
+    # further arguments of the kernel, beside its operands and the pointers of its epilogue
     scratch_types: ClassVar[tuple[tuple[str, str], ...]] = (("parts_ptr", "*fp32"), ("counters_ptr", "*i32"))
     extent_name: ClassVar[str] = "rows"
 
@@ -94,7 +94,7 @@ class Problem:
     def scratch(self, cut: Any, device: torch.device | str) -> tuple[Tensor, ...]:
         """Memory for one frozen call, in argument order: partial sums, and one counter per tile.
 
-        Counters are zero, and every run leaves them so.
+        Counters are zero before and after every run.
         """
         if not self.scratch_types:
             return ()
@@ -112,7 +112,7 @@ class Problem:
     def _kernel(
         self, path: str, constants: Mapping[str, Any], cut: Tile | Block, tail: Epilogue, *, pdl: bool
     ) -> Kernel:
-        """The function at `path`, such as `gemm.gemv`, made for these constants."""
+        """The function at `path`, such as `gemm.gemv`, specialised for these constants."""
         module, function = path.split(".")
         operand = f"*{TYPES[self.dtype]}"
         constants = {**constants, "PDL": pdl, "EPILOGUE": tail.function}

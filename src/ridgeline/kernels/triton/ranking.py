@@ -1,7 +1,7 @@
-"""Which cuts of a product are worth a measurement: a small model of one GPU, best guess first.
+"""Which cuts of a product are worth a measurement, best guess first, by a small model of a GPU.
 
-A block loads its operands from L2, multiplies, and ends with its epilogue; blocks run in waves over the SMs.
-The constants are rounded figures of an H200 and only order candidates; the choice is measured.
+A block loads its operands from L2, multiplies them, and ends with its epilogue; blocks run in waves over the
+SMs. The constants are rounded figures of an H200. They only order the candidates, which are then measured.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ridgeline.base.devices import REGISTERS, Device, device_of
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 
 MAX_CONFIGS = 8
-# at most so many of the chosen share a tile shape, or are alike in whether they split the sum
+# at most this many of the chosen have the same tile shape, or agree in whether they split the sum
 SAME_SHAPE, SAME_KIND = 2, 6
 MAX_SPLIT = 16
-# a weight this many row tiles share is in L2 after the first of them; asking again only costs
+# with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
-SM_BYTES = 75e3  # what one SM can load from L2
+SM_BYTES = 75e3  # that one SM can load from L2 per µs
 STEP_US = 0.04  # the barriers of one step
-LOAD_US = 0.7  # from asking L2 or memory to having it in shared memory
+LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
 FIXED_US = 1.2  # a block's start, first load and epilogue
-JOIN_US = 1.3  # a part's way to memory, the counter, and back
+JOIN_US = 1.3  # a part is written to memory, counted and read back
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
 WIDE_BYTES = 16  # of one load
 CYCLES_PER_US = 1700
-MOST_LOADS = 32  # under one block of a depthwise kernel: all are unrolled, and compiling takes its time
+MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums
 
-Problem = Product | Window
+TiledProblem = Product | Window
 Cut = TypeVar("Cut", Tile, Block)
 
 
@@ -42,8 +42,8 @@ def shared_bytes(tile: Tile, item_bytes: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def rank_gemm(problem: Problem, arch: str) -> tuple[Tile, ...]:
-    """The best few cuts of a product or convolution, unlike enough to be worth timing."""
+def rank_gemm(problem: TiledProblem, arch: str) -> tuple[Tile, ...]:
+    """The best few cuts of a product or convolution that differ enough to be worth timing."""
     device = device_of(arch)
     tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device)]
     ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
@@ -67,14 +67,14 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
     def cost(tile: Tile) -> float:
         blocks = -(-problem.columns // tile.bn) * tile.split
         in_flight = min(blocks / device.sms, 16 // tile.warps * 2) * tile.bn * tile.bk * problem.item_bytes
-        # about 40 KB in flight per SM hide the way to memory
+        # about 40 KB in flight per SM hide the latency of memory
         rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
         return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
 
     return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
 
 
-def tile_us(problem: Problem, tile: Tile, device: Device) -> float:
+def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     """Predicted time of one launch."""
     item = problem.item_bytes
     blocks = math.prod(problem.grid(tile))
@@ -86,7 +86,7 @@ def tile_us(problem: Problem, tile: Tile, device: Device) -> float:
     step_flops = 2 * tile.bm * tile.bn * tile.bk
     multiply_us = sharing * step_flops / (_rate(tile, item, device) / device.sms)
     load_us = step_bytes * max(sharing / SM_BYTES, min(blocks, device.sms * side_by_side) / device.l2_bytes)
-    # two buffers leave the multiplication waiting for its load; more than enough still smooth it
+    # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
     step_us = patience * max(multiply_us, load_us, LOAD_US / (tile.stages - 1))
     block_us = FIXED_US + steps * (STEP_US + step_us)
@@ -120,12 +120,12 @@ def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
 
 
 def block_us(window: Depthwise, block: Block, device: Device) -> float:
-    """Predicted time of one depthwise launch: instructions, or bytes."""
+    """Predicted time of one depthwise launch, from its instructions and its bytes."""
     outputs, loads = block.high * block.wide, _spans(window, (block.high, block.wide))
     # a load with conversion and mask; a multiplication per channel, tap and output; an epilogue per output
     instructions = loads * 16 + outputs * (math.prod(window.kernel) * 8 + 24)
     grid = math.prod(window.grid(block))
-    # four warps issue at a time; loads pass one cache line after the other
+    # four warps issue at a time; a load takes a turn per cache line
     lines = loads * 32 * WIDE_BYTES // window.item_bytes // block.channels
     issue_us = math.ceil(grid / device.sms) * block.warps * max(instructions / 4, lines) / CYCLES_PER_US
     wait_us = FIXED_US + instructions * 2 / CYCLES_PER_US
@@ -134,14 +134,14 @@ def block_us(window: Depthwise, block: Block, device: Device) -> float:
 
 
 def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
-    """Positions under a block of outputs."""
+    """Input positions under a block of outputs."""
     axes = zip(outputs, window.stride, window.kernel, window.dilation, strict=True)
     return math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in axes)
 
 
-def _tiles(problem: Problem, device: Device) -> Iterator[Tile]:
-    """Every cut that makes sense for the sizes at hand."""
-    # plain cores hold their operands in registers
+def _tiles(problem: TiledProblem, device: Device) -> Iterator[Tile]:
+    """Every cut that suits the sizes of the problem."""
+    # float32 products run on plain cores, which hold their operands in registers
     largest, depths = (128 * 256, (32, 64, 128)) if problem.item_bytes == 2 else (64 * 64, (16, 32))
     for bm, bn, bk in combinations((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), depths):
         if bm * bn > largest:
@@ -160,12 +160,12 @@ def _warps(bm: int, bn: int) -> tuple[int, ...]:
 
 
 def _suits(block: int, size: int) -> bool:
-    """Not more than twice the size, rounded up to a tile."""
+    """Whether a block is at most the size, rounded up to a power of two."""
     return block <= max(16, 1 << (size - 1).bit_length())
 
 
-def _is_worth(split: int, problem: Problem, shape: tuple[int, int, int], device: Device) -> bool:
-    """Whether each part is at least two steps, much alike, and all together no more than two per SM."""
+def _is_worth(split: int, problem: TiledProblem, shape: tuple[int, int, int], device: Device) -> bool:
+    """Whether the parts are at least two steps each, of about equal size, and at most two per SM."""
     bm, bn, bk = shape
     steps = math.ceil(problem.depth / bk)
     if (steps % split and split > 4) or steps // split < 2:
@@ -174,8 +174,8 @@ def _is_worth(split: int, problem: Problem, shape: tuple[int, int, int], device:
     return tiles * split <= 2 * device.sms
 
 
-def _fits(tile: Tile, problem: Problem, device: Device) -> bool:
-    # a window's step takes channels of one tap; folded ones gather element by element
+def _fits(tile: Tile, problem: TiledProblem, device: Device) -> bool:
+    # a step takes channels of one tap if they divide evenly; otherwise it gathers element by element
     if (
         isinstance(problem, Window)
         and problem.channels % tile.bk
@@ -183,7 +183,7 @@ def _fits(tile: Tile, problem: Problem, device: Device) -> bool:
     ):
         return False
     sums = tile.bm * tile.bn // (32 * tile.warps)
-    # the places of 256 rows take registers too
+    # the addresses of 256 rows need registers too
     most = 64 if isinstance(problem, Window) and tile.bm == 256 else 128
     return sums <= most and shared_bytes(tile, problem.item_bytes) <= device.shared_bytes
 
@@ -196,20 +196,20 @@ def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:
 
 
 def _rate(tile: Tile, item_bytes: int, device: Device) -> float:
-    """Flops per µs of the whole device with such tiles."""
+    """Flops per µs of the whole device with tiles of this size."""
     if item_bytes > 2:
         return device.plain_flops
     narrow = {16: 0.3, 32: 0.6}.get(min(tile.bn, tile.bm if tile.bm < 64 else tile.bn), 1.0)
     if device.has_warpgroups and tile.bm < 64:
         narrow *= 0.6
-    # operands of a small tile are read from shared memory as often as multiplied
+    # a small tile reads its operands from shared memory as often as it multiplies them
     return device.flops * narrow * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
 
 
 def _unlike(
     ranked: Sequence[Cut], shape: Callable[[Cut], object], most: int = MAX_CONFIGS
 ) -> tuple[Cut, ...]:
-    """From the best on, but not only variations of one."""
+    """The best cuts that are not just variations of one another."""
     shapes: Counter[object] = Counter()
     kinds: Counter[bool] = Counter()
     seen: set[object] = set()

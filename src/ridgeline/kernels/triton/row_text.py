@@ -1,4 +1,4 @@
-"""What kernels over rows are written from: a program as rows and columns, a cut of it, pieces of text."""
+"""What row kernels are written from: a program as rows and columns, a cut of it, and pieces of text."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from ridgeline.kernels.triton.text import (
 )
 
 FOLD_DTYPES = ("float32", "float64", "int32", "int64")
-DEEP = 8  # neighbours that one access of 16 bytes brings to a thread
+DEEP = 8  # neighbours that a thread loads in one access of 16 bytes
 
 
 @dataclass(frozen=True)
 class RowCut:
-    """A tile of `rows` by `cols`; `splits` programs share a row; `is_whole` keeps all of it in registers.
+    """How rows are cut: tiles of `rows` by `cols`, and `splits` programs per row.
 
-    `held`: tiles of a row that a program keeps between its first and its last look at them; 0: none.
+    `is_whole` keeps a row in registers. `held` counts the tiles of a row that a program keeps from the first
+    reduction to the last store, 0 for none.
     """
 
     rows: int
@@ -41,12 +42,12 @@ class RowCut:
     warps: int
     is_whole: bool = True
     splits: int = 1
-    stages: int = 1  # pieces of a row on their way at a time, where it is walked in a loop
+    stages: int = 1  # pieces of a row that are being loaded at a time, in a loop
     held: int = 0
 
 
 class Rows:
-    """A program seen as rows and columns; raises `RefusedError` where it cannot be."""
+    """A program as rows and columns; raises `RefusedError` if it does not have that form."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -71,7 +72,7 @@ class Rows:
         self.along_c = Flat("c", tuple(axis for axis in order if axis in self.over))
         self.count = math.prod(program.sizes[axis] for axis in self.along_r.axes)
         self.columns = math.prod(program.sizes[axis] for axis in self.along_c.axes)
-        self.is_tail = bool(order) and order[-1] not in self.over  # rows lie side by side, not columns
+        self.is_tail = bool(order) and order[-1] not in self.over  # rows are the innermost axis, not columns
         self.wide_stores = [memory for memory in program.stores if self.spans(memory)]
         self.narrow_stores = [memory for memory in program.stores if not self.spans(memory)]
 
@@ -99,7 +100,7 @@ class Rows:
 
 
 class RowWriter:
-    """Pieces of text for kernels over one cut."""
+    """Writes pieces of the text of kernels for one cut."""
 
     def __init__(self, rows: Rows, constants: Collection[int], cut: RowCut, pdl: bool) -> None:
         self.rows, self.cut, self.pdl = rows, cut, pdl
@@ -111,14 +112,14 @@ class RowWriter:
         self.tile = f"({cut.rows}, {cut.cols})"
         is_wide_access = not rows.is_tail and rows.columns % DEEP == 0 and cut.cols % DEEP == 0
         self.lanes = Lanes(cut.rows, cut.cols, DEEP if is_wide_access else 1)
-        # whether every tile that a program looks at is full
+        # whether every tile is full
         self.is_even = rows.columns > 0 and rows.columns % cut.cols == 0
         if cut.held:
             self.is_even = rows.columns == cut.cols * cut.held * cut.splits
         inner = math.prod(self.program.sizes[axis] for axis in rows.along_r.axes[1:])
         self.unit = counted_unit(rows.count, inner)
         self.blocks = -(-rows.count // cut.rows)
-        # what one program of a split row walks over: whole tiles
+        # columns of one program of a split row, in whole tiles
         self.span = -(-rows.columns // (cut.splits * cut.cols)) * cut.cols
 
     def stage(
@@ -159,7 +160,7 @@ class RowWriter:
         """Which elements of a tile exist."""
         return ["mask = rmask" if self.is_even else "mask = rmask & cmask"]
 
-    def carried(self, one: Pass, scope: Scope, first: str, past: str) -> list[str]:
+    def fold_loop(self, one: Pass, scope: Scope, first: str, past: str) -> list[str]:
         """A loop from column `first` to `past` that folds every value of a pass into its states."""
         self.need_rows(scope, one.values)
         inner = scope.inner()
@@ -174,7 +175,7 @@ class RowWriter:
         ahead = f", num_stages={self.cut.stages}" if self.cut.stages > 1 else ""
         return f"for start in tl.range({first}, {past}, {self.cut.cols}{ahead}):"
 
-    def written(self, scope: Scope, first: str, past: str, row_mask: str = "rmask") -> list[str]:
+    def store_loop(self, scope: Scope, first: str, past: str, row_mask: str = "rmask") -> list[str]:
         """Stores the outputs of the row, then in a loop those of its columns."""
         lines, wide = self.row_stores(scope, row_mask), self.rows.wide_stores
         if not wide:
@@ -190,7 +191,7 @@ class RowWriter:
         return [*scope.take(), *(self.store(m, row_mask) for m in self.rows.narrow_stores)]
 
     def need_rows(self, scope: Scope, values: Iterable[Term]) -> None:
-        """Of what these values are made of, all that is the same along the row goes before the loop."""
+        """Computes before the loop whatever these values need that is constant along the row."""
         waiting, seen = list(values), set[Term]()
         while waiting:
             value = waiting.pop()
@@ -205,7 +206,7 @@ class RowWriter:
                 waiting += [gathered for gathered, _ in self.loads[value].gathers]
 
     def is_full(self, value: Term) -> bool:
-        """Whether a value differs along the row."""
+        """Whether a value varies along the row."""
         if value in self.loads:
             memory = self.loads[value]
             if touched_axes(memory) & self.rows.over:
@@ -235,7 +236,7 @@ class RowWriter:
         return " & ".join(masks)
 
     def touched(self, value: Term) -> frozenset[int]:
-        """The axes that an index value differs along."""
+        """The axes along which an index varies."""
         if value in self.steps:
             return self.steps[value].axes
         return frozenset(self.loads[value].strides) if value in self.loads else frozenset()
@@ -243,11 +244,11 @@ class RowWriter:
     def store(self, memory: Memory, row_mask: str = "rmask") -> str:
         terms = self.terms(memory)
         if not set(memory.strides) - self.rows.over:
-            terms.append("r * 0")  # a single row is a block too
+            terms.append("r * 0")  # makes the address of a single row a block
         return store_text(memory, terms, "mask" if self.rows.spans(memory) else row_mask)
 
     def fold(self, step: Step) -> str:
-        """A reduction of values that are all in registers."""
+        """Reduces values that are all in registers."""
         value = f"tl.broadcast_to({term(step.args[0])}, {self.tile})"
         if not self.is_even:
             value = f"tl.where(cmask, {value}, {identity(step.fold, step.dtype)})"

@@ -1,10 +1,10 @@
-"""Reductions over one set of axes with what surrounds them: softmax, norms, means.
+"""Reductions over one set of axes, fused with the ops before and after them: softmax, norms, means.
 
-A program holds a tile of rows by columns; kept axes make up the rows, reduced axes the columns, each in
-memory order, so the reduced axes may lie anywhere. Four cuts: `whole` rows in registers; a `loop` over
-pieces of a row, once per reduction that needs another's result; rows `split` among programs that leave
-their part in scratch memory, for a second kernel to join; rows `held` as they lie in memory, by one program
-or by several that wait for one another (`held_rows.py`).
+A program works on a tile of rows by columns. The kept axes form the rows and the reduced axes the columns,
+each in memory order, so any axes may be reduced. There are four cuts. `whole` keeps a row in registers.
+`loop` walks over pieces of a row, once per pass. `split` gives a row to several programs, which store their
+partial results in scratch memory, and a second kernel joins them. `held` keeps the tiles of a long row until
+its reductions are known (`held_rows.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
 from ridgeline.kernels.triton.stage import SCRATCH, WAIT, Stages
 from ridgeline.kernels.triton.text import pointers_of
 
-EARLY_ITEMS = 16  # per thread: constants up to this much are read before the wait
+EARLY_ITEMS = 16  # per thread: smaller tiles of constants are loaded before the wait
 
 
 def row_stages(program: Program, constants: Collection[int], cut: RowCut, *, pdl: bool) -> Stages:
-    """The kernels for one cut. `constants` are inputs that never change: read before the wait."""
+    """The kernels for one cut. `constants` are inputs that never change; they are loaded before the wait."""
     pointers = pointers_of(program)
     if program.is_empty:
         return Stages((), pointers)
@@ -49,10 +49,10 @@ def row_stages(program: Program, constants: Collection[int], cut: RowCut, *, pdl
 
 
 class _Writer(RowWriter):
-    """The first three of the cuts."""
+    """Writes kernels for the cuts `whole`, `loop` and `split`."""
 
     def whole(self) -> list[str]:
-        """Everything once: the row stays in registers between its reductions."""
+        """Loads a row once and keeps it in registers between its reductions."""
         scope = self.scope()
         lines = [*self.row_head("tl.program_id(0)"), *self.column_head("")]
         if self.cut.rows * self.cut.cols <= EARLY_ITEMS * 32 * self.cut.warps or self.cut.rows > 1:
@@ -64,19 +64,19 @@ class _Writer(RowWriter):
         return lines + scope.take() + [self.store(m) for m in self.program.stores]
 
     def looped(self) -> list[str]:
-        """One loop per pass, then one that writes."""
+        """Runs one loop per pass, then one that stores the outputs."""
         scope = self.scope()
         lines = [*self.row_head("tl.program_id(0)"), *WAIT]
         for one in self.rows.passes():
-            lines += [*self.carried(one, scope, "0", str(self.rows.columns)), *one.join()]
+            lines += [*self.fold_loop(one, scope, "0", str(self.rows.columns)), *one.join()]
             scope.known.update(fold.name for fold in one.folds)
-        return lines + self.written(scope, "0", str(self.rows.columns))
+        return lines + self.store_loop(scope, "0", str(self.rows.columns))
 
     def parts(self, one: Pass) -> list[str]:
         """Reduces one part of a row and stores the states in scratch memory."""
         splits = self.cut.splits
         lines = [*self.row_head(f"tl.program_id(0) // {splits}"), *self.part_head(splits), *WAIT]
-        lines += [*self.carried(one, self.scope(), "first", "past"), *one.join()]
+        lines += [*self.fold_loop(one, self.scope(), "first", "past"), *one.join()]
         stores = enumerate(one.states)
         return lines + [f"tl.store({self.part(i)} + share, {name}, mask=rmask)" for i, name in stores]
 
@@ -94,7 +94,7 @@ class _Writer(RowWriter):
         lines += one.join(is_single=self.cut.rows == 1)
         scope = self.scope()
         scope.known.update(fold.name for fold in one.folds)
-        return lines + self.written(scope, "first", "past", row_mask="rmask & (share == 0)")
+        return lines + self.store_loop(scope, "first", "past", row_mask="rmask & (share == 0)")
 
     def part(self, state: int) -> str:
         """Where the parts of a state of this row begin in scratch memory."""

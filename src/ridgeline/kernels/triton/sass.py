@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DISASSEMBLE_S = 60.0
-# the fast path of each generation first
+# faster instructions first
 TENSOR_CORES = ("UTCHMMA", "UTCQMMA", "HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA")
-# an instruction line: its address in a comment, perhaps a predicate, then opcode and modifiers
+# an instruction line: the address in a comment, an optional predicate, then opcode and modifiers
 INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)", re.M
 )
@@ -27,15 +27,15 @@ BULK_LOADS = frozenset({"UTMALDG", "UBLKCP"})
 
 @dataclass(frozen=True)
 class Evidence:
-    """Read from the disassembly of one kernel."""
+    """Facts read from the disassembly of one kernel."""
 
     instructions: int
     tensor_core: str  # such as HGMMA; "" for none
-    load: str  # the widest load from global memory, as the machine spells it
+    load: str  # the widest load from global memory, as an instruction
     store: str
     load_bits: int
     store_bits: int
-    local: int  # loads and stores of local memory: registers that spilled, or arrays indexed at run time
+    local: int  # loads and stores of local memory: spilled registers, or arrays indexed at run time
 
 
 def tool(name: str) -> Path:

@@ -1,6 +1,6 @@
-"""A GPU kernel as a description: plain data that hashes, travels between processes, and compiles anywhere.
+"""A GPU kernel as a description: plain data that can be hashed, sent to a process and compiled anywhere.
 
-Nothing here imports Triton until a function is really wanted, so that the package works without it.
+Triton is imported only when a function is needed, so the package works without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from ridgeline.base.files import private_folder, why_not_private
 
-# helpers that generated text and hand-written kernels share: a change there is a change of every kernel
+# generated and hand-written kernels call these helpers, so a change there changes every kernel
 SHARED_MODULES = ("ridgeline.kernels.triton.math", "ridgeline.kernels.triton.tiles")
 
 
@@ -35,7 +35,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: which function, its parameters, the constants it is specialised for, how it is launched."""
+    """One kernel: its function, its parameters, the constants it is specialised for, and its launch."""
 
     function: str
     module: str  # where the function lives; "" when `text` is a generated module
@@ -46,7 +46,7 @@ class Kernel:
     num_stages: int = 3
     pdl: bool = True
     unaligned: tuple[str, ...] = ()  # pointers that need not be 16-byte aligned
-    # per thread, at most; 0: as many as the compiler likes, and then the digest does not speak of it
+    # limit per thread; 0 is no limit, and then the digest does not mention it
     registers: int = field(default=0, repr=False)
 
     @cached_property
@@ -92,7 +92,7 @@ def _source_digest(module: str) -> str:
 
 @cache
 def triton_version() -> str | None:
-    """None where Triton is not installed."""
+    """None if Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
     try:
@@ -116,9 +116,9 @@ def constants_of(kernel: Kernel) -> dict[str, Any]:
 
 @cache
 def load_text(text: str) -> ModuleType:
-    """A module from generated text. It lies in a file since Triton reads the source of what it compiles."""
+    """A module from generated text. It is written to a file, since Triton reads the source it compiles."""
     name = f"ridgeline_generated_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    # what lies there is executed: nobody else may write to it
+    # files in this folder are executed, so nobody else may write to it
     folder = private_folder(Path(tempfile.gettempdir()) / f"ridgeline-generated-{os.getuid()}")
     path = folder / f"{name}.py"
     if why_not_private(path) is not None or path.read_text() != text:

@@ -1,4 +1,4 @@
-"""Generated kernels as launches: which arguments each takes and how often it runs, without any tensor yet."""
+"""Generated kernels as launches: the arguments of each and its number of programs, without any tensor yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PROGRAMS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: pointers by name, then numbers."""
+    """One launch. Its arguments are pointers, given by name, then numbers."""
 
     kernel: Kernel
     programs: int
@@ -25,16 +25,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stages:
-    """Launches that run one after the other; none at all where no output has any elements."""
+    """Launches that run one after the other; none if no output has any elements."""
 
     launches: tuple[Stage, ...]
     pointers: Pointers
-    scratch_items: int = 0  # float32 numbers that the launches hand to one another
-    # 32-bit words that programs of one launch hand to one another: zero before the first run, and then only
-    # for these launches to touch
+    scratch_items: int = 0  # float32 numbers that one launch leaves for the next
+    # 32-bit words that programs of one launch exchange. They are zero before the first run, and nothing else
+    # may write to them
     word_items: int = 0
-    together: int = 1  # programs that wait for one another: so many must be under way at once
-    # no program reads what another one of the same launch may have written over, where outputs lie on inputs
+    together: int = 1  # programs that wait for one another, so all of them must run at once
+    # outputs may overwrite inputs: no program reads what another program of the same launch may have written
     are_programs_apart: bool = True
 
     @property
@@ -54,7 +54,7 @@ def make_stage(
     constants: Mapping[str, bool] | None = None,
     registers: int = 0,
 ) -> Stage:
-    """A kernel `name(pointers…, size)` around these lines, which use whatever pointers they need."""
+    """A kernel `name(pointers…, size)` with these lines as its body; it takes only the pointers they use."""
     constants = {"PDL": pdl, **(constants or {})}
     text = "\n".join(lines)
     used = {p: kind for p, kind in pointers.items() if _is_used(p, text)}

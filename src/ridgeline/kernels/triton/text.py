@@ -1,4 +1,4 @@
-"""Scalar programs written in Triton: types, literals, steps, and the place of an element in memory."""
+"""Scalar programs as Triton text: types, literals, steps, loads, stores, and addresses of elements."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from ridgeline.kernels.triton.math import *
 
 @triton.jit
 """
-WIDE_ITEMS = 2**31  # from here on an element's place needs 64 bits
+WIDE_ITEMS = 2**31  # larger offsets need 64 bits
 
 
 def lower(site: Site) -> Program:
-    """The whole body of a site, as Triton can run it."""
+    """The whole body of a site as a program for Triton."""
     return lower_body(site, ARITHMETIC | MOVES, TRITON)
 
 
@@ -46,7 +46,7 @@ def pointer_type(dtype: str) -> str:
 
 
 def literal(number: Number) -> str:
-    """A scalar tensor of exactly that type: Python's own numbers would take on the type of a neighbour."""
+    """A scalar tensor of exactly that type; a Python number would take the other operand's type."""
     if number.dtype == "bool":
         text = str(bool(number.value))
     elif number.dtype not in ("float32", "float64"):
@@ -86,7 +86,7 @@ def place(coordinate: Coordinate, index: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True)
 class Flat:
-    """Several axes walked by one variable, outermost first: `var` counts their elements in that order."""
+    """Several axes, outermost first, as one index: `var` counts their elements in that order."""
 
     var: str
     axes: tuple[int, ...]
@@ -95,7 +95,7 @@ class Flat:
         return {axis: f"a{axis}" for axis in self.axes}
 
     def unpacked(self, sizes: Mapping[int, int], wanted: set[int]) -> list[str]:
-        """Statements that find the index of single axes; the outermost one's size does not matter."""
+        """Statements that compute the indices of single axes; the outermost size does not matter."""
         lines, inner = [], 1
         for place_, axis in reversed(list(enumerate(self.axes))):
             if axis in wanted:
@@ -104,7 +104,7 @@ class Flat:
         return lines[::-1]
 
     def offset(self, memory: Memory, sizes: Mapping[int, int]) -> list[str]:
-        """Terms of an element's place, axes that lie behind one another in this operand taken as one."""
+        """Terms of an element's offset; axes that are contiguous in this operand are taken as one."""
         terms: list[str] = []
         inner = 1
         axes = list(self.axes)
@@ -121,20 +121,20 @@ class Flat:
 
 
 def _part(var: str, inner: int, size: int) -> str:
-    """Which of `size` parts of `inner` elements; no remainder for the outermost, of size 0 here."""
+    """The index among `size` parts of `inner` elements; the outermost axis has size 0 and no remainder."""
     text = var if inner == 1 else f"({var} // {inner})"
     return f"({text} % {size})" if size else text
 
 
 def offset_text(memory: Memory, terms: Sequence[str]) -> str:
-    """A pointer expression for the place that these terms add up to."""
+    """A pointer expression: the sum of these terms."""
     gathered = [f"{term(value)} * {stride}" for value, stride in memory.gathers]
     shift = [str(memory.offset)] if memory.offset else []
     return " + ".join([memory.pointer, *shift, *terms, *gathered])
 
 
 def is_wide(program: Program) -> bool:
-    """Whether places in some operand do not fit in 32 bits."""
+    """Whether offsets into some operand need 64 bits."""
     return any(
         abs(memory.offset) + sum(abs(stride) * (program.sizes[a] - 1) for a, stride in memory.strides.items())
         >= WIDE_ITEMS
@@ -147,7 +147,7 @@ def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
 
 
 class Scope:
-    """Statements of one block of a kernel's text, each value brought in when it is first needed."""
+    """Statements of one block of a kernel; each value is loaded or computed when it is first needed."""
 
     def __init__(
         self,
@@ -163,13 +163,13 @@ class Scope:
         self.lines: list[str] = []
 
     def inner(self, load: Callable[[Memory], str] | None = None) -> Scope:
-        """A block inside this one, with loads of its own: what is known here need not be made again there."""
+        """A nested scope with its own way to load; it does not compute again what is known here."""
         scope = Scope(self.program, self.index, load or self.load, self.fold)
         scope.known = set(self.known)
         return scope
 
     def need(self, *values: Term) -> None:
-        """Loads and steps up to these values."""
+        """Adds the loads and steps that compute these values."""
         for value in values:
             if isinstance(value, Number) or value in self.known:
                 continue
@@ -185,19 +185,19 @@ class Scope:
                 self.lines.append(self.fold(step) if step.fold else assign(step, self.index))
 
     def take(self) -> list[str]:
-        """The lines so far; what follows goes to the next ones."""
+        """Removes and returns the lines so far."""
         lines, self.lines = self.lines, []
         return lines
 
 
 def load_text(memory: Memory, terms: Sequence[str], mask: str, index: Mapping[int, str]) -> str:
-    """One load, in the dtype that is computed with."""
+    """Loads a value and converts it to the dtype it is computed in."""
     text = stored_text(memory, terms, mask, index)
     return f"{memory.value} = {converted(text, memory.dtype, compute_dtype(memory.dtype))}"
 
 
 def stored_text(memory: Memory, terms: Sequence[str], mask: str, index: Mapping[int, str]) -> str:
-    """What lies in memory, in the dtype it has there."""
+    """Loads a value in the dtype it has in memory."""
     tests = [mask] if mask else []
     for guard in memory.guards:
         where = place(guard.coordinate, index)
@@ -213,19 +213,19 @@ def store_text(memory: Memory, terms: Sequence[str], mask: str) -> str:
 
 
 def touched_axes(memory: Memory) -> set[int]:
-    """Axes along which a load's place, or whether it is inside, differs."""
+    """Axes along which the address of a load, or its guard, varies."""
     return {*memory.strides, *(axis for guard in memory.guards for axis, _ in guard.coordinate)}
 
 
 def steady_loads(program: Program, constants: Collection[int]) -> set[Term]:
-    """Values that are loaded from constants: of the body, or inputs that never change."""
+    """Values that are loaded from constants of the body, or from inputs that never change."""
     steady = {f"p{place}" for place, i in enumerate(program.inputs) if i in constants}
     return {m.value for m in program.loads if m.pointer in steady or m.pointer[0] == "x"}
 
 
 @dataclass(frozen=True)
 class Pointers:
-    """What a generated function takes, in order: inputs and constants that it reads, then all outputs."""
+    """Parameters of a generated function, in order: inputs and constants that it reads, then all outputs."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]

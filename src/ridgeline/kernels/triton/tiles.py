@@ -1,7 +1,7 @@
-"""What tiled kernels share: the order of tiles, weights fetched before the wait, the end of a split sum.
+"""What tiled kernels share: the order of tiles, the prefetch of weights, and the end of a split sum.
 
-Legend of the family: M rows, N columns, K summed over; BM, BN, BK one tile of each; a program computes one
-tile of the result, or one part of its sum when K is split.
+Legend: M rows, N columns, K summed over; BM, BN, BK are the sizes of a tile. A program computes one tile of
+the result, or one part of its sum if K is split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CACHE_LINE_BYTES = tl.constexpr(128)
 
 @triton.jit
 def tile_place(tile, row_tiles, COLUMN_TILES: tl.constexpr, GROUP_M: tl.constexpr):
-    """Tiles run down GROUP_M rows before they step to the next column, so that neighbours share L2."""
+    """The row and column of a tile; tiles go down GROUP_M rows before the next column, so they share L2."""
     group_size = GROUP_M * COLUMN_TILES
     first = tile // group_size * GROUP_M
     height = tl.minimum(row_tiles - first, GROUP_M)
@@ -28,7 +28,7 @@ def prefetch_weight(
     w_ptr, first_row, first_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Ask L2 for the slab [BLOCK, WIDTH] of a constant matrix [ROWS, COLUMNS], one address per line."""
+    """Fetches [BLOCK, WIDTH] of a constant matrix [ROWS, COLUMNS] into L2, one address per cache line."""
     LINE: tl.constexpr = CACHE_LINE_BYTES * 8 // w_ptr.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (WIDTH + LINE - 1) // LINE
     for start in range(0, BLOCK * LINES, PREFETCH_LANES):
@@ -46,9 +46,9 @@ def finish(
     acc, m, is_row, first_column, pointers, parts_ptr, counters_ptr, slot, part,
     N: tl.constexpr, SPLIT_K: tl.constexpr, HALVES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """epilogue(Σ parts): the last program at a tile adds its parts, in order, and resets the counter.
+    """epilogue(Σ parts): the last program of a tile adds the parts in order and resets the counter.
 
-    HALVES is 2 where a whole tile and the epilogue's operands would not fit in registers together.
+    HALVES is 2 if a whole tile and the epilogue's operands do not fit in registers together.
     """
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
@@ -63,7 +63,7 @@ def finish(
         parts = parts_ptr + slot.to(tl.int64) * (SPLIT_K * BM * BN)
         place = tl.arange(0, BM)[:, None] * BN
         tl.store(parts + part * (BM * BN) + place + tl.arange(0, BN)[None, :], acc)
-        # every thread's part is written before one of them says so
+        # all threads have written their part before one of them counts it
         tl.debug_barrier()
         arrived = tl.atomic_add(counters_ptr + slot, 1, sem="acq_rel")
         if arrived == SPLIT_K - 1:
