@@ -37,17 +37,6 @@ class Val:
 
 
 @dataclass(frozen=True)
-class _Load:
-    val: Val
-    pointer: str
-    dtype: str
-    strides: Mapping[int, int]
-    offset: int = 0
-    guards: tuple[tuple[int, int, int], ...] = ()  # axis, low, high
-    gathers: tuple[tuple[Term, int], ...] = ()
-
-
-@dataclass(frozen=True)
 class Move:
     """How one axis of a value is replaced: by `start + step * by[0]`, or by the index `value` over `by`.
 
@@ -72,7 +61,7 @@ class Lowering:
         self.values: dict[str, Val] = {}
         self.arrays: dict[str, np.ndarray] = {**site.body.constants, **site.values}
         self._steps: dict[str, tuple[Step, Val]] = {}
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, tuple[Memory, Val]] = {}
         self._seen: dict[object, Val] = {}
         self._tables: list[tuple[Number, ...]] = []
         self._extras: list[np.ndarray] = []
@@ -117,7 +106,7 @@ class Lowering:
         if array is not None and array.size == 1:
             return replace(self.constant(array.reshape(-1)[0].item(), spec.dtype), shape=spec.shape,
                            axes=(ONE,) * len(spec.shape))  # fmt: skip
-        val = self.declare(f"v{len(self._loads)}", spec)
+        val = self.declare("", spec)
         strides = spec.strides
         if array is not None and array.size <= self.traits.baked_items:
             pointer, dtype = f"t{len(self._tables)}", val.dtype
@@ -132,12 +121,13 @@ class Lowering:
             self._extras.append(np.ascontiguousarray(array))
             strides = TensorSpec(spec.dtype, spec.shape).strides
         by_axis = {axis: step for axis, step in zip(val.axes, strides, strict=True) if axis != ONE}
-        return self._load(_Load(val, pointer, dtype, by_axis))
+        return self._load(Memory("", pointer, dtype, by_axis), val)
 
-    def _load(self, load: _Load) -> Val:
+    def _load(self, memory: Memory, val: Val) -> Val:
         name = f"v{len(self._loads)}"
-        self._loads[name] = replace(load, val=replace(load.val, term=name))
-        return self._loads[name].val
+        val = replace(val, term=name)
+        self._loads[name] = replace(memory, value=name), val
+        return val
 
     # steps
 
@@ -230,7 +220,7 @@ class Lowering:
         return axis != ONE and self.axes.root(axis) == root
 
     def _moved_load(self, term: str, move: Move) -> str:
-        load = self._loads[term]
+        load, val = self._loads[term]
         strides = self.axes.spread(load.strides)
         (leaf, *more) = self.axes.leaves(move.axis)
         if leaf not in strides and not any(axis in strides for axis in more):
@@ -238,8 +228,8 @@ class Lowering:
         if more:
             raise RefusedError("an axis is cut after it was split")
         stride = strides.pop(leaf)
-        guards, gathers = list(load.guards), load.gathers
-        if any(self.axes.root(axis) == leaf for axis, _, _ in guards):
+        guards, gathers = load.guards, load.gathers
+        if any(self.axes.root(axis) == leaf for guard in guards for axis, _ in guard.coordinate):
             raise RefusedError("an axis is cut twice")
         offset = load.offset + move.start * stride
         if move.value is not None:
@@ -248,14 +238,12 @@ class Lowering:
             strides[move.by[0]] = stride * move.step
             size, room = self.axes.size(leaf), self.axes.size(move.by[0])
             if move.step == 1 and (move.start < 0 or move.start + room > size):
-                guards.append((move.by[0], -move.start, size - move.start))
-        axes = self._replaced(load.val.axes, leaf, move)
-        val = replace(load.val, shape=self.axes.sizes_of(axes), axes=axes)
-        key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
+                guards = (*guards, Guard(((move.by[0], 1),), -move.start, size - move.start))
+        axes = self._replaced(val.axes, leaf, move)
+        key = ("load", load.pointer, tuple(sorted(strides.items())), offset, guards, repr(gathers))
         if key not in self._seen:
-            self._seen[key] = self._load(
-                _Load(val, load.pointer, load.dtype, strides, offset, tuple(guards), gathers)
-            )
+            made = replace(load, strides=strides, offset=offset, guards=guards, gathers=gathers)
+            self._seen[key] = self._load(made, replace(val, shape=self.axes.sizes_of(axes), axes=axes))
         return str(self._seen[key].term)
 
     # the whole body
@@ -277,7 +265,7 @@ class Lowering:
         for val in outputs:
             self._mark(val.term, alive)
         kept = [self._resolve(step, val) for name, (step, val) in self._steps.items() if name in alive]
-        loads = [self._memory(load) for name, load in self._loads.items() if name in alive]
+        loads = [self._memory(load, val) for name, (load, val) in self._loads.items() if name in alive]
         stores = []
         for place, (name, val) in enumerate(zip(body.outputs, outputs, strict=True)):
             spec = self.site.specs[name]
@@ -302,7 +290,7 @@ class Lowering:
                 continue
             alive.add(term)
             if term in self._loads:
-                waiting += [t for t, _ in self._loads[term].gathers]
+                waiting += [t for t, _ in self._loads[term][0].gathers]
             elif term in self._steps:
                 waiting += self._steps[term][0].args
 
@@ -315,11 +303,10 @@ class Lowering:
             coordinate=self.axes.coordinate(step.coordinate),
         )
 
-    def _memory(self, load: _Load) -> Memory:
-        self._require_distinct(load.val)
-        guards = tuple(Guard(self.axes.coordinate(((a, 1),)), low, high) for a, low, high in load.guards)
-        strides = self.axes.spread(load.strides)
-        return Memory(load.val.term, load.pointer, load.dtype, strides, load.offset, guards, load.gathers)
+    def _memory(self, load: Memory, val: Val) -> Memory:
+        self._require_distinct(val)
+        guards = (replace(guard, coordinate=self.axes.coordinate(guard.coordinate)) for guard in load.guards)
+        return replace(load, strides=self.axes.spread(load.strides), guards=tuple(guards))
 
     def _require_distinct(self, val: Val) -> None:
         leaves = [leaf for axis in val.axes if axis != ONE for leaf in self.axes.leaves(axis)]
