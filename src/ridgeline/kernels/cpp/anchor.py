@@ -1,6 +1,6 @@
-"""What kernels around one product or convolution share: its epilogue as a program, and the epilogue's loop.
+"""What kernels around one product or convolution share: the epilogue as a program, and its loop.
 
-The anchor's own sum is found by the kernel and reaches the program under the name `acc`.
+The kernel computes the anchor's sum and passes it to the program as `acc`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Program
 
-# vectors as wide as the machine's; unaligned, since rows start anywhere
+# vectors of the machine's width; unaligned, since rows start anywhere
 VECTORS = """
 #if defined(__AVX512F__)
 #define LANES 16
@@ -31,7 +31,7 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 
 
 def lower_around(site: Site, anchor: Op, x: int) -> tuple[Program, tuple[int, ...]]:
-    """The body behind its anchor, and the axes of `acc`; `x` is the anchor's slot among the inputs."""
+    """The body after its anchor, and the axes of `acc`; `x` is the position of the anchor's input."""
     program, dims = scalar.lower_around(site, anchor, POINTWISE, CPP, first=site.body.inputs[x])
     if any(len(axes) > 1 for axes in dims):
         raise RefusedError("an axis of the product is split")
@@ -39,7 +39,7 @@ def lower_around(site: Site, anchor: Op, x: int) -> tuple[Program, tuple[int, ..
 
 
 def require_items(program: Program, axes: Sequence[int]) -> None:
-    """Outputs hold one item per item of `acc`."""
+    """Refuses outputs that do not have one item per item of `acc`."""
     if any(set(m.strides) != set(program.sizes) for m in program.stores):
         raise RefusedError("an output is smaller than the product")
     if set(program.sizes) - set(axes):
@@ -47,14 +47,14 @@ def require_items(program: Program, axes: Sequence[int]) -> None:
 
 
 def require_columns(program: Program, axes: Sequence[int], column: int) -> None:
-    """Outputs hold one item per item of `acc`, and lie column by column."""
+    """Refuses outputs that do not have one item per item of `acc`, or whose columns are not contiguous."""
     require_items(program, axes)
     if any(m.strides.get(column, 1) != 1 for m in program.stores):
         raise RefusedError("columns of an output are not contiguous")
 
 
 def require_sizes(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> None:
-    """The loops of the kernel are those of `acc`."""
+    """Refuses a result whose sizes are not those of the kernel's loops."""
     if any(program.sizes.get(axis, 1) != size for axis, size in zip(axes, sizes, strict=True)):
         raise RefusedError(f"the result is not of the size {list(sizes)} that is computed")
 
@@ -69,12 +69,12 @@ def operands_text(program: Program, x: int) -> list[str]:
 
 
 def touching(program: Program, x: int, *, items: int, weight_items: int) -> Program:
-    """The program with what the text around it reads: of the input at slot `x`, and of the packed weight."""
+    """The program, with the items that the text around it reads of input `x` and of the packed weight."""
     return replace(program, touched={f"p{program.inputs.index(x)}": 4 * items, "w0": 4 * weight_items})
 
 
 def past(start: str, piece: int, size: int) -> str:
-    """Where a piece that begins at `start` ends; a sum where all pieces are whole."""
+    """The end of a piece that begins at `start`; a plain sum if all pieces are whole."""
     if size % piece == 0:
         return f"{start} + {piece}"
     return f"{start} + {piece} < {size} ? {start} + {piece} : {size}"
@@ -83,7 +83,7 @@ def past(start: str, piece: int, size: int) -> str:
 def epilogue(
     program: Program, *, rows: Sequence[Loop], column: Loop, start: str, stop: str, acc: str
 ) -> list[str]:
-    """One row's columns from `start` to `stop`; the variables of `rows` are known to the text around it."""
+    """The columns of one row from `start` to `stop`; the text around it defines the variables of `rows`."""
     nest = [*rows, column]
     fixed = [m for m in program.loads if not m.strides.get(column.axis, 0)]
     return [

@@ -1,4 +1,4 @@
-"""y = epilogue(x · W) with a constant W: packed panels, a register-blocked tile, the epilogue on hot columns.
+"""y = epilogue(x · W) with a constant W: packed panels, register tiles, the epilogue while sums are cached.
 
 M rows of x, K reduced, N columns. W is packed as [N / panel][K][panel]; one thread works on one panel.
 """
@@ -21,8 +21,8 @@ from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.program import Program
 
 GEMV_ROWS = 8
-DEPTH = 384  # of K at a time: a panel of it stays in L2 beside the rows of x; 128 to 512 measured alike
-ROWS = 144  # of x at a time, about: they share the panel while it is in L2
+DEPTH = 384  # of K at a time: a panel and the rows of x fit in L2; 128 to 512 measured about equal
+ROWS = 144  # of x at a time, approximately; they share the panel while it is in L2
 WEIGHT_BYTES = 384 * 1024  # about a third of L2
 STACK_BYTES = 512 * 1024  # of one thread's buffer
 # about 20 µs of work: below it a second thread saves little on an idle machine, and on a busy one the wait
@@ -85,7 +85,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Linear:
-    """The anchor of a region: which op, which weight, and the problem's size."""
+    """The anchor of a region: its op, its weight, and its sizes."""
 
     op: Op
     x: int  # position among the body's inputs
@@ -94,7 +94,7 @@ class Linear:
     m: int
     k: int
     n: int
-    lines: Lines | None = None  # None: rows of x lie one behind the other
+    lines: Lines | None = None  # None: the rows of x are contiguous
 
     def weight_kn(self, weight: Tensor) -> Tensor:
         weight = weight.detach()
@@ -108,11 +108,11 @@ class Tile:
     panel: int
     rows: int
     sums: int = 1
-    drag: float = 1.0  # time of a multiplication, against that of the best tile
+    drag: float = 1.0  # time of a multiplication relative to that of the best tile
 
 
 def find_linear(site: Site) -> Linear:
-    """The one MatMul or Gemm of the body, or `RefusedError` with what is in the way."""
+    """The one MatMul or Gemm of the body, or `RefusedError`."""
     body = site.body
     anchors = [op for op in body.ops if op.key in ("MatMul", "Gemm")]
     if len(anchors) != 1:
@@ -139,7 +139,7 @@ def find_linear(site: Site) -> Linear:
 
 
 def pack(weight_kn: Tensor, panel: int) -> Tensor:
-    """[K, N] as [N / panel][K][panel], zeros behind the last column."""
+    """[K, N] as [N / panel][K][panel], with zeros after the last column."""
     k, n = weight_kn.shape
     panels = -(-n // panel)
     if n == panels * panel and weight_kn.dtype == torch.float32:
@@ -154,7 +154,7 @@ def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]
     program, axes = anchor.lower_around(site, linear.op, linear.x)
     column = axes[1 if linear.op.op_type == "Conv" else -1]
     anchor.require_columns(program, axes, column)
-    # in the order of the rows of x, whatever order an output has them in
+    # in the order of the rows of x, which may differ from that of an output
     rows = merge([axis for axis in axes if axis not in (ONE, column)], program, prefix="m")
     if len(rows) > 1:
         raise RefusedError("an epilogue operand broadcasts among the rows")
@@ -164,7 +164,7 @@ def lower_linear(site: Site, linear: Linear) -> tuple[Program, list[Loop], Loop]
 
 
 def chunk_rows(linear: Linear, rows: int, threads: int) -> int:
-    """Rows of x that share a panel while it is in L2: about `ROWS`, alike for all threads."""
+    """Rows of x that share a panel while it is in L2: about `ROWS`, equal for all threads."""
     if linear.lines is not None:
         return linear.lines.made[1]
     if linear.m <= max(ROWS, 2 * threads * rows):
@@ -174,7 +174,7 @@ def chunk_rows(linear: Linear, rows: int, threads: int) -> int:
 
 
 def rank_tiles(linear: Linear, tiles: Sequence[Tile], threads: int) -> list[Tile]:
-    """Best guess first: by the multiplications, padding included, of the thread that has most of them."""
+    """Best guess first, by the multiplications (with padding) of the thread that has the most."""
 
     def cost(tile: Tile) -> float:
         rows = min(tile.rows, linear.m)
@@ -193,7 +193,7 @@ def rank_tiles(linear: Linear, tiles: Sequence[Tile], threads: int) -> list[Tile
 
 
 def _is_rows_first(linear: Linear) -> bool:
-    """Whether the whole weight stays in L2, so that rows may go round outside and be written whole."""
+    """Whether the whole weight fits in L2; then rows are the outer loop, and each is written at once."""
     return linear.k * linear.n * 4 <= WEIGHT_BYTES
 
 
@@ -246,7 +246,7 @@ def linear_source(site: Site, linear: Linear, tile: Tile, *, threads: int) -> tu
 
 
 def _items_of_x(linear: Linear) -> int:
-    """Up to the end of the last row that is read."""
+    """Items of x up to the end of the last row that is read."""
     if linear.lines is None:
         return linear.m * linear.k
     (size_h, size_w), (made_h, made_w), (step_h, step_w) = (
@@ -257,7 +257,7 @@ def _items_of_x(linear: Linear) -> int:
 
 
 def _rows_of_x(linear: Linear) -> tuple[str, int]:
-    """Where the chunk that starts at `row` lies in x, and how far apart its rows are."""
+    """The address in x of the chunk that starts at `row`, and the stride of its rows."""
     if linear.lines is None:
         return f"x + row * {linear.k}LL", linear.k
     (size_h, size_w), (made_h, made_w), (step_h, step_w) = (
@@ -268,7 +268,7 @@ def _rows_of_x(linear: Linear) -> tuple[str, int]:
 
 
 def _span(name: str, start: str, piece: int, size: int) -> str:
-    """How much of `size` is left at `start`, at most `piece`; a number where the compiler may know it."""
+    """What is left of `size` at `start`, at most `piece`; a constant if all pieces are whole."""
     if size % piece == 0:
         return f"const i64 {name} = {piece};"
     return f"const i64 {name} = {start} + {piece} < {size} ? {piece} : {size} - {start};"

@@ -1,4 +1,4 @@
-"""Slice, Split, Concat, Pad and Gather as copies of boxes: items from strided places to strided places."""
+"""Slice, Split, Concat, Pad and Gather as copies of boxes of items, with strides on both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ridgeline.kernels.scalar.program import Program
 
 COPIES = ("Slice", "Split", "Concat", "Pad", "Gather")
 ITEM_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-# more pieces than this make a long text for little
+# more boxes would make a long text that saves little
 MOST_BOXES = 64
 
 
@@ -39,14 +39,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Moves:
-    """All copies of one op, after its results were filled with `fill` where it leaves places unread."""
+    """All copies of one op. If they do not cover its result, it is first filled with `fill`."""
 
     boxes: tuple[Box, ...]
     fill: int | None = None  # the bits of an item
 
 
 def find_moves(site: Site) -> Moves:
-    """What the site's one op copies, or `RefusedError`."""
+    """The copies of the site's one op, or `RefusedError`."""
     ops = site.body.ops
     if len(ops) != 1 or ops[0].key not in COPIES:
         raise RefusedError("the region is not one Slice, Split, Concat, Pad or Gather")
@@ -76,7 +76,7 @@ def _fill(site: Site, op: Op, dtype: str) -> int:
 
 
 def _boxes(site: Site, op: Op) -> tuple[Box, ...]:
-    """A box for every choice of one run in each axis."""
+    """A box for every combination of one run per axis."""
     given = given_of(site, op)
     try:
         moves = moves_of(given)
@@ -95,7 +95,7 @@ def _boxes(site: Site, op: Op) -> tuple[Box, ...]:
 
 
 def _why_unknown(given: Given, arrays: Mapping[str, np.ndarray]) -> str:
-    """Why what an op moves cannot be read."""
+    """Why the moves of an op are not known."""
     op = given.op
     for place in row_of(op).shape_operands or (1,):
         name = op.inputs[place] if place < len(op.inputs) else ""
@@ -107,7 +107,7 @@ def _why_unknown(given: Given, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _box(site: Site, source: str, result: str, axes: Sequence[int | None], choice: Sequence[Run]) -> Box:
-    """One run in each axis, the axes in the order of the result's memory."""
+    """The box of one run per axis, with the axes in the order of the result's memory."""
     read = spec_of(site, source).strides
     written = [0 if axis is None else site.specs[result].strides[axis] for axis in axes]
     start = sum(run.start * stride for run, stride in zip(choice, read, strict=True))
@@ -118,7 +118,7 @@ def _box(site: Site, source: str, result: str, axes: Sequence[int | None], choic
 
 
 def _merged(loops: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Loops that go on where the next one ends are one loop."""
+    """Merges a loop with the next one if it continues where that one ends."""
     made: list[tuple[int, int, int]] = []
     for count, read, written in loops:
         if count == 1:
@@ -130,7 +130,7 @@ def _merged(loops: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int]
 
 
 def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, str]:
-    """The kernel's text, and which inputs and constants it is given."""
+    """The program with the kernel's operands, and the kernel's text."""
     operands = operands_of(site, (box.source for box in moves.boxes))
     places = operands.places
     lines = [PRELUDE.strip(), 'extern "C" void run(void** p) {', "(void)p;"]
@@ -147,7 +147,7 @@ def moves_source(site: Site, moves: Moves, *, threads: int) -> tuple[Program, st
 
 
 def _touched(site: Site, moves: Moves, pointers: Mapping[str, str]) -> dict[str, int]:
-    """Bytes up to the last that a box reads or writes; `RefusedError` for one before the first."""
+    """Bytes up to the last that a box touches; `RefusedError` if one before the tensor is touched."""
     found: dict[str, int] = {}
     if moves.fill is not None:
         found = {pointers[name]: site.specs[name].nbytes for name in site.body.outputs}

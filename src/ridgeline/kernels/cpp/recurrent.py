@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN over a whole sequence in one call: no allocation, no Python between the steps.
+"""LSTM, GRU and RNN over a whole sequence in one call, without allocations or Python between the steps.
 
-S steps, B batch, I input size, H hidden size, N directions. Hidden units go in blocks as wide as a vector; a
-panel of a packed weight holds all gates of one block, so that its states are finished where its sums are.
+S steps, B batch, I input size, H hidden size, N directions. Hidden units are processed in blocks of a vector;
+a panel of a packed weight holds all gates of one block, so a block's states follow directly from its sums.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ridgeline.kernels.scalar.program import Number, Program
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # inputs that are read where they lie: x, the lengths, the states; weights and biases are packed
 READ = (0, 4, 5, 6)
-# of products with x at a time, in bytes: they stay in L2 until their step comes
+# of products with x that are computed ahead; they stay in L2 until their step
 AHEAD_BYTES = 256 * 1024
 STATE_BYTES = 256 * 1024
 ACTIVATIONS = {
@@ -41,7 +41,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Recurrent:
-    """The op of a region, and its sizes. Operands are names; "" where one is absent."""
+    """The op of a region, and its sizes. Operands are names; an absent one is ""."""
 
     op: Op
     steps: int
@@ -60,12 +60,12 @@ class Recurrent:
 
     @property
     def is_reset_late(self) -> bool:
-        """A GRU that resets after the product, which then needs no second pass."""
+        """Whether a GRU resets after the product, which then needs no second pass."""
         return self.op.op_type == "GRU" and bool(self.op.attrs.get("linear_before_reset", 0))
 
     @property
     def step_macs(self) -> int:
-        """Of one step in one direction, with what depends on the step before."""
+        """Multiplications of one step in one direction that depend on the previous step."""
         return self.batch * self.gates * self.hidden * self.hidden
 
     @property
@@ -79,7 +79,7 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is divided: `split` is what threads share, rows of the batch (and directions) or units."""
+    """How the work is divided among threads: `split` is "rows" (of the batch, and directions) or "units"."""
 
     threads: int
     split: str
@@ -111,7 +111,7 @@ def find_recurrent(site: Site) -> Recurrent:
 
 
 def recurrent_source(site: Site, found: Recurrent, cut: Cut) -> tuple[Program, str]:
-    """The kernel's text, and which inputs and constants it is given."""
+    """The program with the kernel's operands, and the kernel's text."""
     op = found.op
     operands = operands_of(site, filter(None, map(found.operand, READ)))
     places, packed = operands.places, len(operands.names)
@@ -157,7 +157,7 @@ def _cell(found: Recurrent) -> str:
 
 
 def batch_rows(found: Recurrent, cut: Cut) -> int:
-    """Sequences that one unit of work goes through together."""
+    """Sequences that one unit of work processes together."""
     groups = -(-cut.threads // found.directions) if cut.split == "rows" else 1
     most = STATE_BYTES // (16 * _padded(found, cut.lanes))
     if not most:
@@ -207,7 +207,7 @@ def _acts_text(found: Recurrent) -> str:
         lines.append(f"static constexpr bool is_reverse = {int(reverse)};")
         for letter, (key, alpha, beta) in zip("fgh", made[each * d : each * (d + 1)], strict=False):
             text = ACTIVATIONS[key].format(alpha=_number(alpha), beta=_number(beta))
-            # ONNX Runtime clips what enters the gates, not the cell on its way out
+            # ONNX Runtime clips what enters the gates, but not what leaves the cell
             if clip is not None and letter != "h":
                 limit = _number(float(clip))
                 lines.append(f"FN float {letter}(float x) {{ x = rl_min(rl_max(x, -{limit}), {limit});")
@@ -237,7 +237,7 @@ def _run_text(found: Recurrent, cut: Cut, pointers: dict[str, int | None]) -> li
         lines.append(f"#pragma omp parallel num_threads({cut.threads})")
         lines.append(f"for (i64 unit = 0; unit < {units}; ++unit) {{")
         lines.append("rl_part(a, s, unit, omp_get_thread_num(), omp_get_num_threads());")
-        # nobody begins the next unit in memory that another still reads
+        # no thread may start the next unit in memory that another thread still reads
         lines += ["#pragma omp barrier", "}"]
     else:
         lines.append("Shared s;")
@@ -260,7 +260,7 @@ def pack_recurrent(found: Recurrent, constants: dict[str, Tensor], lanes: int) -
 
 
 def _panels(weight: Tensor, found: Recurrent, lanes: int) -> Tensor:
-    """[N, gates * H, K] as [N][blocks][K][gates][lanes], zeros behind the last unit."""
+    """[N, gates * H, K] as [N][blocks][K][gates][lanes], with zeros after the last unit."""
     n, rows, depth = weight.shape
     gates, padded = rows // found.hidden, _padded(found, lanes)
     wide = torch.zeros(n, gates, padded, depth)

@@ -1,7 +1,7 @@
 """Row kernels: pointwise prologue, reductions over one set of axes, pointwise epilogue, rows in parallel.
 
-The body is cut into phases, each one pass over the row: a value that depends on a reduction's result
-belongs to the phase after it. Values that a later phase needs are kept in a buffer on the stack.
+The body is divided into phases, and each phase is one pass over the row: a value that depends on the result
+of a reduction belongs to the phase after it. Values that a later phase needs are kept on the stack.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ridgeline.kernels.scalar.nest import memory_order
 from ridgeline.kernels.scalar.program import Memory, Program, Step, Term
 
 STACK_BYTES = 256 * 1024
-PIECE = 2048  # columns that vector lanes add up before a wider sum takes over
-TILE = 64  # kept columns at a time, where the reduced axis is not the innermost
+PIECE = 2048  # columns that vector lanes reduce before the result goes to a wider sum
+TILE = 64  # kept columns at a time, if the reduced axis is not the innermost
 _CHEAP = re.compile(r"\{\d\} [-+*] \{\d\}")
 _CHAINS = {"sum": "+", "prod": "*"}
 
 
 def reduce_source(program: Program, *, threads: int) -> str:
-    """The kernel's text. Raises `RefusedError` with the reason where the schedule does not fit."""
+    """The kernel's text. Raises `RefusedError` if the schedule does not fit."""
     if program.is_empty:
         return nothing()
     return _Rows(program, threads).source()
@@ -80,7 +80,7 @@ class _Rows:
         self.kept = merge(order[: places[0]], program, prefix="i")
         self.reduced = merge([order[i] for i in places], program, prefix="r")
         tail = merge(order[places[-1] + 1 :], program, prefix="j")
-        # only the innermost loop needs to be the last; the others behind the reduced axes may go to the front
+        # only the innermost loop must stay last; the other loops inside the reduced axes may move outside
         self.kept += tail[:-1]
         self.tail = tail[-1] if tail else None
 
@@ -95,7 +95,7 @@ class _Rows:
         return step is not None and not step.fold and bool(step.axes & self.over)
 
     def _is_array(self, value: Term) -> bool:
-        """A value of the row that differs along the tail."""
+        """Whether a value of the row varies along the tail."""
         if self.tail is None or value in self.loads or value not in self.steps:
             return False
         return bool(self.steps[value].axes & self.tail.axes)
@@ -129,7 +129,7 @@ class _Rows:
         return whole(self.program, [*lines, *body, "}"])
 
     def _row(self, phase: int) -> list[str]:
-        """What is computed once per row before a phase's pass, and outputs of the row."""
+        """Computes what is needed once per row before the pass of a phase, and stores outputs of the row."""
         steps = [
             s for s in self.program.steps
             if not s.fold and not self._is_full(s.name) and self.phase[s.name] == phase
@@ -161,7 +161,7 @@ class _Rows:
         self, steps: Iterable[Step], stores: Iterable[Memory], phase: int, known: set[Term], place: str,
         is_kept: Callable[[Step], bool],
     ) -> list[str]:  # fmt: skip
-        """The inside of a loop: steps, those that are kept into their buffers at `place`, then stores."""
+        """The body of a loop: steps, then stores. Values that are kept go to their buffers at `place`."""
         inside: list[str] = []
         for step in steps:
             inside += [*self._fetch(step.reads, phase, known), assign(step)]
@@ -184,11 +184,11 @@ class _Rows:
         return self.tail is not None and bool(memory.strides.get(self.tail.axis, 0))
 
     def _spans(self, memory: Memory) -> bool:
-        """A store of every element of the row, whatever the value depends on."""
+        """Whether a store writes every element of the row, even if its value is constant along it."""
         return any(axis in memory.strides for axis in self.over)
 
     def _pass(self, phase: int) -> list[str]:
-        """One walk over the reduced axes."""
+        """One pass over the reduced axes."""
         program = self.program
         steps = [s for s in program.steps if self._is_full(s.name) and self.phase[s.name] == phase]
         folds = [s for s in program.steps if s.fold and self.phase[s.name] == phase]
@@ -206,16 +206,16 @@ class _Rows:
         return self._along(inside, folds) if self.tail is not None else self._across(inside, folds)
 
     def _along(self, inside: list[str], folds: list[Step]) -> list[str]:
-        """The tail innermost: a row of accumulators, one for each of its columns."""
+        """The loop over the tail is innermost, with one accumulator per column."""
         assert self.tail is not None, "only a nest with a tail has columns"
         lines = [f"for (int j = 0; j < {TILE}; ++j) b_{f.name}[j] = {_start(f)};" for f in folds]
-        # one long chain of additions per column: in float32 its error would grow with the row
+        # every column is one long chain of additions, whose error in float32 would grow with the row
         self.buffers |= {f.name: _wide(f) for f in folds}
         lines += [loop.header() for loop in self.reduced]
         return [*lines, "#pragma omp simd", f"{self.tail.header('first', 'stop')} {{", *inside, "}"]
 
     def _across(self, inside: list[str], folds: list[Step]) -> list[str]:
-        """The reduced axis innermost: lanes share a scalar, pieces of the row add up in a wider one."""
+        """The reduced axis is innermost: lanes reduce a piece of the row, a wider scalar the pieces."""
         *outer, inner = self.reduced
         groups: dict[str, list[str]] = {}
         for f in folds:
@@ -244,7 +244,7 @@ class _Rows:
         return any(value in s.reads and self.phase[s.name] > phase for s in self.program.steps)
 
     def _again(self, step: Step) -> bool:
-        """Cheaper to compute again than to keep: one sum or product, with a value kept anyway."""
+        """Whether a step is cheaper to repeat than to keep: one sum or product of a kept value."""
         if not _CHEAP.fullmatch(step.template) or len(step.reads) < len(set(step.args)):
             return False
         full = [r for r in step.reads if self._is_full(r)]
@@ -261,7 +261,7 @@ class _Rows:
         return f"{self.tail.var} - first"
 
     def _fetch(self, values: Iterable[Term], phase: int, known: set[Term]) -> list[str]:
-        """Bring values into scope inside a loop: loads, buffers, or the cheap step again."""
+        """Brings values into scope inside a loop: loads, reads of buffers, or cheap steps repeated."""
         lines: list[str] = []
         for value in values:
             if value in known:
@@ -289,7 +289,7 @@ class _Rows:
 
 
 def _start(step: Step) -> str:
-    """What folding begins with."""
+    """The value that a fold starts from."""
     if step.fold in _CHAINS:
         return "0" if step.fold == "sum" else "1"
     if step.dtype == "int32":

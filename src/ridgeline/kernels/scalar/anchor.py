@@ -1,4 +1,4 @@
-"""The body around one product or convolution: everything behind its sum, as a program that reads `acc`."""
+"""The body around one product or convolution: everything after its sum, as a program that reads `acc`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 def lower_around(
     site: Site, anchor: Op, handlers: Mapping[str, Handler], traits: Traits, *, first: str = ""
 ) -> tuple[Program, tuple[tuple[int, ...], ...]]:
-    """The program behind the anchor's sum, and for each dim of `acc` the axes it lies on.
+    """The program after the anchor's sum, and the axes of each dim of `acc`.
 
-    `first` is an input that gets the first pointer, whether the epilogue reads it or not.
+    `first` is an input that gets the first pointer, even if the epilogue does not read it.
     """
     low = Lowering(site, handlers, traits)
     if first:
@@ -39,7 +39,7 @@ def lower_around(
 
 
 def _own_terms(low: Lowering, op: Op, acc: Val) -> Val:
-    """What the anchor itself adds to and makes of its sum."""
+    """Applies the anchor's own alpha, beta and bias to its sum."""
     if op.op_type in CONVOLUTIONS:
         if len(op.inputs) > 2 and op.inputs[2]:
             acc = low.map("{0} + {1}", acc, per_channel(low.value(op.inputs[2]), len(acc.shape)))

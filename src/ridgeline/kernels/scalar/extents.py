@@ -1,4 +1,4 @@
-"""How far a program reaches into the memory behind each pointer; found from its loops, not from any shape."""
+"""How many bytes a program touches behind each pointer; computed from its loops, not from any shape."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ridgeline.kernels.scalar.program import Guard, Memory, Number, Program, Ter
 
 
 def extents_of(program: Program) -> dict[str, int]:
-    """Bytes from the start of each pointer up to the last that is touched; `RefusedError` for one before it.
+    """Bytes from each pointer to the last that is touched; `RefusedError` if one before it is touched.
 
-    Constants that the program brings itself are checked here.
+    The program's own constants are checked here.
     """
     found = dict(program.touched)
     for memory in program.memories:
@@ -34,7 +34,7 @@ def by_argument(found: dict[str, int], inputs: tuple[int, ...], count: int) -> d
 
 
 def _reach(memory: Memory, program: Program) -> tuple[int, int]:
-    """The first item that is touched, and the one past the last; (0, 0) where nothing is."""
+    """The first item that is touched, and the one past the last; (0, 0) if none is."""
     strides = dict(memory.strides)
     spans: list[tuple[int, int, int]] = []  # stride, first and last index
     for guard in memory.guards:
@@ -54,14 +54,14 @@ def _reach(memory: Memory, program: Program) -> tuple[int, int]:
 
 
 def _unit(guard: Guard, strides: dict[int, int]) -> int | None:
-    """The distance between neighbours along a guarded coordinate; None where its axes do not lie so."""
+    """The stride of a guarded coordinate; None if its axes have no common stride."""
     units = {strides.get(axis, 0) / factor for axis, factor in guard.coordinate}
     unit = units.pop() if len(units) == 1 else 0.5
     return int(unit) if unit == int(unit) and all(axis in strides for axis, _ in guard.coordinate) else None
 
 
 def _axis_size(program: Program, index: Term) -> int:
-    """The size of the axis that an index is kept inside."""
+    """The size of the axis that an index is clamped to."""
     step = next((step for step in program.steps if step.name == index), None)
     size = step.args[1] if step is not None and step.template.startswith("rl_place(") else None
     if not isinstance(size, Number):

@@ -1,7 +1,7 @@
-"""From the ops of a region to a program: values with their axes, steps, and values at other places.
+"""Lowers the ops of a region to a program: values with their axes, steps, and values at moved indices.
 
-Every dim of a value larger than one lies on an axis; an elementwise op makes the axes of its operands one.
-Which ops there are is in `ops.py`, `reductions.py` and `moves.py`.
+Every dim larger than one has an axis; an elementwise op unites the axes of its operands. `ops.py`,
+`reductions.py` and `moves.py` define the ops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Val:
 class Move:
     """How one axis of a value is replaced: by `start + step * by[0]`, or by the index `value` over `by`.
 
-    With nothing in `by` the value is taken at `start`.
+    If `by` is empty, the value is taken at `start`.
     """
 
     axis: int
@@ -70,19 +70,19 @@ class Lowering:
     # values
 
     def value(self, name: str) -> Val:
-        """The value of that ONNX name, loading an input or constant at its first use."""
+        """The value with that ONNX name; an input or constant is loaded when it is first used."""
         if name not in self.values:
             self.values[name] = self._leaf(name)
         return self.values[name]
 
     def array(self, name: str, what: str) -> np.ndarray:
-        """An input whose numbers must be known now, such as axes."""
+        """An input whose numbers must be known at build time, such as axes."""
         if name not in self.arrays:
             raise RefusedError(f"{what} is not known before the run")
         return self.arrays[name]
 
     def scalar(self, val: Val) -> float | None:
-        """The number behind a literal, None for anything else."""
+        """The number of a literal; None for any other value."""
         return float(val.term.value) if isinstance(val.term, Number) else None
 
     def constant(self, number: float | int | bool, dtype: str) -> Val:
@@ -138,7 +138,7 @@ class Lowering:
         return self._step(Step("", made, template, tuple(a.term for a in args)), shape, axes)
 
     def cast(self, val: Val, dtype: str) -> Val:
-        """Converted to a dtype, and rounded to it where values are computed in a wider one."""
+        """Converts to a dtype, and rounds to it if values of that dtype are computed in a wider one."""
         made = compute_dtype(dtype)
         if made == dtype == val.dtype:
             return val
@@ -147,7 +147,7 @@ class Lowering:
         return self._step(Step("", made, "{0}", (val.term,), cast=dtype), val.shape, val.axes)
 
     def coordinate(self, axis: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> Val:
-        """The place along an axis, as an int32 value of that shape."""
+        """The index along an axis, as an int32 value of that shape."""
         return self._step(Step("", "int32", "", (), coordinate=((axis, 1),)), shape, axes)
 
     def fold(self, kind: str, val: Val, dims: Iterable[int], *, keepdims: bool) -> Val:
@@ -175,7 +175,7 @@ class Lowering:
         return tuple(shape), tuple(axes)
 
     def _step(self, step: Step, shape: tuple[int, ...], axes: tuple[int, ...]) -> Val:
-        # repr, since a NaN does not equal itself
+        # the key is a repr, since a NaN does not equal itself
         key = repr(replace(step, over=frozenset())), tuple(sorted(step.over))
         if key in self._seen:
             return replace(self._seen[key], shape=shape, axes=axes)
@@ -184,10 +184,10 @@ class Lowering:
         self._seen[key] = val
         return val
 
-    # the same value at other places
+    # values at moved indices
 
     def moved(self, val: Val, move: Move) -> Val:
-        """The value with one axis replaced: what it is made of is loaded and computed at the new places."""
+        """The value with one axis replaced; its operands are loaded and computed at the new indices."""
         return replace(val, term=self._moved(val.term, move, {}))
 
     def _moved(self, term: Term, move: Move, done: dict[Term, Term]) -> Term:
@@ -258,7 +258,7 @@ class Lowering:
                 self.values[name] = val
 
     def finish(self) -> Program:
-        """Resolve axes, drop steps nobody reads, lay out the pointers."""
+        """Resolves the axes, drops unused steps and orders the pointers."""
         body = self.site.body
         outputs = [self.value(name) for name in body.outputs]
         alive: set[Term] = set()
@@ -282,7 +282,7 @@ class Lowering:
         )  # fmt: skip
 
     def _mark(self, term: Term, alive: set[Term]) -> None:
-        """Everything that a value is made of."""
+        """Adds everything that a value is computed from to `alive`."""
         waiting = [term]
         while waiting:
             term = waiting.pop()

@@ -1,4 +1,4 @@
-"""Ops that only move items, as values at other places: no step is added but for joining and padding."""
+"""Ops that only move items, as values at moved indices; only Concat and Pad add steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 def _cut(low: Lowering, x: Val, dim: int, size: int, start: int, step: int = 1) -> Val:
-    """`size` items of a dim from `start` on; where that runs over its ends, the value is arbitrary."""
+    """`size` items of a dim from `start` on; the values past its ends are arbitrary."""
     if x.shape[dim] == size and start == 0 and step == 1:
         return x
     axis = ONE if size == 1 else low.axes.fresh(size)
@@ -35,7 +35,7 @@ def _with_dim(x: Val, dim: int, size: int, axis: int) -> Val:
 
 
 def known(low: Lowering, op: Op, read: Callable[[Given], Found]) -> Found:
-    """What a reader of the op finds in numbers that are known now."""
+    """What `read` finds in the operands whose numbers are known; `RefusedError` if they are not known."""
     try:
         return read(given_at(op, low.site.specs, low.arrays))
     except MisfitError as misfit:
@@ -57,7 +57,7 @@ def _split(low: Lowering, op: Op) -> Sequence[Val]:
 
 
 def _concat(low: Lowering, op: Op) -> Sequence[Val]:
-    """Every part at every place, and of them the one that belongs there."""
+    """Extends every part over the whole axis, then selects the part that belongs at each index."""
     parts = args_of(low, op)
     dim = int(op.attrs["axis"]) % len(parts[0].shape)
     parts = [part for part in parts if part.shape[dim]]
@@ -83,7 +83,7 @@ def _at(low: Lowering, part: Val, dim: int, axis: int, start: int) -> Val:
 
 
 def _here(low: Lowering, like: Val, dim: int) -> Val:
-    """The index along a dim, to be compared with where parts begin."""
+    """The index along a dim, which is compared with the starts of parts."""
     shape = tuple(size if d == dim else 1 for d, size in enumerate(like.shape))
     axes = tuple(axis if d == dim else ONE for d, axis in enumerate(like.axes))
     return low.coordinate(like.axes[dim], shape, axes)
@@ -113,7 +113,7 @@ def _padded(low: Lowering, x: Val, dim: int, before: int, size: int, fill: Val) 
 
 
 def _gather(low: Lowering, op: Op) -> Sequence[Val]:
-    """x at places that are known when the kernel runs; a place below zero counts from the end."""
+    """x at indices that are read when the kernel runs; a negative index counts from the end."""
     x, places = args_of(low, op)
     dim = int(op.attrs.get("axis", 0)) % len(x.shape)
     if places.dtype not in ("int32", "int64"):

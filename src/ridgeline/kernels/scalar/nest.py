@@ -1,4 +1,4 @@
-"""Loop nests over a program's axes: their order, and which of them may be walked as one."""
+"""Loop nests over a program's axes: their order, and which of them one loop can cover."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ridgeline.kernels.scalar.program import Memory, Program
 
 
 def memory_order(sizes: Mapping[int, int], lead: Memory) -> list[int]:
-    """Axes from outermost to innermost as `lead` lies in memory; those it lacks come first."""
+    """Axes from outermost to innermost in the memory of `lead`; axes that it lacks come first."""
     return sorted(sizes, key=lambda axis: (axis in lead.strides, -lead.strides.get(axis, 0)))
 
 
 def merged(order: Sequence[int], program: Program) -> list[list[int]]:
-    """Groups of neighbours in this order that one index can walk: they lie behind one another everywhere.
+    """Groups of neighbouring axes that one index can count: they are contiguous in every operand.
 
     An axis whose own index is needed stays alone.
     """

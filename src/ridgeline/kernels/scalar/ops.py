@@ -1,4 +1,4 @@
-"""What each ONNX op means in scalar steps: the table the generators share.
+"""The meaning of each ONNX op in scalar steps, in a table that all generators share.
 
 A handler takes the lowering and the op and returns one value per output. To add an op, add its line.
 """
@@ -27,7 +27,7 @@ def args_of(low: Lowering, op: Op) -> list[Val]:
 
 
 def _text(template: str, dtype: str = "", **attrs: float) -> Handler:
-    """A step of the operands, then of these attributes, which are given with their defaults."""
+    """One step. Its arguments are the operands, then these attributes, given with their defaults."""
 
     def handler(low: Lowering, op: Op) -> Sequence[Val]:
         numbers = [attr(low, op, key, default) for key, default in attrs.items()]
@@ -37,7 +37,7 @@ def _text(template: str, dtype: str = "", **attrs: float) -> Handler:
 
 
 def _float_text(template: str) -> Handler:
-    """A step of floats."""
+    """One step; it refuses operands that are not floats."""
 
     def handler(low: Lowering, op: Op) -> Sequence[Val]:
         require_float(op, low.value(op.inputs[0]))
@@ -60,7 +60,7 @@ def number(low: Lowering, like: Val, value: float) -> Val:
 
 
 def _fold_args(template: str) -> Handler:
-    """Any number of operands, two at a time."""
+    """Combines any number of operands, two at a time."""
 
     def handler(low: Lowering, op: Op) -> Sequence[Val]:
         first, *rest = args_of(low, op)
@@ -79,7 +79,7 @@ def _mean(low: Lowering, op: Op) -> Sequence[Val]:
 def _pow(low: Lowering, op: Op) -> Sequence[Val]:
     x, y = args_of(low, op)
     require_float(op, x)
-    # a power of -inf is +inf, its root a NaN
+    # pow(-inf, 0.5) is +inf, but sqrt(-inf) is NaN
     root = "rl_sqrt(rl_where({0} == {1}, {2}, {0}))"
     exact = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", 0.5: root, -1.0: "1 / {0}"}
     template = exact.get(low.scalar(y) or 0.0)
@@ -122,7 +122,7 @@ def _hard_sigmoid(low: Lowering, op: Op) -> Sequence[Val]:
 
 
 def is_half(low: Lowering, op: Op) -> bool:
-    """Whether the result is stored in 16 bits: functions then need no more digits than that."""
+    """Whether the result is stored in 16 bits; functions then need no higher precision."""
     spec = low.site.specs.get(op.outputs[0])
     return spec is not None and spec.dtype in HALVES
 
@@ -182,7 +182,7 @@ def _where(low: Lowering, op: Op) -> Sequence[Val]:
 
 
 def dims_of(low: Lowering, op: Op, what: str) -> list[int] | None:
-    """Axes from the attribute or from the second input; None where neither is there."""
+    """Axes from the attribute or from the second input; None if there is neither."""
     if "axes" in op.attrs:
         return [int(a) for a in op.attrs["axes"]]
     if len(op.inputs) > 1 and op.inputs[1]:
@@ -255,7 +255,7 @@ POINTWISE: dict[str, Handler] = {
     "PRelu": _text("rl_where({0} < 0, {0} * {1}, {0})"),
     "ThresholdedRelu": _text("rl_where({0} > {1}, {0}, 0)", alpha=1.0),
     "Clip": _clip, "Gelu": _gelu, "Cast": _cast, "Where": _where, "HardSigmoid": _hard_sigmoid,
-    # the gate is divided, not the product: six times a large x is infinite
+    # dividing the product instead of the gate would overflow for large x
     "HardSwish": _float_text("{0} * rl_where({0} <= -3, 0, rl_where({0} >= 3, 1, ({0} + 3) / 6))"),
     "Swish": _swish,
     "Softplus": _float_text(_SOFTPLUS), "Softsign": _float_text("{0} / (1 + rl_abs({0}))"),

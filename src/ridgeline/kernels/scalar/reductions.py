@@ -34,7 +34,7 @@ def _reduce(kind: str, before: str = "{0}", after: str = "{0}") -> Handler:
             y = low.fold(kind, low.map(before, x) if before != "{0}" else x, dims, keepdims=keepdims)
         if after == "{0}":
             return [y]
-        # of integers a mean, a root or a logarithm is a double's, cut towards zero
+        # the mean, root or logarithm of integers is computed in float64 and truncated
         if y.dtype not in FLOATS and 0 in x.shape:
             raise RefusedError(f"{op.op_type} of no integers, which compilers take for any number")
         wide = y if y.dtype in FLOATS else low.cast(y, "float64")
@@ -55,14 +55,14 @@ def _reduced(low: Lowering, op: Op, x: Val) -> list[int]:
 
 
 def _extreme(low: Lowering, kind: str, x: Val, dims: list[int], keepdims: bool) -> Val:
-    """The largest or smallest; a NaN that a row holds wins."""
+    """The maximum or minimum; it is NaN if any element is NaN."""
     if low.traits.folds_keep_nan:
         return low.fold(f"{kind}_nan", x, dims, keepdims=keepdims)
     y = low.fold(kind, x, dims, keepdims=keepdims)
-    # vector instructions drop a NaN; carry it beside
+    # vector instructions drop a NaN, so a second fold carries it
     is_nan = low.cast(low.map("{0} != {0}", x, dtype="bool"), "int32")
     stray = low.fold("max", is_nan, dims, keepdims=keepdims)
-    # of no elements at all the fold is the least integer
+    # a fold over no elements is the least integer
     return low.map("rl_where({1} > 0, {2}, {0})", y, stray, number(low, y, math.nan))
 
 
@@ -75,7 +75,7 @@ def _log_sum_exp(low: Lowering, op: Op) -> Sequence[Val]:
     require_float(op, x)
     dims = _reduced(low, op, x)
     top = low.fold("max", x, dims, keepdims=True)
-    # a row of -inf alone: shifting by -inf would make NaN of it
+    # if all elements are -inf, a shift by -inf would give NaN
     top = low.map("rl_where({0} - {0} == 0, {0}, 0)", top)
     total = low.fold("sum", low.map("rl_exp({0} - {1})", x, top), dims, keepdims=True)
     y = low.map("rl_log({0}) + {1}", total, top)
@@ -99,7 +99,7 @@ def _softmax(is_log: bool) -> Handler:
 
 
 def _normalize(low: Lowering, x: Val, dims: list[int], epsilon: float) -> tuple[Val, Val, Val]:
-    """Centred and scaled to unit variance; also the mean and the inverse deviation."""
+    """x with mean 0 and variance 1, its mean, and the inverse of its deviation."""
     count = _count(low, x, x, dims)
     mean = low.map("rl_div({0}, {1})", low.fold("sum", x, dims, keepdims=True), count)
     centred = low.map("{0} - {1}", x, mean)
