@@ -59,8 +59,8 @@ def _mask(
     return mask & allowed if mask.dtype == torch.bool else torch.where(allowed, mask, -math.inf)
 
 
-def _spread_over(mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One query, or one row of the batch, that a mask has many of: spread as in a sum of scores and mask."""
+def _broadcast_to(mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Broadcasts one query, or one row of the batch, to the rows that the mask has."""
     rows = mask.shape[-2] if mask.ndim > 1 and q.shape[2] == 1 else q.shape[2]
     batch = mask.shape[0] if mask.ndim == 4 and q.shape[0] == 1 else q.shape[0]
     if (batch, rows) == (q.shape[0], q.shape[2]):
@@ -95,13 +95,13 @@ def attention(
     k = k if past_key is None else torch.cat([past_key, k], dim=2)
     v = v if past_value is None else torch.cat([past_value, v], dim=2)
     if attn_mask is not None:
-        q, k, v = _spread_over(attn_mask, q, k, v)
+        q, k, v = _broadcast_to(attn_mask, q, k, v)
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     n_past = 0 if past_key is None else past_key.shape[2]
     offset = n_past if nonpad_kv_seqlen is None else (nonpad_kv_seqlen - q.shape[2]).reshape(-1, 1, 1, 1)
     has_window = left_window_size >= 0 or right_window_size >= 0
     is_fused = n_outputs < 4 and not softcap
-    # on the CPU torch takes a row of NaN scores for one that sees no key unless there is a mask
+    # on the CPU, without a mask, torch treats a row of NaN scores as one whose keys are all masked
     needs_mask = q.is_cpu
     is_sdpa_causal = (
         bool(is_causal) and attn_mask is None and nonpad_kv_seqlen is None
@@ -121,7 +121,7 @@ def attention(
             is_causal=is_sdpa_causal, scale=factor, enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
         if mask is not None:
-            # a query that may see no key gets zeros, whatever the softmax made of it
+            # a query whose keys are all masked gets zeros, not the result of the softmax
             y = torch.where(_is_blind(mask), 0, y)
     else:
         y, scores = _plain_attention(

@@ -13,15 +13,15 @@ from ridgeline.kernels.floor.registry import floor
 
 
 def _overflows(inv_std: Tensor) -> bool:
-    """Whether a row's squares left the range: torch's running sums then make NaN of what the formula makes 0.
+    """Whether the squares of a row overflowed: torch's running sums then give NaN where the formula gives 0.
 
-    On a GPU nobody asks, since that would wait for it.
+    Not checked on a GPU, since reading the result would wait for it.
     """
     return inv_std.is_cpu and not bool(torch.isfinite(inv_std).all())
 
 
 def _normalized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """By the formula, step by step: the rows, their means and inverse deviations."""
+    """The normalised rows, their means and inverse deviations, computed step by step by the formula."""
     mean = x.mean(axes, keepdim=True)
     centred = x - mean
     inv_std = (centred.square().mean(axes, keepdim=True) + epsilon).sqrt().reciprocal()
@@ -29,7 +29,7 @@ def _normalized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tenso
 
 
 def _fits(x: Tensor, shape: torch.Size, *parameters: Tensor | None) -> bool:
-    """Whether torch's own takes scale and bias as they are."""
+    """Whether torch's own function takes this scale and bias."""
     return all(p is None or (p.shape == shape and p.dtype == x.dtype) for p in parameters)
 
 

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN over whole sequences.
 
-Torch's fused layers take the common form; a loop over steps takes clips, peepholes, odd activations and
+Torch's fused layers run the common form. A loop over steps runs clips, peepholes, other activations and
 sequences of different lengths. S steps, B batch, H hidden size, N directions.
 """
 
@@ -37,7 +37,7 @@ _WITH_PARAMETERS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], floa
 }
 
 
-# what ONNX names when a node names none, for one direction
+# ONNX's defaults for one direction
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",),
 }  # fmt: skip
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 def parametrised(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
 ) -> list[tuple[str, float, float]]:
-    """Name in lower case, alpha and beta. They are handed out in order to the activations that take them."""
+    """Name in lower case, alpha and beta. Activations that take parameters get the given ones in order."""
     left_alphas, left_betas = list(alphas or ()), list(betas or ())
     made: list[tuple[str, float, float]] = []
     for name in names:
@@ -68,7 +68,7 @@ def _clipped(activation: Activation, clip: float) -> Activation:
 
 
 def _regate(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Reorder the blocks that the gates have in axis 0."""
+    """Reorders the gates, which are blocks of axis 0."""
     parts = x.chunk(len(order))
     return torch.cat([parts[i] for i in order])
 
@@ -76,9 +76,9 @@ def _regate(x: Tensor, order: Sequence[int]) -> Tensor:
 def _scan(
     x: Tensor, states: tuple[Tensor, ...], step: Step, *, lengths: Tensor | None, reverse: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One direction, step by step. A sequence past its end yields zeros and keeps its state.
+    """Runs one direction step by step. Past its end a sequence yields zeros and keeps its state.
 
-    One of length 0 ends in zeros, not in the state it was given: ONNX is silent, ONNX Runtime has it so.
+    A sequence of length 0 ends in zeros and not in its initial state, as in ONNX Runtime; ONNX does not say.
     """
     rows: list[Tensor] = []
     for t in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):
@@ -98,7 +98,7 @@ def _scan(
 
 
 class LayerAttrs(TypedDict, total=False):
-    """Attributes of the three layers; the last two are those of LSTM and of GRU."""
+    """Attributes of the three layers. The last two belong to LSTM and to GRU."""
 
     activation_alpha: Sequence[float] | None
     activation_beta: Sequence[float] | None
@@ -128,7 +128,7 @@ class _Layer:
         given = (*given, *(None,) * (3 - len(given)))
         self.states = tuple(self._start(state) for state in given[: self.n_states])
         self.peepholes = given[2]
-        # lengths matter where some sequence is shorter than the tensor
+        # lengths matter only if some sequence is shorter than the tensor
         is_even = lengths is None or bool((lengths == self.x.shape[0]).all())
         self.lengths = None if is_even else lengths
         self.is_reverse = attrs.get("direction") == "reverse"

@@ -24,8 +24,8 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 class FloorOp:
     """One ONNX op over torch tensors. Absent optional inputs arrive as None, attributes as keywords.
 
-    What `run` returns may be an input or a view of one (Slice, Transpose, Expand, a Clip without bounds):
-    whoever needs memory of its own uses `out`, or copies.
+    `run` may return an input or a view of one (Slice, Transpose, Expand, a Clip without bounds). A caller
+    that needs other memory uses `out`, or copies.
     """
 
     key: str
@@ -71,7 +71,7 @@ def into(run: Callable[..., Any]) -> Callable[..., None]:
 
 
 def placed(made: Tensor, out: Tensor | None) -> Tensor:
-    """What was made, in `out` where that is given."""
+    """The result, copied to `out` if that is given."""
     return made if out is None else out.copy_(made)
 
 

@@ -98,7 +98,7 @@ def _taps(
     return left[:, None] + steps[None, :], weights
 
 
-def _settle(
+def _changed_axes(
     x: Tensor,
     roi: Tensor | None,
     scales: Tensor | None,
@@ -123,7 +123,7 @@ def _settle(
             factors = [common] * len(along)
             outside = [int(common * n + 0.5) for n in inside]
     corners = roi.tolist() if roi is not None and roi.numel() else [0.0] * len(along) + [1.0] * len(along)
-    settled = {
+    found = {
         axis: Axis(inside[i], outside[i], factors[i], (corners[i], corners[i + len(along)]), coordinates)
         for i, axis in enumerate(along)
     }
@@ -132,7 +132,7 @@ def _settle(
         return {}  # a scale that leaves every size as it is leaves every element as it is
     return {
         axis: one
-        for axis, one in settled.items()
+        for axis, one in found.items()
         if one.size != one.out_size or one.scale != 1.0 or (is_cropped and one.roi != (0.0, 1.0))
     }
 
@@ -179,7 +179,7 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    changed = _settle(
+    changed = _changed_axes(
         x, roi, scales, sizes, axes=axes, policy=keep_aspect_ratio_policy,
         coordinates=coordinate_transformation_mode,
     )  # fmt: skip
