@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 from ridgeline.base.grouping import grouped
 from ridgeline.errors import OptionError
@@ -69,23 +70,23 @@ def propose(
     is_exact = len(names) <= 1
     ladder = _exact(sizes, buckets, measure) if is_exact else _joined(sizes, buckets, measure)
     chosen = ladder[max(ladder)]
-    served: dict[Sizes, dict[Sizes, int]] = {bucket: {} for bucket in sorted(chosen)}
-    for size, bucket in _homes(sizes, chosen, measure).items():
-        served[bucket][size] = sizes[size]
+    served = grouped((bucket, size) for size, bucket in _homes(sizes, chosen, measure).items())
     rows = [
-        _bucket(bucket, here, measure, names, _profile(_shapes(seen, dims, names, bucket)))
-        for bucket, here in served.items()
+        _bucket(
+            bucket, {size: sizes[size] for size in here}, measure, names, _shapes(seen, dims, names, bucket)
+        )
+        for bucket, here in sorted(served.items())
     ]
     return Proposal(
         model=seen.model,
         calls=sizes.total(),
         shapes=len(sizes),
         moving=names,
-        buckets=tuple(row for row in rows if row.calls),
+        buckets=tuple(rows),
         padded=_padded(sizes, chosen, measure),
         by_budget={k: round(_padded(sizes, made, measure), 6) for k, made in sorted(ladder.items())},
         work=unit if work is not None else "elements",
-        option=" ".join(f"--profile '{_option(row.profile)}'" for row in rows if row.calls),
+        option=" ".join(f"--profile '{_option(row.profile)}'" for row in rows),
         is_exact=is_exact,
     )
 
@@ -129,9 +130,7 @@ def _exact(sizes: Counter[Sizes], budget: int, work: Work) -> dict[int, list[Siz
     """The best ends of at most `budget` intervals, for every budget: dynamic programming over sizes."""
     order = sorted(sizes)
     n = len(order)
-    calls = [0]
-    for size in order:
-        calls.append(calls[-1] + sizes[size])
+    calls = [0, *accumulate(sizes[size] for size in order)]
     best: list[list[float]] = [[0.0] + [math.inf] * n]
     cut: list[list[int]] = [[0] * (n + 1)]
     ladder: dict[int, list[Sizes]] = {}
@@ -202,22 +201,18 @@ def _padded(sizes: Counter[Sizes], buckets: Sequence[Sizes], work: Work) -> floa
 
 
 def _bucket(
-    bucket: Sizes, here: Mapping[Sizes, int], work: Work, names: Sequence[str], profile: dict[str, str]
+    bucket: Sizes, here: Mapping[Sizes, int], work: Work, names: Sequence[str], shapes: Mapping[str, Shape]
 ) -> Bucket:
-    """One bucket, the calls that run in it by their sizes, and its shapes as `--profile` takes them."""
+    """One bucket with the calls that run in it, by their sizes, at these shapes of the inputs."""
     calls = sum(here.values())
     whole = work(bucket) * calls
     return Bucket(
         sizes=dict(zip(names, bucket, strict=True)),
-        profile=profile,
+        profile={name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape},
         calls=calls,
         shapes=len(here),
         padded=1 - sum(work(s) * n for s, n in here.items()) / whole if whole else 0.0,
     )
-
-
-def _profile(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    return {name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape}
 
 
 def _option(profile: Mapping[str, str]) -> str:

@@ -39,14 +39,17 @@ def _gemm(given: Given) -> Sequence[Shape]:
 class _Windows:
     """What a convolution says about its windows, one number per spatial axis."""
 
-    kernel: Shape
     stride: Shape
     spans: Shape  # of a window, dilation included
     pads: Shape  # before the first, then behind the last
     mode: str
 
     @staticmethod
-    def of(given: Given, kernel: Shape) -> _Windows:
+    def of(given: Given) -> _Windows:
+        x, w = given.shape(0), given.shape(1)
+        if len(x) < 3 or len(w) != len(x):
+            raise MisfitError(f"x has {len(x)} axes and the weight {len(w)}")
+        kernel = w[2:]
         ones = (1,) * len(kernel)
         stride, dilation = given.integers("strides", ones), given.integers("dilations", ones)
         if given.integers("kernel_shape", kernel) != kernel:
@@ -57,17 +60,14 @@ class _Windows:
             raise MisfitError(f"kernel {list(kernel)}, strides {list(stride)}, dilations {list(dilation)}")
         spans = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
         pads = given.integers("pads", (0,) * 2 * len(kernel))
-        return _Windows(kernel, stride, spans, pads, given.text("auto_pad", "NOTSET"))
+        return _Windows(stride, spans, pads, given.text("auto_pad", "NOTSET"))
 
 
 def _conv(given: Given) -> Sequence[Shape]:
-    x, w, groups = given.shape(0), given.shape(1), given.integer("group", 1)
-    if len(x) < 3 or len(w) != len(x):
-        raise MisfitError(f"x has {len(x)} axes and the weight {len(w)}")
+    windows, x, w, groups = _Windows.of(given), given.shape(0), given.shape(1), given.integer("group", 1)
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise MisfitError(f"x has {x[1]} channels, the weight {list(w)} in {groups} groups")
     require_shape(given, 2, (w[0],))
-    windows = _Windows.of(given, w[2:])
     made = []
     for axis, (size, span, step) in enumerate(zip(x[2:], windows.spans, windows.stride, strict=True)):
         if windows.mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -81,13 +81,10 @@ def _conv(given: Given) -> Sequence[Shape]:
 
 
 def _conv_transpose(given: Given) -> Sequence[Shape]:
-    x, w, groups = given.shape(0), given.shape(1), given.integer("group", 1)
-    if len(x) < 3 or len(w) != len(x):
-        raise MisfitError(f"x has {len(x)} axes and the weight {len(w)}")
+    windows, x, w, groups = _Windows.of(given), given.shape(0), given.shape(1), given.integer("group", 1)
     if groups < 1 or x[1] != w[0] or w[0] % groups:
         raise MisfitError(f"x has {x[1]} channels, the weight {list(w)} in {groups} groups")
     require_shape(given, 2, (w[1] * groups,))
-    windows = _Windows.of(given, w[2:])
     rank = len(x) - 2
     extra = given.integers("output_padding", (0,) * rank)
     asked = given.integers("output_shape", (0,) * rank)

@@ -79,7 +79,8 @@ def _fold_graph(graph: ir.Graph, names: Names, room: Room) -> bool:
         if node.graph is not graph or node.domain:
             continue
         if node.op_type == "Constant":
-            _settle(node, [constant(node.outputs[0])], names)
+            if (held := constant(node.outputs[0])) is not None:
+                _settle(node, [held], names)
         elif (
             node.op_type == "If"
             and (condition := constant(node.inputs[0])) is not None
@@ -191,12 +192,11 @@ def _widened(node: ir.Node, inputs: list[np.ndarray | None]) -> list[np.ndarray 
     return inputs
 
 
-def _settle(node: ir.Node, arrays: Sequence[np.ndarray | None], names: Names) -> bool:
+def _settle(node: ir.Node, arrays: Sequence[np.ndarray], names: Names) -> bool:
     """Put initializers in the place of a node's outputs. A graph output must keep its node."""
-    if any(out.is_graph_output() for out in node.outputs) or any(array is None for array in arrays):
+    if any(out.is_graph_output() for out in node.outputs):
         return False
     for out, array in zip(node.outputs, arrays, strict=True):
-        assert array is not None, "checked above"
         if out.dtype is not None and array.dtype != out.dtype.numpy():
             array = array.astype(out.dtype.numpy())
         name, out.name = out.name, None
