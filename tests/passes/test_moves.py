@@ -15,7 +15,7 @@ from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.ir.moves import Move, as_slice, cut_places, moves_of
-from ridgeline.ir.op_given import Given, MisfitError, given_at
+from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, given_at
 
 X, Y = np.arange(60, dtype=np.float32).reshape(3, 4, 5), -np.arange(30, dtype=np.float32).reshape(3, 2, 5)
 FILL = 99.0
@@ -117,7 +117,8 @@ def test_what_is_not_known_is_not_read() -> None:
     assert moves_of(given_at(Op("Gather", ("x", "i"), ("y",)), specs, {})) is None
     assert moves_of(given_at(Op("Neg", ("x",), ("y",)), specs, {})) is None
     assert moves_of(given_at(Op("Concat", ("x", "late"), ("y",), {"axis": 0}), specs, {})) is None
-    assert cut_places([None, 4], [0], [1], [0], []) is None
+    with pytest.raises(NotKnownError):
+        cut_places([None, 4], [0], [1], [0], [])
 
 
 @pytest.mark.parametrize(
@@ -125,5 +126,5 @@ def test_what_is_not_known_is_not_read() -> None:
 )
 def test_places_as_numpy_takes_them(start: int, end: int, step: int) -> None:
     x = np.arange(5)
-    places = (cut_places([5], [start], [end], [0], [step]) or {})[0]
+    places = cut_places([5], [start], [end], [0], [step])[0]
     np.testing.assert_array_equal(x[as_slice(places)], x[list(places)])

@@ -33,10 +33,10 @@ from ridgeline.frontend.functions import (
     plain_domain,
     require_inlinable,
 )
-from ridgeline.frontend.known_ops import known_to_runtimes
 from ridgeline.frontend.node_checks import check_depth, check_nodes
 from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
+from ridgeline.frontend.other_runtimes import known_to_runtimes
 from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.tensor_data import data_problem, external_problem
 from ridgeline.frontend.types import say_shapes, tensor_type, to_ir, to_proto

@@ -1,18 +1,33 @@
-"""ONNX Runtime and the onnx evaluator: options of a session, and who of the two opens a model."""
+"""ONNX Runtime and the onnx evaluator: ops that the first has, options of its sessions, who opens a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import onnx
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from ridgeline.errors import BuildError, first_line
 
 T = TypeVar("T")
 # the setting that names the folder of external data
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+@lru_cache(maxsize=1)
+def _runtime_ops() -> frozenset[tuple[str, str]]:
+    listed = getattr(ort_state, "get_all_operator_schema", None)
+    if listed is None:
+        return frozenset()
+    return frozenset((schema.domain, schema.name) for schema in listed())
+
+
+def known_to_runtimes(domain: str, op_type: str) -> bool:
+    """Whether ONNX Runtime's CPU build has an op outside the standard. Models with it are not refused."""
+    return (domain, op_type) in _runtime_ops()
 
 
 def session_options(

@@ -34,7 +34,7 @@ def _squeeze(x: Array, axes: Array = None) -> Array:
 
 def _slice(x: Array, starts: Array, ends: Array, axes: Array = None, steps: Array = None) -> Array:
     bounds = [() if bound is None else bound.tolist() for bound in (starts, ends, axes, steps)]
-    taken = cut_places(x.shape, *bounds) or {}
+    taken = cut_places(x.shape, *bounds)
     return x[tuple(as_slice(taken[d]) if d in taken else slice(None) for d in range(x.ndim))]
 
 

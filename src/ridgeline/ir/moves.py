@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, Shape, placed_axis
 
-Numbers: TypeAlias = Sequence[int] | None
+Numbers: TypeAlias = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,8 @@ def _transpose(given: Given) -> tuple[Move, ...]:
 
 def cut_places(
     sizes: Sequence[int | None], starts: Numbers, ends: Numbers, axes: Numbers, steps: Numbers
-) -> dict[int, range] | None:
-    """The places that a Slice takes along each axis it names; None if a bound or a named size is not known.
-
-    `axes` and `steps` are empty if the op has none.
-    """
-    if starts is None or ends is None or axes is None or steps is None:
-        return None
+) -> dict[int, range]:
+    """The places that a Slice takes along each axis it names; `axes` and `steps` are empty if it has none."""
     axes, steps = axes or range(len(starts)), steps or (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise MisfitError("starts, ends, axes and steps differ in number")
@@ -131,7 +126,7 @@ def cut_places(
         place = placed_axis(axis, len(sizes))
         size = sizes[place]
         if size is None:
-            return None
+            raise NotKnownError
         taken[place] = taken.get(place, range(size))[start:end:step]
     return taken
 
@@ -144,7 +139,7 @@ def as_slice(places: range) -> slice:
 def cuts(given: Given) -> dict[int, range]:
     """The places that a Slice takes along each axis it names."""
     listed = [given.listed(i, name) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
-    return cut_places(given.shape(0), *listed) or {}
+    return cut_places(given.shape(0), *listed)
 
 
 def _slice(given: Given) -> tuple[Move, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.ir.moves import cut_places
-from ridgeline.ir.op_given import MisfitError
+from ridgeline.ir.op_given import MisfitError, NotKnownError
 from ridgeline.passes.match import attribute, constant
 
 # a number, or a name that stands for one unknown number
@@ -131,13 +131,11 @@ def named_axes(node: ir.Node, rank: int) -> list[int] | None:
 
 def node_cuts(node: ir.Node, dims: Sequence[Size | None]) -> dict[int, range] | None:
     """The places that a Slice takes along each axis of an input of these sizes; None if not known."""
-    arrays = slice_bounds(node, constant)
+    bounds = [np.reshape(array, -1).tolist() for array in slice_bounds(node, constant) if array is not None]
+    numbers = [dim if isinstance(dim, int) else None for dim in dims]
     try:
-        return cut_places(
-            [dim if isinstance(dim, int) else None for dim in dims],
-            *(None if array is None else np.reshape(array, -1).tolist() for array in arrays),
-        )
-    except MisfitError:
+        return cut_places(numbers, *bounds) if len(bounds) == 4 else None
+    except (MisfitError, NotKnownError):
         return None
 
 

@@ -9,7 +9,7 @@ import onnx
 
 from ridgeline.errors import did_you_mean, last_lines
 from ridgeline.frontend.functions import subgraphs
-from ridgeline.frontend.known_ops import known_to_runtimes
+from ridgeline.frontend.other_runtimes import known_to_runtimes
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
 from ridgeline.surgery.extract import walk_back

@@ -113,7 +113,7 @@ def slice_(
     x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
 ) -> Tensor:
     bounds = [[] if bound is None else bound.tolist() for bound in (starts, ends, axes, steps)]
-    for axis, places in (cut_places(x.shape, *bounds) or {}).items():
+    for axis, places in cut_places(x.shape, *bounds).items():
         if not places:
             x = x.narrow(axis, 0, 0)
             continue
