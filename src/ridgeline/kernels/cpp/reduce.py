@@ -95,10 +95,12 @@ class _Rows:
         return step is not None and not step.fold and bool(step.axes & self.over)
 
     def _is_array(self, value: Term) -> bool:
-        """Whether a value of the row varies along the tail."""
-        if self.tail is None or value in self.loads or value not in self.steps:
+        """Whether a value varies along the tail."""
+        if self.tail is None:
             return False
-        return bool(self.steps[value].axes & self.tail.axes)
+        if value in self.loads:
+            return bool(self.loads[value].strides.get(self.tail.axis, 0))
+        return value in self.steps and bool(self.steps[value].axes & self.tail.axes)
 
     def source(self) -> str:
         body: list[str] = []
@@ -144,7 +146,7 @@ class _Rows:
         lines = [
             load(memory, self.loops)
             for memory in self.program.loads
-            if not phase and not self._is_full(memory.value) and not self._along_tail(memory)
+            if not phase and not self._is_full(memory.value) and not self._is_array(memory.value)
         ]
         lines += [assign(s) for s in plain]
         arrays = [s for s in steps if self._is_array(s.name)]
@@ -153,24 +155,28 @@ class _Rows:
         if not arrays and not stores:
             return lines
         inside = self._computed(
-            arrays, stores, phase, set(), self._column(), lambda step: self._leaves_row(step.name, phase)
+            arrays, stores, set(), self._column(), lambda step: self._leaves_row(step.name, phase)
         )
         return [*lines, "#pragma omp simd", f"{self.tail.header('first', 'stop')} {{", *inside, "}"]
 
     def _computed(
-        self, steps: Iterable[Step], stores: Iterable[Memory], phase: int, known: set[Term], place: str,
+        self,
+        steps: Iterable[Step],
+        stores: Iterable[Memory],
+        known: set[Term],
+        place: str,
         is_kept: Callable[[Step], bool],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """The body of a loop: steps, then stores. Values that are kept go to their buffers at `place`."""
         inside: list[str] = []
         for step in steps:
-            inside += [*self._fetch(step.reads, phase, known), assign(step)]
+            inside += [*self._fetch(step.reads, known), assign(step)]
             known.add(step.name)
             if is_kept(step):
                 self.buffers[step.name] = c_type(step)
                 inside.append(f"b_{step.name}[{place}] = {step.name};")
         for memory in stores:
-            inside += [*self._fetch((memory.value,), phase, known), store(memory, self.loops)]
+            inside += [*self._fetch((memory.value,), known), store(memory, self.loops)]
         return inside
 
     def _leaves_row(self, value: str, phase: int) -> bool:
@@ -179,9 +185,6 @@ class _Rows:
         return any(s.fold or self._is_full(s.name) or self.phase[s.name] > phase for s in readers) or any(
             m.value == value and self._spans(m) for m in self.program.stores
         )
-
-    def _along_tail(self, memory: Memory) -> bool:
-        return self.tail is not None and bool(memory.strides.get(self.tail.axis, 0))
 
     def _spans(self, memory: Memory) -> bool:
         """Whether a store writes every element of the row, even if its value is constant along it."""
@@ -197,11 +200,11 @@ class _Rows:
             return []
         known: set[Term] = set()
         inside = self._computed(
-            steps, stores, phase, known, self._place(),
+            steps, stores, known, self._place(),
             lambda step: self._read_later(step.name, phase) and not self._again(step),
         )  # fmt: skip
         for step in folds:
-            inside += self._fetch(step.reads, phase, known)
+            inside += self._fetch(step.reads, known)
             inside.append(self._fold(step, step_text(step)))
         return self._along(inside, folds) if self.tail is not None else self._across(inside, folds)
 
@@ -260,31 +263,23 @@ class _Rows:
         assert self.tail is not None, "only a nest with a tail has columns"
         return f"{self.tail.var} - first"
 
-    def _fetch(self, values: Iterable[Term], phase: int, known: set[Term]) -> list[str]:
+    def _fetch(self, values: Iterable[Term], known: set[Term]) -> list[str]:
         """Brings values into scope inside a loop: loads, reads of buffers, or cheap steps repeated."""
         lines: list[str] = []
         for value in values:
-            if value in known:
-                continue
-            if value in self.loads:
-                memory = self.loads[value]
-                if self._is_full(value) or self._along_tail(memory):
-                    lines.append(load(memory, self.loops))
-                    known.add(value)
-                continue
-            step = self.steps.get(value)
-            if step is None:
-                continue
-            if not self._is_full(value):
-                if self._is_array(value):
-                    lines.append(f"const {c_type(step)} {value} = b_{value}[{self._column()}];")
-                    known.add(value)
-                continue
+            is_full = self._is_full(value)
+            if value in known or not (is_full or self._is_array(value)):
+                continue  # it is in scope
             known.add(value)
-            if self._again(step):
-                lines += [*self._fetch(step.reads, phase, known), assign(step)]
+            if value in self.loads:
+                lines.append(load(self.loads[value], self.loops))
+                continue
+            step = self.steps[value]
+            if is_full and self._again(step):
+                lines += [*self._fetch(step.reads, known), assign(step)]
             else:
-                lines.append(f"const {c_type(step)} {value} = b_{value}[{self._place()}];")
+                place = self._place() if is_full else self._column()
+                lines.append(f"const {c_type(step)} {value} = b_{value}[{place}];")
         return lines
 
 

@@ -107,19 +107,17 @@ class Lowering:
             return replace(self.constant(array.reshape(-1)[0].item(), spec.dtype), shape=spec.shape,
                            axes=(ONE,) * len(spec.shape))  # fmt: skip
         val = self.declare("", spec)
-        strides = spec.strides
+        strides = TensorSpec(spec.dtype, spec.shape).strides
         if array is not None and array.size <= self.traits.baked_items:
             pointer, dtype = f"t{len(self._tables)}", val.dtype
             self._tables.append(tuple(Number(item, dtype) for item in array.reshape(-1).tolist()))
-            strides = TensorSpec(spec.dtype, spec.shape).strides
         elif name in self.site.body.inputs:
-            pointer, dtype = f"p{len(self._inputs)}", spec.dtype
+            pointer, dtype, strides = f"p{len(self._inputs)}", spec.dtype, spec.strides
             self._inputs.append(self.site.body.inputs.index(name))
         else:
             pointer, dtype = f"x{len(self._extras)}", spec.dtype
             assert array is not None, f"{name} is neither an input nor a constant"
             self._extras.append(np.ascontiguousarray(array))
-            strides = TensorSpec(spec.dtype, spec.shape).strides
         by_axis = {axis: step for axis, step in zip(val.axes, strides, strict=True) if axis != ONE}
         return self._load(Memory("", pointer, dtype, by_axis), val)
 
