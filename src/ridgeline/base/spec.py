@@ -241,6 +241,7 @@ class Needed:
     version: str
     get: str
     uses: tuple[str, ...]  # ops and tactics
+    schemas: str = ""  # a digest of those of the ops
 
 
 @dataclass(frozen=True)

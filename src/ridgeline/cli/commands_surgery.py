@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,10 @@ def lint(model: Model, json: AsJson = False) -> None:
     from ridgeline.surgery.lint import lint as lint_model
 
     require_file(model)
+    if entry_points(group="ridgeline.plugins"):  # plugins take torch, which lint does without
+        from ridgeline.plugins.entry_points import load_plugins
+
+        load_plugins()
     report = lint_model(model)
     emit(report, draw_lint, as_json=json, schema="problems", source=str(model))
     if report.errors:

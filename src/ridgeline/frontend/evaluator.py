@@ -31,7 +31,11 @@ class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
     """The onnx evaluator with our ops; onnx makes further evaluators of the same class."""
 
     def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **more: Any) -> None:
-        super().__init__(proto, new_ops=list({Erf, *PLUGIN_OPS.values(), *(new_ops or ())}), **more)
+        # evaluators of subgraphs get the ops of the outermost one
+        if new_ops is None:
+            local = {f"{function.domain}::{function.name}" for function in getattr(proto, "functions", ())}
+            new_ops = [Erf, *(op for key, op in PLUGIN_OPS.items() if key not in local)]
+        super().__init__(proto, new_ops=list(new_ops), **more)
 
 
 def is_needed_for(proto: onnx.ModelProto) -> bool:

@@ -291,13 +291,17 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
         count = sum(len(nodes) for nodes in unknown.values())
         raise UnsupportedError(
             f"{count} {'node' if count == 1 else 'nodes'} cannot run in this build",
-            rows=[
-                f"{domain + '::' if domain else ''}{op} x{len(nodes)}  first at {nodes[0]}"
-                for (domain, op), nodes in unknown.items()
-            ],
+            rows=[_unknown_row(*key, nodes) for key, nodes in unknown.items()],
             help="install a plugin that has them (`ridge plugins` lists those here), replace these nodes, "
             "or give their meaning as model-local functions in the file",
         )
+
+
+def _unknown_row(domain: str, op: str, nodes: list[str]) -> str:
+    """An op may be here, but only in later versions of its domain than the model imports."""
+    row = f"{domain + '::' if domain else ''}{op} x{len(nodes)}  first at {nodes[0]}"
+    first = onnx.defs.has(op, domain=domain) and onnx.defs.get_schema(op, domain=domain).since_version
+    return f"{row}; it is here from version {first} of {domain!r} on" if first else row
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path | None) -> ir.Model:

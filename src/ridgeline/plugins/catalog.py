@@ -10,12 +10,14 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Needed
 from ridgeline.errors import PluginError, failure
 from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
-from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open
+from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open, is_size
 
 GROUP = "ridgeline.plugins"  # of entry points
 FEW = 64  # whole numbers that a shape may depend on
@@ -75,54 +77,63 @@ class PluginOp:
         """What the author's function says of the outputs, held against the schema."""
         made = self.shapes(*_padded(self.schema, inputs), **attrs)
         specs: list[Any] = list(made) if isinstance(made, (tuple, list)) else [made]
-        self._require_count(len(specs), "shapes")
+        self.require_count(len(specs), "shapes")
         for place, spec in enumerate(specs):
             if spec is None:
                 continue
-            if not isinstance(spec, Spec):
-                raise self._broken("shapes", f"output {place} is {spec!r}", "a Spec, or None")
-            if spec.dtype not in self.schema.allowed(place):
-                wanted = " or ".join(self.schema.allowed(place))
-                raise self._broken("shapes", f"output {place} is {spec.dtype}", wanted)
-            if any(isinstance(size, int) and size < 0 for size in spec.shape):
-                raise self._broken("shapes", f"output {place} is {spec}", "sizes from 0 on")
+            if not isinstance(spec, Spec) or not isinstance(spec.shape, tuple):
+                raise self.broken("shapes", f"output {place} is {spec!r}", "a Spec, or None")
+            allowed = self.schema.allowed(place, inputs)
+            if spec.dtype not in allowed:
+                raise self.broken("shapes", f"output {place} is {spec.dtype}", " or ".join(allowed))
+            if not all(map(is_size, spec.shape)):
+                raise self.broken("shapes", f"output {place} is {spec}", "whole sizes from 0 on")
         return specs
 
     def run(self, *inputs: Tensor | None, **given: Any) -> tuple[Tensor, ...]:
         """The reference over torch tensors, its results held against its own shapes."""
         attrs = self.schema.given(given)
         tensors = _padded(self.schema, inputs)
+        # a tensor made in inference mode does not count its changes
+        counted = [t for t in inputs if t is not None and not t.is_inference()]
+        before = [t._version for t in counted]
         try:
             made = self._call(tensors, attrs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             got = ", ".join("-" if t is None else str(spec_of(t)) for t in inputs)
             raise PluginError(f"the reference of {self.schema.key} {failure(error)}", got=got,
                               help=f"mend the plugin {self.plugin}") from error  # fmt: skip
+        if [t._version for t in counted] != before:
+            raise self.broken("reference", "it changes an input", "results in memory of their own")
         results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
-        self._require_count(len(results), "reference")
-        specs = self.output_specs([None if t is None else spec_of(t) for t in inputs], attrs)
+        specs_in = [None if t is None else spec_of(t) for t in inputs]
+        specs = self.output_specs(specs_in, attrs)
+        self.require_count(len(results), "reference", len(specs))
         for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
-            if not isinstance(result, Tensor):
-                raise self._broken("reference", f"output {place} is {type(result).__name__}", "a tensor")
-            if spec is not None and not is_open([spec]) and spec_of(result) != spec:
-                raise self._broken("reference", f"output {place} is {spec_of(result)}", str(spec))
-        return results
+            if not isinstance(result, Tensor) or result.layout != torch.strided or result.is_meta:
+                raise self.broken("reference", f"output {place} is {_kind(result)}", "a dense tensor")
+            is_known = spec is not None and not is_open([spec])
+            allowed = [str(spec)] if is_known else self.schema.allowed(place, specs_in)
+            if str(spec_of(result) if is_known else dtype_name(result)) not in allowed:
+                raise self.broken("reference", f"output {place} is {spec_of(result)}", " or ".join(allowed))
+        return tuple(result.detach() for result in results)
 
     def _call(self, tensors: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> Any:
         if self.arrays == "torch":
             return self.reference(*tensors, **attrs)
-        made = self.reference(*(None if t is None else to_numpy(t) for t in tensors), **attrs)
+        made = self.reference(*(None if t is None else _read_only(t) for t in tensors), **attrs)
         device = next((t.device for t in tensors if t is not None), "cpu")
         several = made if isinstance(made, (tuple, list)) else [made]
         return [to_torch(array).to(device) for array in several]
 
-    def _require_count(self, count: int, what: str) -> None:
-        wanted = len(self.schema.outputs)
-        is_any = list(self.schema.outputs)[-1].endswith("*")
-        if count != wanted and not (is_any and count >= wanted - 1):
-            raise self._broken(what, f"{count} outputs", f"{wanted}")
+    def require_count(self, count: int, what: str, wanted: int | None = None) -> None:
+        """Raise where there are other outputs than the schema has, or than are wanted."""
+        formal = len(self.schema.formal("outputs"))
+        is_any = formal < len(self.schema.outputs)
+        if count == 0 or count < formal or (count != formal and not is_any) or count != (wanted or count):
+            raise self.broken(what, f"{count} outputs", f"{wanted or len(self.schema.outputs)}")
 
-    def _broken(self, what: str, got: str, want: str) -> PluginError:
+    def broken(self, what: str, got: str, want: str) -> PluginError:
         return PluginError(
             f"{what} of {self.schema.key} does not keep to its schema",
             got=got, want=want, help=f"mend the plugin {self.plugin}",
@@ -161,25 +172,37 @@ class Catalog:
             uses.setdefault(self.ops[key].plugin, {})[key] = None
         for name in (name for name in tactics if name in self.tactics):
             uses.setdefault(self.tactics[name], {})[name] = None
-        return tuple(Needed(p.name, p.version, p.get, tuple(used)) for p, used in uses.items())
+        return tuple(
+            Needed(p.name, p.version, p.get, tuple(used), self._schemas(used)) for p, used in uses.items()
+        )
 
     def require(self, needed: Sequence[Needed]) -> None:
-        """Raise where a plugin that an engine was built with is not here, or is here in another version."""
-        here = {(p.name, p.version) for p in self.plugins() if p not in self.problems}
-        missing = [need for need in needed if (need.plugin, need.version) not in here]
+        """Raise where a plugin that an engine was built with is not here, or is not the same here."""
+        missing = [(need, why) for need in needed if (why := self._why_not(need)) is not None]
         if missing:
-            cures = [need.get or f"install {need.plugin} {need.version}" for need in missing]
+            cures = [need.get or f"install {need.plugin} {need.version}" for need, _ in missing]
             raise PluginError(
                 "this engine needs plugins that are not here",
-                rows=[f"{n.plugin} {n.version}, for {', '.join(n.uses)}{self._here(n)}" for n in missing],
+                rows=[f"{n.plugin} {n.version}, for {', '.join(n.uses)}{why}" for n, why in missing],
                 help=f"{'; '.join(cures)}; `ridge plugins` lists what is installed",
-            )  # fmt: skip
+            )
 
-    def _here(self, need: Needed) -> str:
-        """What is here instead."""
+    def _why_not(self, need: Needed) -> str | None:
+        """What is here instead of what an engine needs; None where it is here itself."""
         found = [plugin for plugin in self.plugins() if plugin.name == need.plugin]
         broken = [self.problems[plugin] for plugin in found if plugin in self.problems]
-        return f"; it {broken[0]}" if broken else f"; here is {found[0]}" if found else ""
+        if broken or need.version not in {plugin.version for plugin in found}:
+            return f"; it {broken[0]}" if broken else f"; here is {found[0]}" if found else ""
+        lacks = [use for use in need.uses if use not in self.ops and use not in self.tactics]
+        if lacks:
+            return f"; it is here without {', '.join(lacks)}"
+        is_other = need.schemas not in ("", self._schemas(need.uses))
+        return "; it is here with another schema, under the same version" if is_other else None
+
+    def _schemas(self, uses: Iterable[str]) -> str:
+        """A digest of the schemas of these ops."""
+        texts = [repr(self.ops[key].schema) for key in uses if key in self.ops]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
     def digest(self) -> str:
         """Of everything registered and the code behind it; what was measured with other code is void."""
@@ -197,8 +220,22 @@ def spec_of(tensor: Tensor) -> Spec:
 
 def _padded(schema: Schema, given: Sequence[Any]) -> list[Any]:
     """None for each trailing input that is left out."""
-    formal = [name for name in schema.inputs if not name.endswith("*")]
-    return [*given, *[None] * (len(formal) - len(given))]
+    return [*given, *[None] * (len(schema.formal("inputs")) - len(given))]
+
+
+def _read_only(tensor: Tensor) -> np.ndarray:
+    array = to_numpy(tensor)
+    array.flags.writeable = False
+    return array
+
+
+def _kind(result: Any) -> str:
+    return f"on {result.device}, {result.layout}" if isinstance(result, Tensor) else type(result).__name__
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bytes."""
+    return torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
 
 
 def code_digest(part: Any) -> str:

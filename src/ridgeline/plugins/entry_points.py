@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -16,14 +18,16 @@ from ridgeline.plugins.register import LOADING, unregister
 def load_plugins() -> None:
     """Import what the entry points name. A plugin that fails is a problem with a name, and brings nothing."""
     for entry in entry_points(group=GROUP):
-        plugin = plugin_of(entry)
+        plugin, before = plugin_of(entry), CATALOG.plugins()
         token = LOADING.set(plugin)
         try:
-            found = entry.load()
-            if callable(found):
-                found()
+            with redirect_stdout(sys.stderr):  # a command's own output may be JSON
+                found = entry.load()
+                if callable(found):
+                    found()
         except (Exception, SystemExit) as error:
-            unregister(plugin.name)
+            for brought in (plugin, *(each for each in CATALOG.plugins() if each not in before)):
+                unregister(brought.name)
             CATALOG.problems[plugin] = failure(error)
         finally:
             LOADING.reset(token)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import EPSILON, Site, TensorSpec
-from ridgeline.errors import PluginError
+from ridgeline.base.choices import RefusedError
+from ridgeline.base.spec import EPSILON, Config, Site, TensorSpec
+from ridgeline.errors import PluginError, RidgelineError, failure
 from ridgeline.frontend.opsets import CANONICAL_OPSET
-from ridgeline.kernels.elements import TORCH_DTYPES, cloned
+from ridgeline.kernels.elements import TORCH_DTYPES, cloned, fill
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.plugins.catalog import Plugin, spec_of
+from ridgeline.plugins.catalog import Plugin, is_same, spec_of
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.tactics.base import Bind, Launch, Offer, Refused, Tactic
 from ridgeline.tactics.fallback import Surroundings
-from ridgeline.tactics.offer import read_offer
 
 BAND = 4096  # guard bytes on either side
 GUARD = 0xA5
 UNWRITTEN = 0xFF  # NaN in every float type
-DRAWS = 2  # of moved inputs, to see how far rounding carries a result
 
 
 class Guarded:
@@ -72,7 +73,9 @@ def make_workspace(nbytes: int, device: str) -> Tensor:
 
 
 class GatedTactic(Tactic):
-    """A tactic of a plugin: it is offered as it is, and examined before it is timed."""
+    """A tactic of a plugin: its offers are checked, and its launches are examined before they are timed."""
+
+    is_examined = True
 
     def __init__(self, tactic: Tactic, plugin: Plugin, store: KernelStore = COMPILED_HERE) -> None:
         has_store = is_dataclass(tactic) and "store" in {field.name for field in fields(tactic)}
@@ -82,7 +85,25 @@ class GatedTactic(Tactic):
         self.spins_threads, self.runs_on = tactic.spins_threads, tactic.runs_on
 
     def offer(self, site: Site) -> Offer | Refused:
-        return read_offer(self.tactic, site)
+        made: Any = self.tactic.offer(site)
+        if isinstance(made, Refused) and isinstance(made.reason, str) and made.reason:
+            return made
+        if not isinstance(made, Offer):
+            return Refused(f"answers {made!r}, want an Offer, or a reason why not")
+        wrong = [config for config in made.configs if not _is_config(config)]
+        if wrong or not made.configs:
+            return Refused(
+                f"its configs are {wrong or 'none'}, want settings by name: numbers, texts, truths"
+            )
+        return replace(made, bind=partial(self._bind, made.bind))
+
+    def _bind(self, bind: Bind, config: Config, weights: Mapping[str, Tensor]) -> Launch:
+        try:
+            return bind(config, weights)
+        except (RidgelineError, RefusedError):
+            raise
+        except Exception as error:
+            raise PluginError(f"plugin {self.plugin}: {self.name} {failure(error)}") from error
 
     def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
         """Raise `PluginError` where a launch is not what the reference is, or writes where it must not."""
@@ -91,41 +112,82 @@ class GatedTactic(Tactic):
             raise PluginError(f"plugin {self.plugin}: {problem}")
 
 
+def _is_config(config: Any) -> bool:
+    """Whether a plan can keep it."""
+    return isinstance(config, Mapping) and all(
+        isinstance(name, str) and name.isidentifier() and isinstance(value, (int, float, str))
+        for name, value in config.items()
+    )
+
+
 def _problem(site: Site, launch: Launch, inputs: Sequence[Any]) -> str:
-    """What is wrong with one launch over these inputs; "" where nothing is."""
+    """What is wrong with a launch over these inputs, and over others after them; "" where nothing is."""
     run, _ = compile_body(site.body, Surroundings.of(site, {"": CANONICAL_OPSET}), site.values)
     kept = [cloned(t) if isinstance(t, Tensor) else t for t in inputs]
-    want = run(kept)
-    limits = _limits(site, run, kept, want)
+    is_weight = [name in site.weights for name in site.body.inputs]
+    other = [t if weight else _reversed(t) for t, weight in zip(kept, is_weight, strict=True)]
+    wants = [run(case) for case in (kept, other)]
+    limits = _limits(site, run, (kept, other), wants)
     with _examining() as workspaces:
-        made, problem = _run(site, launch, inputs)
-    damaged = (f"writes outside its workspace: {d}" for w in workspaces if (d := w.damage()))
-    changed = (
-        f"changes input {place}"
-        for place, (now, before) in enumerate(zip(inputs, kept, strict=True))
-        if isinstance(now, Tensor) and not _is_same(now, before)
+        trials = [Trial(site, launch, case, inputs) for case in (kept, other)]
+        # a second call must not depend on the first, and one on other tensors not reach the first ones
+        for trial in (trials[0], *trials):
+            trial.call()
+    found = chain(
+        (f"writes outside {name}: {d}" for t in trials for name, b in t.blocks.items() if (d := b.damage())),
+        (f"writes outside its workspace: {d}" for w in workspaces if (d := w.damage())),
+        (f"changes input {place}" for trial in trials for place in trial.changed()),
+        (_difference(trial.made(), want, limits) for trial, want in zip(trials, wants, strict=True)),
     )
-    problem = problem or next(damaged, "") or next(changed, "") or _difference(made, want, limits)
+    problem = next(filter(None, found), "")
     if problem or not launch.in_place:
         return problem
-    return _in_place_problem(site, launch, kept, want, limits)
+    return _in_place_problem(site, launch, kept, wants[0], limits)
 
 
-def _run(site: Site, launch: Launch, inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
-    """The results of a second call, which must not depend on the first, and what is wrong with the memory."""
-    if not launch.writes_out:
-        launch.run(inputs, ())
-        return launch.run(inputs, ()) or (), ""
-    device = next(
-        (t.device for t in inputs if isinstance(t, Tensor)), torch.device(site.target.traits.device)
-    )
-    blocks = [Guarded(spec.nbytes, device) for spec in site.outputs]
-    made = [block.tensor(spec) for block, spec in zip(blocks, site.outputs, strict=True)]
-    call = launch.frozen(inputs, made)
-    call()
-    call()
-    damaged = (f"writes outside output {i}: {d}" for i, b in enumerate(blocks) if (d := b.damage()))
-    return made, next(damaged, "")
+class Trial:
+    """A launch over copies of inputs, with guard bytes around every tensor. Weights are given as they are."""
+
+    def __init__(self, site: Site, launch: Launch, inputs: Sequence[Any], given: Sequence[Any]) -> None:
+        self.inputs, self.given, self.outputs = inputs, list(given), site.outputs
+        self.blocks: dict[str, Guarded] = {}
+        self.returned: Sequence[Any] = ()
+        for place, (name, spec, tensor) in enumerate(zip(site.body.inputs, site.inputs, inputs, strict=True)):
+            if isinstance(tensor, Tensor) and spec is not None and name not in site.weights:
+                block = self.blocks[f"input {place}"] = Guarded(spec.nbytes, tensor.device)
+                self.given[place] = block.tensor(spec)
+                fill(self.given[place], tensor)
+        device = next((t.device for t in given if isinstance(t, Tensor)), site.target.traits.device)
+        made = []
+        for place, spec in enumerate(site.outputs if launch.writes_out else ()):
+            block = self.blocks[f"output {place}"] = Guarded(spec.nbytes, device)
+            made.append(block.tensor(spec))
+        self._launch = launch
+        self._call = launch.frozen(self.given, made) if launch.writes_out else None
+
+    def call(self) -> None:
+        if self._call is not None:
+            self._call()
+        else:
+            self.returned = self._launch.run(self.given, ()) or ()
+
+    def changed(self) -> Iterator[int]:
+        for place, (now, before) in enumerate(zip(self.given, self.inputs, strict=True)):
+            if isinstance(now, Tensor) and not is_same(now, before):
+                yield place
+
+    def made(self) -> Sequence[Any]:
+        """What lies in the planned memory, whatever a call did with its tensors; or what it returned."""
+        if self._call is None:
+            return self.returned
+        return [self.blocks[f"output {i}"].tensor(spec) for i, spec in enumerate(self.outputs)]
+
+
+def _reversed(value: Any) -> Any:
+    """Other numbers of the same kind."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.double().flatten().flip(0).view(value.shape).to(value.dtype)
 
 
 def _in_place_problem(
@@ -145,16 +207,19 @@ def _in_place_problem(
     return ""
 
 
-def _limits(site: Site, run: Any, inputs: Sequence[Any], want: Sequence[Tensor]) -> list[float]:
+def _limits(
+    site: Site, run: Any, cases: Sequence[Sequence[Any]], wants: Sequence[Sequence[Tensor]]
+) -> list[float]:
     """How far rounding carries each output: twice what it moves when inputs move, and the type's own step."""
     eps = max((EPSILON.get(spec.dtype, 0.0) for spec in site.specs.values()), default=0.0)
     longest = max((size for spec in site.specs.values() for size in spec.shape), default=1)
-    moved = [run([_moved(t, eps * math.sqrt(longest), seed) for t in inputs]) for seed in range(DRAWS)]
-    limits = []
-    for place, wanted in enumerate(want):
-        reach = max((_distance(other[place], wanted) for other in moved), default=0.0)
-        finite = wanted.double()[torch.isfinite(wanted.double())]
-        limits.append(2 * reach + 2 * eps * (float(finite.abs().max()) if finite.numel() else 0.0))
+    limits = [0.0] * len(wants[0])
+    for seed, (case, want) in enumerate(zip(cases, wants, strict=True)):
+        moved = run([_moved(t, eps * math.sqrt(longest), seed) for t in case])
+        for place, (wanted, other) in enumerate(zip(want, moved, strict=True)):
+            finite = wanted.double()[torch.isfinite(wanted.double())]
+            step = eps * (float(finite.abs().max()) if finite.numel() else 0.0)
+            limits[place] = max(limits[place], 2 * _distance(other, wanted) + 2 * step)
     return limits
 
 
@@ -183,17 +248,14 @@ def _difference(made: Sequence[Any], want: Sequence[Tensor], limits: Sequence[fl
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
             return f"output {place} is {spec_of(got)}, want {spec_of(wanted)}"
         ours, theirs = got.double(), wanted.double()
-        stray = int((ours.isnan() & ~theirs.isnan()).sum())
+        stray, missing = (int((a.isnan() & ~b.isnan()).sum()) for a, b in ((ours, theirs), (theirs, ours)))
         if stray:
             return f"output {place} has {stray} NaN, the reference has none there"
+        if missing:
+            return f"output {place} has no NaN at {missing} places where the reference has one"
         off = torch.where(ours == theirs, 0.0, (ours - theirs).abs()).nan_to_num(nan=0.0)
         if off.numel() and float(off.max()) > limit:
             worst = torch.unravel_index(off.argmax(), off.shape)
             at = tuple(int(index) for index in worst)
             return f"output {place} is off by {float(off.max()):.3g} at {at}, rounding explains {limit:.3g}"
     return ""
-
-
-def _is_same(now: Tensor, before: Tensor) -> bool:
-    one, other = (t.contiguous().view(-1).view(torch.uint8) for t in (now, before))
-    return torch.equal(one, other)

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
@@ -21,8 +20,7 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
-from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar
-from ridgeline.plugins.tactics import macros as macros
+from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros, plain_numbers
 from ridgeline.tactics.base import Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import require_fit
 
@@ -85,11 +83,10 @@ class TritonTactic(GpuTactic):
         """The kernel of this op and config, as plain data that compiles anywhere."""
         tail = self._epilogue(at)
         function = self.kernel.fn
-        pointers = [BYTES if spec is None else pointer_type(spec.dtype) for spec in at.inputs]
-        pointers += [] if tail else [pointer_type(spec.dtype) for spec in at.outputs]
-        types: Iterator[str] = iter(
-            [*pointers, *self.held_types(at, config), *map(_scalar_type, self.scalars(at))]
-        )
+        ports = at.inputs if tail else (*at.inputs, *at.outputs)
+        pointers = [BYTES if spec is None else pointer_type(spec.dtype) for spec in ports]
+        numbers = map(_scalar_type, plain_numbers(self.scalars(at)))
+        types: Iterator[str] = iter([*pointers, *self.held_types(at, config), *numbers])
         known = {**self.constants(at), **{k: v for k, v in config.items() if k not in LAUNCH_OPTIONS}}
         known |= {"EPILOGUE": tail.function} if tail else {}
         signature: list[tuple[str, Any]] = []
@@ -119,14 +116,15 @@ class TritonTactic(GpuTactic):
     def runner(self, at: OpSite, config: Config) -> Bound:
         compiled = compile_kernel(self.describe(at, config), at.site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), self.grid(at, config)
-        tail, numbers = self._epilogue(at), self.scalars(at)
+        tail, numbers = self._epilogue(at), plain_numbers(self.scalars(at))
         extras = [torch.from_numpy(array).to(self.runs_on) for array in tail.extras] if tail else []
         order = [name for name, kind in self.describe(at, config).signature if kind != "constexpr"]
         place = order.index("pointers") if tail is not None else 0
 
-        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            made = [] if tail else list(outputs)
-            arguments: list[Any] = [0 if t is None else t for t in (*at.pick(inputs), *made, *held)]
+        def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
+            made = [] if tail else at.pick_outputs(outputs)
+            tensors = (*at.pick_inputs(inputs), *made, *held.values())
+            arguments: list[Any] = [0 if t is None else t for t in tensors]
             arguments += numbers
             if tail is not None:
                 arguments[place:place] = tail.pointers(inputs, extras, outputs)
@@ -155,7 +153,7 @@ class NvrtcTactic(GpuTactic):
         return None if has_nvrtc() else "NVRTC is not installed: pip install 'ridgeline[nvrtc]'"
 
     def runner(self, at: OpSite, config: Config) -> Bound:
-        threads, numbers = self.threads(at, config), self.scalars(at)
+        threads, numbers = self.threads(at, config), plain_numbers(self.scalars(at))
         if threads % 32:
             raise PluginError(f"{self.name}: a block of {threads} threads", want="a multiple of 32")
         pointers = [BYTES] * (len(at.inputs) + len(at.outputs))
@@ -171,8 +169,8 @@ class NvrtcTactic(GpuTactic):
         )  # fmt: skip
         grid = self.grid(at, config)
 
-        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            tensors: list[Tensor | None] = [*at.pick(inputs), *outputs, *held]
+        def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
+            tensors = [*at.pick_inputs(inputs), *at.pick_outputs(outputs), *held.values()]
             return launcher.freeze(grid, [*(0 if t is None else t for t in tensors), *numbers])
 
         return bound

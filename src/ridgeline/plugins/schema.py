@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import GenericAlias
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -17,11 +17,15 @@ from onnx.defs import OpSchema
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, tensor_type
 from ridgeline.ir.body import attr_value
 from ridgeline.ir.ops import OPS
+from ridgeline.kernels.elements import BIT_WIDTHS
 
 Size: TypeAlias = "int | ir.SymbolicDim"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PORT = re.compile(NAME.pattern + r"[?*]?")
 DOMAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 OWN_DOMAINS = frozenset({"ai.onnx", "ridgeline"})
+# tensors of strings, and of types that several share a byte, have no torch tensors to compute with
+ELEMENTS = ONNX_TYPES.keys() - BIT_WIDTHS.keys() - {"string"}
 # how an author states a type, what ONNX calls it
 ATTRIBUTE_TYPES: dict[Any, Any] = {
     int: OpSchema.AttrType.INT, bool: OpSchema.AttrType.INT, float: OpSchema.AttrType.FLOAT,
@@ -81,9 +85,24 @@ class Schema:
             made[name] = bool(plain) if _kind(self.attributes.get(name)) is bool else plain
         return made
 
-    def allowed(self, place: int) -> Sequence[str]:
-        """The element types that an output may have."""
-        return self._types(list(self.outputs.values())[min(place, len(self.outputs) - 1)])
+    def formal(self, role: Literal["inputs", "outputs"]) -> list[str]:
+        """The ports of a role that stand for one tensor each."""
+        return [name for name in getattr(self, role) if not name.endswith("*")]
+
+    def allowed(self, place: int, inputs: Sequence[Spec | None]) -> Sequence[str]:
+        """The element types that an output may have: that of an input whose type has the same name."""
+        named = _at(self.outputs, place)
+        given = (spec.dtype for i, spec in enumerate(inputs) if spec and _at(self.inputs, i) == named)
+        bound = next(given, None)
+        return (bound,) if bound else self._types(named)
+
+    def why_not(self, inputs: Sequence[Spec | None]) -> str:
+        """What is wrong with the types that a node gives the op; "" where nothing is."""
+        for place, spec in enumerate(inputs):
+            allowed = self._types(_at(self.inputs, place))
+            if spec is not None and spec.dtype not in allowed:
+                return f"unsupported type: input {place} is {spec.dtype}, want {' or '.join(allowed)}"
+        return ""
 
     def _types(self, named: str) -> Sequence[str]:
         return self.types.get(named, (named,))
@@ -94,8 +113,8 @@ class Schema:
             yield f"the name {self.key!r} is not domain::OpType"
         elif self.domain in OWN_DOMAINS or onnx.defs.has(self.op_type) or self.key in OPS:
             yield f"{self.key!r} has a domain or an op type of ONNX or Ridgeline: choose other names"
-        if self.version < 1:
-            yield f"version is {self.version}, want 1 or more"
+        if not isinstance(self.version, int) or not 1 <= self.version < 2**31:
+            yield f"version is {self.version!r}, want a number from 1 on"
         if not self.outputs:
             yield "it has no outputs"
         for role, ports in (("input", self.inputs), ("output", self.outputs)):
@@ -103,20 +122,26 @@ class Schema:
         for name, value in self.attributes.items():
             if not NAME.fullmatch(name):
                 yield f"attribute {name!r} is not a Python name"
-            if _kind(value) not in ATTRIBUTE_TYPES:
+            try:
+                _attribute(name, value)
+            except Exception:  # whatever an author wrote
                 yield f"attribute {name!r} is {value!r}, want a type ONNX has, or a default of one"
         for what, function in (("shapes", shapes), ("reference", reference)):
             yield from self._call_problems(what, function)
 
     def _port_problems(self, role: str, ports: Mapping[str, str]) -> Iterator[str]:
         for place, (name, named) in enumerate(ports.items()):
-            if not NAME.fullmatch(name.rstrip("?*")):
+            if not PORT.fullmatch(name):
                 yield f"{role} {name!r} is not a name"
             if name.endswith("*") and place + 1 < len(ports):
                 yield f"{role} {name!r} stands for any number, and is not the last"
-            unknown = [kind for kind in self._types(named) if kind not in ONNX_TYPES]
-            if unknown or not self._types(named):
-                yield f"{role} {name!r} has type {named!r}: unknown element types {unknown}"
+            kinds = self._types(named)
+            unknown = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if kind not in ELEMENTS]
+            if unknown or not kinds:
+                want = f"a list of some of {', '.join(sorted(ELEMENTS))}"
+                yield f"{role} {name!r} has type {named!r}, with {unknown or 'nothing'} in it: want {want}"
+        if len({name.rstrip("?*") for name in ports}) < len(ports):
+            yield f"two {role}s have one name"
 
     def _call_problems(self, what: str, function: Callable[..., Any]) -> Iterator[str]:
         if not callable(function):
@@ -142,6 +167,11 @@ class Schema:
         )  # fmt: skip
         schema.set_type_and_shape_inference_function(infer)
         return schema
+
+
+def _at(ports: Mapping[str, str], place: int) -> str:
+    """The type of a port; the last one may stand for any number."""
+    return list(ports.values())[min(place, len(ports) - 1)]
 
 
 def _is_type(value: Any) -> bool:
@@ -177,6 +207,7 @@ def _attribute(name: str, value: Any) -> OpSchema.Attribute:
         return OpSchema.Attribute(name, ATTRIBUTE_TYPES[value], "", required=True)
     if isinstance(value, np.ndarray):  # ONNX keeps no tensors as defaults; `given` fills it in
         return OpSchema.Attribute(name, OpSchema.AttrType.TENSOR, "", required=False)
+    assert _kind(value) in ATTRIBUTE_TYPES
     plain = int(value) if isinstance(value, bool) else value
     proto = ir.serde.serialize_attribute(ir.convenience.convert_attribute(name, plain))
     return OpSchema.Attribute(name, proto, "")
@@ -210,6 +241,12 @@ def _size(dim: Any) -> Size:
 def type_of_spec(spec: Spec) -> onnx.TypeProto:
     dims = [s.value or "" if isinstance(s, ir.SymbolicDim) else int(s) for s in spec.shape]
     return tensor_type(ONNX_TYPES[spec.dtype], dims)
+
+
+def is_size(size: Any) -> bool:
+    """A symbol, or a whole number that a tensor can have."""
+    is_whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    return isinstance(size, ir.SymbolicDim) or (is_whole and 0 <= size < 2**63)
 
 
 def is_open(specs: Sequence[Spec | None]) -> bool:

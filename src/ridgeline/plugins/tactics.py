@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import onnx
@@ -27,7 +29,7 @@ from ridgeline.tactics.staging import is_dense, launch_over
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <algorithm>\n"
 Scalar: TypeAlias = int | float
 # from the region's inputs and outputs and what a call holds (workspace, state) to the call
-Bound: TypeAlias = Callable[[Any, Any, Sequence[Any]], Callable[[], object]]
+Bound: TypeAlias = Callable[[Any, Any, Mapping[str, Any]], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -42,24 +44,33 @@ class OpSite:
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
         """As the tactic is given them; None for one that is left out."""
-        return tuple(self.laid(self.site.specs[name]) if name else None for name in self.op.inputs)
+        return self._specs(self.op.inputs)
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(self.laid(self.site.specs[name]) for name in self.op.outputs if name)
+    def outputs(self) -> tuple[TensorSpec | None, ...]:
+        return self._specs(self.op.outputs)
+
+    def _specs(self, names: Sequence[str]) -> tuple[TensorSpec | None, ...]:
+        return tuple(self.laid(self.site.specs[name]) if name else None for name in names)
 
     def laid(self, spec: TensorSpec) -> TensorSpec:
         """A tensor that lies in another order than the tactic takes is copied before and after a call."""
         return spec if spec.layout in self.layouts else replace(spec, layout=self.layouts[0])
 
-    def pick(self, given: Sequence[Any]) -> list[Any]:
-        """The op's own inputs among those of its region."""
-        names = self.site.body.inputs
-        return [given[names.index(name)] if name else None for name in self.op.inputs]
+    def pick_inputs(self, given: Sequence[Any]) -> list[Any]:
+        """The op's own among those of its region; None for one that is left out."""
+        return _picked(self.op.inputs, self.site.body.inputs, given)
+
+    def pick_outputs(self, given: Sequence[Any]) -> list[Any]:
+        return _picked(self.op.outputs, self.site.body.outputs, given)
 
     @property
     def threads(self) -> int:
         return self.site.target.threads
+
+
+def _picked(names: Sequence[str], region: Sequence[str], given: Sequence[Any]) -> list[Any]:
+    return [given[region.index(name)] if name else None for name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +112,13 @@ class OpTactic(Tactic):
         return self.read_op(site, site.body.ops[0])
 
     def read_op(self, site: Site, op: Op) -> OpSite:
-        known = CATALOG.ops.get(op.key)
-        given = known.schema.given(op.attrs) if known else {**_onnx_defaults(op.op_type), **op.attrs}
-        return OpSite(site, op, given, self.layouts)
+        attrs, *counts = _signature(op)
+        # code of a tactic has one parameter for each port, also for those that a node leaves out at the end
+        inputs, outputs = (
+            (*names, *("",) * (count - len(names)))
+            for names, count in zip((op.inputs, op.outputs), counts, strict=True)
+        )
+        return OpSite(site, replace(op, inputs=inputs, outputs=outputs), attrs, self.layouts)
 
     def why_no_tools(self, at: OpSite) -> str | None:
         """Why nothing can be compiled or run here."""
@@ -115,8 +130,10 @@ class OpTactic(Tactic):
         scratch = self.workspace_bytes(at, config)
 
         def freeze(given: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            held = [make_workspace(scratch, at.site.target.traits.device)] if scratch else []
-            held += [self.state(at)] if self.state is not None else []
+            held = {"workspace": make_workspace(scratch, at.site.target.traits.device)} if scratch else {}
+            if self.state is not None:
+                with blaming(f"the state of {self.name}"):
+                    held["state"] = self.state(at)
             return run(given, outputs, held)
 
         return launch_over(
@@ -153,11 +170,23 @@ def _placed(tensor: Any, spec: TensorSpec | None, *, alignment: int) -> Any:
     return flat.as_strided(spec.shape, spec.strides, flat.storage_offset())
 
 
+def _signature(op: Op) -> tuple[dict[str, Any], int, int]:
+    """The attributes with defaults, and how many inputs and outputs stand for one tensor each."""
+    if op.key in CATALOG.ops:
+        schema = CATALOG.ops[op.key].schema
+        return schema.given(op.attrs), len(schema.formal("inputs")), len(schema.formal("outputs"))
+    defaults, inputs, outputs = _onnx_signature(op.op_type)
+    return {**defaults, **op.attrs}, inputs, outputs
+
+
 @cache
-def _onnx_defaults(op_type: str) -> dict[str, Any]:
-    attributes = onnx.defs.get_schema(op_type, CANONICAL_OPSET, "").attributes
-    protos = {n: a.default_value for n, a in attributes.items() if a.default_value.name}
-    return {name: attr_value(ir.serde.deserialize_attribute(proto)) for name, proto in protos.items()}
+def _onnx_signature(op_type: str) -> tuple[dict[str, Any], int, int]:
+    schema = onnx.defs.get_schema(op_type, CANONICAL_OPSET, "")
+    protos = {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name}
+    defaults = {name: attr_value(ir.serde.deserialize_attribute(proto)) for name, proto in protos.items()}
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    inputs = sum(port.option != variadic for port in schema.inputs)
+    return defaults, inputs, sum(port.option != variadic for port in schema.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,19 +196,26 @@ class PythonTactic(OpTactic):
     run: Callable[..., None]
 
     def runner(self, at: OpSite, config: Config) -> Bound:
-        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            asked = {"workspace": self.workspace_bytes(at, config), "state": self.state}
-            names = [name for name, wish in asked.items() if wish]
-            more = {**at.attrs, **config, **dict(zip(names, held, strict=True))}
-            return partial(self._call, at.pick(inputs), outputs, more)
+        def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
+            out, more = at.pick_outputs(outputs), {**at.attrs, **config, **held}
+            return partial(self._call, at.pick_inputs(inputs), out, more)
 
         return bound
 
     def _call(self, inputs: Any, outputs: Any, more: Mapping[str, Any]) -> None:
-        try:
+        with blaming(
+            self.name, help=f"let its `when` refuse such a site, or leave it out: --without {self.name}"
+        ):
             self.run(*inputs, out=outputs, **more)
-        except Exception as error:
-            raise PluginError(f"{self.name} {failure(error)}") from error
+
+
+@contextmanager
+def blaming(what: str, help: str = "") -> Iterator[None]:
+    """Whatever an author's function raises is an error of the plugin."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what} {failure(error)}", help=help) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,10 +241,13 @@ class CppTactic(OpTactic):
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         run = compile_cpp(self._text(config), cache_dir=self.cache_dir)[self.function]
-        numbers = [number_of(value) for value in self.scalars(at)]
+        numbers = [
+            ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_double(value)
+            for value in plain_numbers(self.scalars(at))
+        ]
 
-        def bound(inputs: Any, outputs: Any, held: Sequence[Any]) -> Callable[[], object]:
-            tensors = [*at.pick(inputs), *outputs, *held]
+        def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
+            tensors = [*at.pick_inputs(inputs), *at.pick_outputs(outputs), *held.values()]
             call = partial(
                 run, *(ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in tensors), *numbers
             )
@@ -222,5 +261,9 @@ def macros(config: Config) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in config.items())
 
 
-def number_of(value: Scalar) -> Any:
-    return ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_double(value)
+def plain_numbers(values: Sequence[Scalar]) -> list[Scalar]:
+    """Numbers as compiled code is given them; numpy's own are taken too."""
+    for value in values:
+        if not isinstance(value, Real) or (isinstance(value, Integral) and not -(2**63) <= value < 2**63):
+            raise PluginError(f"scalars hold {value!r}", want="numbers of 64 bits")
+    return [int(value) if isinstance(value, Integral) else float(value) for value in values]

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
-from ridgeline.errors import BuildError, first_line
+from ridgeline.errors import BuildError, PluginError, first_line
 from ridgeline.ir.body import Region
 from ridgeline.kernels.triton.compiler import CompileError
 from ridgeline.plan.plan import Step
+from ridgeline.runtime.examples import site_inputs
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
@@ -93,6 +94,14 @@ class Launches:
         """A launch for any shape is none for a shape that the plan's tactic refuses."""
         return isinstance(self._offer(self._steps[index].tactic, site), Offer)
 
+    def _examined(self, index: int, site: Site, name: str, launch: Launch) -> Launch:
+        """A launch of a plugin is run and compared at shapes that selection has not seen it at."""
+        tactic, planned = self._tactics[name], self._planned_sites.get(self._steps[index].name)
+        if tactic.is_examined and (planned is None or planned.key != site.key):
+            weights = self._weights_of(index, site)
+            tactic.examine(site, launch, site_inputs(site, weights, device=site.target.traits.device))
+        return launch
+
     def _offer(self, tactic: str, site: Site) -> Offer | Refused:
         """What a tactic offers for a site, if this build has it."""
         found = self._tactics.get(tactic)
@@ -132,9 +141,11 @@ class Launches:
         weights = self._weights_of(index, site)
         for name, offer, config in self._willing(index, site):
             try:
-                return offer.bind(config, weights)
+                return self._examined(index, site, name, offer.bind(config, weights))
             except (CompileError, RefusedError) as error:
                 self._note(f"its kernel cannot be had: {first_line(error)}", step.name, name)
+            except PluginError as error:
+                self._note(f"is not sound at these shapes: {first_line(error)}", step.name, name)
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise BuildError(
                     f"{step.name}: {name} cannot be bound with the config it was given",

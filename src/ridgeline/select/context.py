@@ -81,7 +81,10 @@ class Contest:
     def no_tactic(self, refused: Sequence[Candidate], *, help: str = "") -> BuildError:
         return BuildError(
             f"no tactic for {self.site.name} ({', '.join(op.op_type for op in self.site.body.ops)})",
-            rows=[f"{m.tactic:24} {m.refused}" for m in refused],
+            # what broke explains more than what was never meant for such a site
+            rows=sorted(
+                (f"{m.tactic:24} {m.refused}" for m in refused), key=lambda row: "failed: " not in row
+            ),
             help=help,
         )
 

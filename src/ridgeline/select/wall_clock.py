@@ -21,7 +21,6 @@ from ridgeline.select.plans import compose_timed, compose_untimed
 from ridgeline.select.race import EFFORTS, PAUSE_S, race, ranked
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
-from ridgeline.tactics.registry import PLUGIN_TACTICS
 
 
 class Measuring(Timer):
@@ -58,11 +57,12 @@ class Measuring(Timer):
 def _examine_chosen(context: SelectionContext, contest: Contest) -> None:
     """A tactic of a plugin that a lock or a cache chose is run here before it is believed."""
     site, best = contest.site, contest.entry.candidates[contest.entry.chosen]
-    if best.tactic in PLUGIN_TACTICS and best.tactic in context.tactics and site.is_inferred:
+    tactic = context.tactics.get(best.tactic)
+    if tactic is not None and tactic.is_examined and site.is_inferred:
         weights = context.weights_of(contest.region, site)
         launch = context.bind(site, best.tactic, best.config, weights)
         inputs = site_inputs(site, weights, device=context.target.traits.device)
-        context.tactics[best.tactic].examine(site, launch, inputs)
+        tactic.examine(site, launch, inputs)
 
 
 class WallClock(Measuring):

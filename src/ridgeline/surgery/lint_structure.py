@@ -60,8 +60,10 @@ def known_ops(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             "error", "op", label(nodes[0]), f"nobody runs {domain + '::' if domain else ''}{op}",
             got=f"{len(nodes)} of them, opset {subject.opsets[domain]}",
-            want="an op of the standard, of ONNX Runtime, or a function in the file",
-            help=did_you_mean(op, known) if known else "give its meaning as a model-local function",
+            want="an op of the standard, of ONNX Runtime, of a plugin, or a function in the file",
+            help=did_you_mean(op, known)
+            if known
+            else "install a plugin that has it, or give its meaning as a model-local function",
         )  # fmt: skip
 
 

@@ -153,6 +153,7 @@ class Tactic:
     runs_on = ""  # the device of its tensors; "": any
     is_floor = False  # runs any region, op by op
     takes_open_shapes = False  # also where shapes inside a region depend on data
+    is_examined = False  # a plugin's: it is run and compared at every set of shapes before it is believed
     takes_spans = False  # may run neighbouring regions as one step
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False

@@ -19,6 +19,7 @@ from ridgeline.base.arrays import load_sample
 from ridgeline.base.spec import EPSILON
 from ridgeline.errors import InputError, ModelError, OptionError, VerifyError
 from ridgeline.plan.report import Check
+from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.padding import shapes_to_pad
@@ -150,6 +151,7 @@ def require(checks: Sequence[Check], where: str) -> None:
     failed = [check for check in checks if not check.passed]
     if not failed:
         return
+    plugins = CATALOG.plugins()
     raise VerifyError(
         f"the engine does not compute what the model computes: {len(failed)} of {len(checks)} checks failed",
         checks=checks,
@@ -158,7 +160,8 @@ def require(checks: Sequence[Check], where: str) -> None:
             for c in failed
         ],
         got=where,
-        help="this is a bug in what is named above: report it; a tactic can be left out with --without",
+        help="this is a bug in what is named above: report it; a tactic can be left out with --without"
+        + (f"; it may be one of a plugin: {', '.join(map(str, plugins))}" if plugins else ""),
     )
 
 
