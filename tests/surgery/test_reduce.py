@@ -141,6 +141,12 @@ def test_samples_must_fit_the_model(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", **chain_feeds(), bb=np.zeros(1))
     with pytest.raises(OptionError, match="holds 'bb'"):
         reduced(tmp_path, "true", samples=[tmp_path / "s.npz"])
+    (tmp_path / "s.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(OptionError, match="does not load as an array"):
+        reduced(tmp_path, "true", samples=[tmp_path / "s.npz"])
+    np.save(tmp_path / "s.npy", chain_feeds()["a"])
+    with pytest.raises(OptionError, match="one array without a name"):
+        reduced(tmp_path, "true", samples=[tmp_path / "s.npy"])
 
 
 def test_the_commands_end_to_end(tmp_path: Path, ridge: Callable[..., tuple[int, str, str]]) -> None:
