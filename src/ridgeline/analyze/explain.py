@@ -334,15 +334,8 @@ def _unwilling(notes: Sequence[RegionNote], steps: Sequence[Step]) -> tuple[Unwi
 
 
 def _unknown_node(plan: Plan, node: str) -> OptionError:
-    known = list(
-        dict.fromkeys(
-            [
-                *(name for step in plan.steps for name in (*step.sources, step.name, *step.regions)),
-                *(refusal.at for refusal in plan.refusals),
-                *plan.host_values,
-            ]
-        )
-    )
+    names = [name for step in plan.steps for name in (*step.sources, step.name, *step.regions)]
+    known = list(dict.fromkeys((*names, *(refusal.at for refusal in plan.refusals), *plan.host_values)))
     # people remember the end of a path, or one word of it
     near = [name for name in known if node.lower() in name.lower()][:5]
     near = near or get_close_matches(node, known, n=5, cutoff=0.5)

@@ -43,11 +43,8 @@ def correct_outputs(graph: ir.Graph, specs: Mapping[str, TensorSpec], made: Mapp
         pairs = list(zip(declared, sizes, strict=True)) if is_rank else []
         if is_rank and all(not isinstance(dim, int) or dim in (size, -1) for dim, size in pairs):
             continue
-        value.shape = (
-            ir.Shape([dim if not isinstance(dim, int) or dim == size else None for dim, size in pairs])
-            if is_rank
-            else None
-        )
+        kept = [None if isinstance(dim, int) and dim != size else dim for dim, size in pairs]
+        value.shape = ir.Shape(kept) if is_rank else None
         was, is_ = (", ".join(map(str, dims)) for dims in (declared, sizes))
         notes.append(
             f"output {name!r} is declared [{was}] and is [{is_}] at the planned shapes: "

@@ -28,19 +28,13 @@ from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.frontend.torch_dims import Axes, to_export
 from ridgeline.frontend.torch_norms import write_out_norms
 from ridgeline.frontend.torch_plugins import translations
+from ridgeline.frontend.types import ONNX_TYPES
 
 # protobuf ends at 2 GiB, and copies of large weights take memory
 LARGE_BYTES = 1 << 30
 RANDOM_OPS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-REAL_TYPES = {
-    getattr(torch, name): ir.DataType[name.upper()]
-    for name in (
-        "float16", "bfloat16", "double", "float", "int64", "int32", "int16", "int8", "uint64", "uint32",
-        "uint16", "uint8", "bool",
-    )
-}  # fmt: skip
 # loaded by the first export: importing it here would bring onnxscript to whoever builds from a file
 TRANSLATIONS = "torch.onnx._internal.exporter._registration"
 _TRANSLATIONS_LOCK = threading.RLock()
@@ -177,10 +171,11 @@ def _own_outputs(graph: ir.Graph) -> None:
 def cast_outputs(model: ir.Model, wanted: Sequence[torch.dtype]) -> None:
     """Cast results to the module's types: the exporter leaves sums of half values in float32."""
     for i, (value, dtype) in enumerate(zip(model.graph.outputs, wanted, strict=True)):
-        want = REAL_TYPES.get(dtype)
+        # a complex result is a pair of real ones in ONNX
+        want = None if dtype.is_complex else ONNX_TYPES.get(str(dtype).removeprefix("torch."))
         if want is None or value.dtype in (None, want):
             continue
-        _hand_out(model.graph, i, ir.node("Cast", [value], {"to": want.value}), ir.TensorType(want))
+        _hand_out(model.graph, i, ir.node("Cast", [value], {"to": want}), ir.TensorType(ir.DataType(want)))
 
 
 def _hand_out(graph: ir.Graph, place: int, node: ir.Node, kind: ir.TypeProtocol | None) -> None:

@@ -226,12 +226,8 @@ def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequ
         return [shape[op.attrs.get("start", 0) : op.attrs.get("end")]]
     if op.op_type == "Size" and op.inputs[0] in state.specs:
         return [np.array(state.specs[op.inputs[0]].numel, np.int64)]
-    named = [n for n in op.inputs if n]
-    if (
-        is_a(op, Kind.RANDOM)
-        or has(op, Trait.WRONG_IN_REFERENCE)
-        or any(n not in state.values for n in named)
-    ):
+    is_computed = not is_a(op, Kind.RANDOM) and not has(op, Trait.WRONG_IN_REFERENCE)
+    if not is_computed or any(n not in state.values for n in op.inputs if n):
         return []
     made_bytes = sum(state.specs[n].nbytes for n in op.outputs if n in state.specs)
     if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):

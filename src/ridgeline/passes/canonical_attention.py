@@ -221,17 +221,10 @@ class PackedHeads(Fusion):
     def check(self, m: Match) -> None:
         source, split = m.dims(m.x), m.target(m.node("Reshape"))
         m.require(len(source) == 3, "packed projection has not three axes", m.x)
-        fits = len(split) == 5 and split[:2] == source[:2]
-        m.require(
-            fits and all(isinstance(size, int) for size in split[2:]),
-            "parts, heads or head size unknown",
-            m.shape,
-        )
-        m.require(
-            math.prod(int(size) for size in split[2:]) == source[2],
-            "columns are not parts × heads × head size",
-            m.shape,
-        )
+        numbers = [size for size in split[2:] if isinstance(size, int)]
+        is_known = len(split) == 5 and split[:2] == source[:2] and len(numbers) == 3
+        m.require(is_known, "parts, heads or head size unknown", m.shape)
+        m.require(math.prod(numbers) == source[2], "columns are not parts × heads × head size", m.shape)
         self._part(m)
 
     def _part(self, m: Match) -> int:

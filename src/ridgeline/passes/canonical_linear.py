@@ -52,11 +52,8 @@ class FlatLinear(Fusion):
         m.require(len(source) > 2, "input has no leading axes to flatten", m.x)
         rows, columns = _weight_shape(m)
         m.require(source[-1] == rows, f"rows are not the last axis of {m.x.shape}", m.x)
-        m.require(
-            target == (*source[:-1], columns),
-            f"result is {target}, not {m.x.shape} but for the last axis",
-            m.shape,
-        )
+        is_same = target == (*source[:-1], columns)
+        m.require(is_same, f"result is {target}, not {m.x.shape} but for the last axis", m.shape)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return _product(op, m)

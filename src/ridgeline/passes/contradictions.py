@@ -182,9 +182,8 @@ def _misdeclared(
     where: str, name: str, declared: onnx.TypeProto, made: onnx.TypeProto
 ) -> Iterator[Contradiction]:
     """Where both know, and what they know differs."""
-    is_type = "undefined" not in (type_text(declared), type_text(made)) and type_text(declared) != type_text(
-        made
-    )
+    kinds = {type_text(declared), type_text(made)}
+    is_type = "undefined" not in kinds and len(kinds) == 2
     a, b = declared.tensor_type, made.tensor_type
     if is_type or (a.HasField("shape") and b.HasField("shape") and not _may_be_same(_dims(a), _dims(b))):
         yield Contradiction(

@@ -78,21 +78,14 @@ def _fold_graph(graph: ir.Graph, names: Names, room: Room) -> bool:
     for node in list(graph):
         if node.graph is not graph or node.domain:
             continue
+        condition = constant(node.inputs[0]) if node.op_type == "If" else None
         if node.op_type == "Constant":
             if (held := constant(node.outputs[0])) is not None:
                 _settle(node, [held], names)
-        elif (
-            node.op_type == "If"
-            and (condition := constant(node.inputs[0])) is not None
-            and condition.size == 1
-        ):
+        elif condition is not None and condition.size == 1:
             _inline_branch(node, "then_branch" if condition.item() else "else_branch", names)
             inlined = True
-        elif (
-            not _fold_known_elements(node, names)
-            and not _evaluate(node, names, room)
-            and node.op_type == "Reshape"
-        ):
+        elif not _fold_known_elements(node, names) and not _evaluate(node, names, room):
             _settle_reshape(node, names)
     return inlined
 
@@ -206,8 +199,8 @@ def _settle(node: ir.Node, arrays: Sequence[np.ndarray], names: Names) -> bool:
 
 
 def _settle_reshape(node: ir.Node, names: Names) -> None:
-    """Write a Reshape's target as a constant."""
-    if constant(node.inputs[1]) is not None:
+    """Write the target of a Reshape as a constant; other nodes stay as they are."""
+    if node.op_type != "Reshape" or constant(node.inputs[1]) is not None:
         return
     source, target = sizes(node.inputs[0]), reshape_target(node)
     if source is None or target is None or 0 in source:

@@ -72,13 +72,10 @@ def _per_channel(m: Match, name: str) -> np.ndarray:
     array = m.array(name)
     rank = m.array("w").ndim
     shape = (1,) * (rank - array.ndim) + array.shape
-    fits = len(shape) == rank and all(size == 1 for axis, size in enumerate(shape) if axis != 1)
     channels = _out_channels(m)
-    m.require(
-        fits and shape[1] in (1, channels),
-        f"constant of shape {array.shape} is not per channel",
-        getattr(m, name),
-    )
+    others = [size for axis, size in enumerate(shape) if axis != 1]
+    fits = len(shape) == rank and set(others) == {1} and shape[1] in (1, channels)
+    m.require(fits, f"constant of shape {array.shape} is not per channel", getattr(m, name))
     return np.broadcast_to(array.astype(np.float64).reshape(-1), (channels,))
 
 
@@ -202,20 +199,16 @@ class PadIntoWindow(Fusion):
         m.require(m.attr("Pad", "mode") == "constant", f"pads by {m.attr('Pad', 'mode')}", m.pads)
         m.require(min(pads) >= 0, "padding crops", m.pads)
         m.require(not any([*pads[:2], *pads[rank : rank + 2]]), "pads batch or channels", m.pads)
-        m.require(
-            m.root.attributes.get("auto_pad") is None or m.attr(m.root.op_type, "auto_pad") == "NOTSET",
-            "auto_pad",
-        )
+        m.require(m.attr(m.root.op_type, "auto_pad") == "NOTSET", "auto_pad")
         fill = 0.0 if m.fill is None else m.scalar("fill")
         if m.root.op_type == "MaxPool":
             m.require(fill == -np.inf, f"pads a maximum with {fill}", m.pads)
         else:
             m.require(fill == 0.0, f"pads with {fill}, want 0", m.pads)
         if m.root.op_type == "AveragePool":
-            has_pads = any(m.attr("AveragePool", "pads") or ())
-            m.require(
-                not has_pads or m.attr("AveragePool", "count_include_pad"), "the pool has uncounted padding"
-            )
+            pads_more = any(m.attr("AveragePool", "pads") or ())
+            is_counted = not pads_more or m.attr("AveragePool", "count_include_pad")
+            m.require(is_counted, "the pool has uncounted padding")
         if m.root.op_type != "Conv":
             m.require(not m.attr(m.root.op_type, "ceil_mode"), "the pool rounds its size up")
             kernel = m.attr(m.root.op_type, "kernel_shape")

@@ -145,9 +145,8 @@ def _find_call(pattern: Call, value: ir.Value | None, found: Found) -> Iterator[
     shared = found.shared | {node} if pattern.is_shared else found.shared
     nodes = found.nodes if node in found.nodes else (*found.nodes, node)
     start = Found(found.values, nodes, shared, {**found.calls, pattern: value})
-    for order in (
-        permutations(given) if pattern.op_type in COMMUTATIVE and len(given) == 2 else (tuple(given),)
-    ):
+    may_swap = pattern.op_type in COMMUTATIVE and len(given) == 2
+    for order in permutations(given) if may_swap else [tuple(given)]:
         if _scalars_keep_rank(pattern.inputs, order):
             yield from _find_inputs(pattern.inputs, order, start)
 

@@ -18,7 +18,7 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import node_name
 from ridgeline.passes.fold_shape import sizes
-from ridgeline.passes.match import attribute, constant
+from ridgeline.passes.match import attribute, constant, key_of
 from ridgeline.passes.rule import GraphOps, Names, nbytes, replace_value
 from ridgeline.passes.take_moves import guard_of
 
@@ -72,12 +72,8 @@ def _sources(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _siblings(source: ir.Value, graph: ir.Graph) -> list[ir.Node]:
-    readers = [
-        use.node
-        for use in source.uses()
-        if use.idx == 0 and use.node.op_type in ("MatMul", "Gemm") and not use.node.domain
-    ]
-    return [node for node in dict.fromkeys(readers) if node.graph is graph]
+    readers = dict.fromkeys(use.node for use in source.uses() if use.idx == 0)
+    return [node for node in readers if node.graph is graph and key_of(node) in ("MatMul", "Gemm")]
 
 
 def _read(node: ir.Node) -> Linear:

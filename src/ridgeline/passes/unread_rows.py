@@ -91,10 +91,8 @@ def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
         weight, left = constant(node.inputs[1]), sizes(node.inputs[0])
         return [0] if weight is not None and weight.ndim == 2 and left is not None else None
     if node.op_type == "Attention":
-        is_plain = not any(value is not None for value in node.inputs[3:]) and not attribute(
-            node, "is_causal"
-        )
-        return [0] if is_plain and len(out) == 3 and rows.axis == 1 else None
+        is_masked = any(value is not None for value in node.inputs[3:]) or attribute(node, "is_causal")
+        return [0] if not is_masked and len(out) == 3 and rows.axis == 1 else None
     if not is_a(node, Kind.POINTWISE):
         return None
     found = []

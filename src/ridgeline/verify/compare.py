@@ -201,11 +201,5 @@ def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
 
 def versions() -> dict[str, str]:
     """Versions of the libraries that compute, for reports."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "onnxruntime": ort.__version__,
-        "onnx": onnx.__version__,
-        "onnx_ir": ir.__version__,
-        "numpy": np.__version__,
-    }
+    libraries = {each.__name__: each.__version__ for each in (torch, ort, onnx, ir, np)}
+    return {"python": platform.python_version(), **libraries}
