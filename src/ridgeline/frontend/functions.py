@@ -132,6 +132,20 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attr.graphs
 
 
+def names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that nodes read, those in subgraphs too, and that the graph gives out."""
+    yield from (port.name for port in graph.output)
+    for node in graph.node:
+        yield from names_read_by(node)
+
+
+def names_read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads, in its subgraphs too. Names made inside those hide none outside."""
+    yield from node.input
+    for graph in subgraphs(node):
+        yield from names_read(graph)
+
+
 def copy_of(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that can be changed without changing the model."""
     made = onnx.ModelProto()

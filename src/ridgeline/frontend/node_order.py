@@ -7,14 +7,14 @@ from graphlib import CycleError, TopologicalSorter
 
 import onnx
 
-from ridgeline.frontend.functions import copy_of, subgraphs
+from ridgeline.frontend.functions import copy_of, names_read_by
 
 
 def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of its main graph sorted; the same model if they are, or cannot be."""
     nodes = proto.graph.node
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    needs = [[maker[name] for name in _read_by(node) if name in maker] for node in nodes]
+    needs = [[maker[name] for name in names_read_by(node) if name in maker] for node in nodes]
     if all(j < i for i, needed in enumerate(needs) for j in needed):
         return proto
     try:
@@ -25,19 +25,6 @@ def in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
     del made.graph.node[:]
     made.graph.node.extend(nodes[i] for i in order)
     return made
-
-
-def _read_by(node: onnx.NodeProto) -> list[str]:
-    """Names that a node reads, in its subgraphs too. Names made inside those hide none outside."""
-    names: list[str] = []
-    waiting = [node]
-    while waiting:
-        inner = waiting.pop()
-        names += inner.input
-        for graph in subgraphs(inner):
-            waiting += graph.node
-            names += [port.name for port in graph.output]
-    return names
 
 
 def _stable_order(needs: Sequence[Sequence[int]]) -> list[int]:

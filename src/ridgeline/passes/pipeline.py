@@ -84,11 +84,11 @@ def _infer_anew(model: ir.Model) -> None:
 
 def _refresh_shapes(model: ir.Model) -> None:
     """Infer anew where the graph changed since it was last done: inference reads and writes all of it."""
-    if model.meta.get(INFERRED) != _outline(model):
+    if model.meta.get(INFERRED) != graph_state(model):
         _infer_anew(model)
         if name_counts(model):
             _infer_anew(model)
-        model.meta[INFERRED] = _outline(model)
+        model.meta[INFERRED] = graph_state(model)
 
 
 def _is_invented(dim: int | ir.SymbolicDim) -> bool:
@@ -171,7 +171,7 @@ def canonicalise(
     before = None
     for _ in range(MAX_ROUNDS):
         refusals = run(PASSES)
-        after = _outline(model)
+        after = graph_state(model)
         if after == before:
             break
         before = after
@@ -179,12 +179,12 @@ def canonicalise(
         _refresh_shapes(model)
         refusals += run(CUDA_PASSES)
     run(LAST_PASSES)
-    if model.meta.pop(INFERRED, None) != _outline(model):
+    if model.meta.pop(INFERRED, None) != graph_state(model):
         infer_shapes(model)
     return list(dict.fromkeys(refusals))
 
 
-def _outline(model: ir.Model) -> list[tuple[object, ...]]:
+def graph_state(model: ir.Model) -> list[tuple[object, ...]]:
     """What is computed from what, and how: equal as long as no pass changed the graph."""
     return [
         (

@@ -26,7 +26,7 @@ from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import load
 from ridgeline.kernels.elements import crosses, dtype_name, fill, on_device, to_numpy, to_torch
 from ridgeline.passes.partition import partition
-from ridgeline.passes.pipeline import Stage, canonicalise
+from ridgeline.passes.pipeline import Stage, canonicalise, graph_state
 from ridgeline.plan.report import Check
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import fused_proto, write_inside
@@ -127,17 +127,8 @@ def _watched(expected: Expected, state: list[Any], stage: Stage, model: ir.Model
 
 def _state_of(model: ir.Model) -> list[Any]:
     """Nodes with their attributes, and the weights by identity: equal if a pass changed nothing."""
-    nodes = [
-        (node.op_type, *map(_name, node.inputs), *map(_name, node.outputs), *node.attributes.values())
-        for graph in model.graphs()
-        for node in graph
-    ]
     weights = [(name, value.const_value) for name, value in model.graph.initializers.items()]
-    return [nodes, [(name, id(tensor)) for name, tensor in weights], weights]
-
-
-def _name(value: ir.Value | None) -> str | None:
-    return None if value is None else value.name
+    return [graph_state(model), [(name, id(tensor)) for name, tensor in weights], weights]
 
 
 def _wrong_rule(expected: Expected, stage: Stage, model: ir.Model) -> str:

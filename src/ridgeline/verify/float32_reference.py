@@ -5,7 +5,7 @@ Also: which half type reaches which output, since that decides how far rounding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
 from ridgeline.base.spec import EPSILON
-from ridgeline.frontend.functions import copy_of, subgraphs
+from ridgeline.frontend.functions import copy_of, names_read, subgraphs
 from ridgeline.frontend.other_runtimes import open_session
 from ridgeline.frontend.types import HALVES, tensor_type
 
@@ -86,7 +86,7 @@ class Float32Model:
         self.weights: dict[str, np.ndarray] = {}
         self.proto = copy_of(model)
         del self.proto.graph.initializer[:]
-        is_read = set(_reads(model.graph))
+        is_read = set(names_read(model.graph))
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(tensor, folder)
             is_cast = tensor.name in is_narrowed and tensor.data_type == TensorProto.FLOAT
@@ -163,15 +163,6 @@ def _round_results(graph: onnx.GraphProto, halves: Mapping[str, int]) -> None:
                     _cast(rounded, name, TensorProto.FLOAT),
                 ]
         graph.node.extend([node, *casts])
-
-
-def _reads(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names that nodes read, those in subgraphs too, and that the graph hands out."""
-    yield from (port.name for port in graph.output)
-    for node in graph.node:
-        yield from node.input
-        for inner in subgraphs(node):
-            yield from _reads(inner)
 
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
