@@ -228,10 +228,10 @@ def test_kernels_of_strangers_are_left_alone(saved: Path, stranger: None) -> Non
     engine = ridgeline.load(saved)
     assert "not made on this machine" in engine.fused.kernels.left_out
     assert engine.fused.kernels.compiled, "they can still be looked at"
-    assert not engine.fused.kernels.store.brought
+    assert not engine.fused.kernels.store.embedded
     trusted = ridgeline.load(saved, trust=True)
     assert trusted.fused.kernels.left_out == ""
-    assert set(trusted.fused.kernels.store.brought) == set(trusted.fused.kernels.compiled)
+    assert set(trusted.fused.kernels.store.embedded) == set(trusted.fused.kernels.compiled)
 
 
 def test_without_triton_trusted_kernels_do_and_others_are_an_error(

@@ -109,7 +109,7 @@ def test_a_shape_tensor_is_settled_with_the_shapes() -> None:
         close(engine.run(feeds), expected(model, feeds))
     instance = engine.context(wait=True).instance({"x": rand(4, 6), "s": np.array([8, 3])})
     # nothing is decided while it runs: every value has its place
-    assert not instance.moving_names
+    assert not instance.dynamic_names
     assert "Reshape" not in [op for step in instance.steps if step.launch for op in step.region.op_types]
 
 

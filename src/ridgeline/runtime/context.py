@@ -110,7 +110,7 @@ class Context:
         binding, arrays, _ = self._find_ready(feeds)
         with torch.inference_mode():
             binding.load(arrays)
-        binding.instance.moving.update(non_tensor)
+        binding.instance.dynamic_values.update(non_tensor)
         return binding.instance
 
     def memory(self) -> list[tuple[str, int]]:
@@ -124,12 +124,12 @@ class Context:
             return self._run_at(*self._find(feeds))
         # strings and sequences are handed to the steps as they are
         binding, arrays, is_torch = self._find_ready(feeds)
-        moving = binding.instance.moving
-        moving.update(non_tensor)
+        dynamic_values = binding.instance.dynamic_values
+        dynamic_values.update(non_tensor)
         try:
             return self._run_at(binding, arrays, is_torch)
         finally:
-            moving.update(dict.fromkeys(non_tensor))
+            dynamic_values.update(dict.fromkeys(non_tensor))
 
     def _run_at(self, binding: AnyBinding, arrays: list[Any], is_torch: bool) -> dict[str, Any]:
         if is_torch:

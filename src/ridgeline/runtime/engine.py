@@ -156,7 +156,7 @@ class Engine:
             kernels |= collect(variant.executable.planned_sites(), self.fused.tactics, store)
         stored = Stored(
             self.plan, self.report, self.model, self.weights, kernels, self.expected,
-            are_foreign=store.are_foreign and not store.brought.keys().isdisjoint(kernels),
+            are_foreign=store.are_foreign and not store.embedded.keys().isdisjoint(kernels),
         )  # fmt: skip
         return write_engine(target, stored)
 

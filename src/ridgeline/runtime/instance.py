@@ -71,7 +71,7 @@ class Instance:
         self._make_tensors()
         self.calls = self._make_calls()
         self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps) or bool(
-            self.moving_names
+            self.dynamic_names
         )
 
     @staticmethod
@@ -126,9 +126,9 @@ class Instance:
         return made
 
     def _make_calls(self) -> list[Callable[[], object]]:
-        """The steps as calls without arguments. Values that libraries allocate move: those go by a table."""
-        moving: dict[str, Any] = {}
-        movers = {n for step in self.steps for n in step.io.outputs if n not in self.tensors}
+        """The steps as calls without arguments; values that libraries allocate are looked up at each call."""
+        dynamic_values: dict[str, Any] = {}
+        dynamic_names = {n for step in self.steps for n in step.io.outputs if n not in self.tensors}
         kept = set(self.program.outputs)
         last_use = {n: i for i, step in enumerate(self.steps) for n in step.io.inputs}
         calls: list[Callable[[], object]] = []
@@ -137,10 +137,10 @@ class Instance:
         self.uses: list[tuple[str, Move | None]] = []
         for i, step in enumerate(self.steps):
             io = step.io
-            dead = [n for n in dict.fromkeys(io.inputs) if last_use[n] == i and n in movers - kept]
+            dead = [n for n in dict.fromkeys(io.inputs) if last_use[n] == i and n in dynamic_names - kept]
             if step.launch is None:
-                movers_here = [view for view in io.views if view[0] not in self.tensors]
-                made = [self._moving_views(moving, movers_here, dead)] if movers_here else []
+                dynamic_here = [view for view in io.views if view[0] not in self.tensors]
+                made = [self._dynamic_views(dynamic_values, dynamic_here, dead)] if dynamic_here else []
             elif io.outputs[0] in self.layout.joined:
                 continue
             elif io.writes_out and all(map(self._is_fixed, io.inputs)):
@@ -150,16 +150,16 @@ class Instance:
                 outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
                 ins = self._fixed_inputs(step.launch, io.inputs)
                 moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
-                made = [_MovingStep(moving, step.launch.run, ins, moved, outs, io.outputs, dead)]
+                made = [_DynamicStep(dynamic_values, step.launch.run, ins, moved, outs, io.outputs, dead)]
             calls += made
             self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)
-        self.moving = moving
-        self.moving_names = movers
+        self.dynamic_values = dynamic_values
+        self.dynamic_names = dynamic_names
         return calls
 
-    def _moving_views(
-        self, moving: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
+    def _dynamic_views(
+        self, dynamic_values: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
     ) -> Callable[[], object]:
         specs = [self.inferred.specs[value] for value, _, _ in views]
         looks = [(v, s, n, n + spec.numel, spec.shape) for (v, s, n), spec in zip(views, specs, strict=True)]
@@ -167,10 +167,12 @@ class Instance:
 
         def step() -> None:
             for value, source, begin, end, shape in looks:
-                seen = moving[source].permute(0, 2, 3, 1) if source in last else moving[source]
-                moving[value] = seen.reshape(-1)[begin:end].view(shape)
+                seen = (
+                    dynamic_values[source].permute(0, 2, 3, 1) if source in last else dynamic_values[source]
+                )
+                dynamic_values[value] = seen.reshape(-1)[begin:end].view(shape)
             for name in dead:
-                moving[name] = None
+                dynamic_values[name] = None
 
         return step
 
@@ -195,7 +197,7 @@ class Instance:
 
     def result(self, name: str) -> Any:
         """An output of the latest run, in the memory of this instance if it has a fixed place."""
-        return self.tensors[name] if name in self.tensors else self.moving[name]
+        return self.tensors[name] if name in self.tensors else self.dynamic_values[name]
 
 
 def sites_of(
@@ -254,10 +256,10 @@ def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -
 
 
 @dataclass
-class _MovingStep:
+class _DynamicStep:
     """A step that reads values which libraries allocate anew in every run; the others can be re-pointed."""
 
-    moving: dict[str, Any]  # by name, as they are now
+    dynamic_values: dict[str, Any]  # by name, as they are now
     call: Call
     fixed: list[Tensor | None]
     moved: Sequence[tuple[int, str]]
@@ -266,15 +268,15 @@ class _MovingStep:
     dead: Sequence[str]
 
     def __call__(self) -> None:
-        moving = self.moving
+        dynamic_values = self.dynamic_values
         ins = list(self.fixed)
         for i, name in self.moved:
-            ins[i] = moving[name]
+            ins[i] = dynamic_values[name]
         made = self.call(ins, self.outs)
         if made is not None:
-            moving.update(zip(self.names, made, strict=True))
+            dynamic_values.update(zip(self.names, made, strict=True))
         for name in self.dead:
-            moving[name] = None
+            dynamic_values[name] = None
 
     def mover(self, argument: int) -> Move | None:
         n = len(self.fixed)

@@ -159,7 +159,7 @@ class IoBinding:
 
     def _take(self, name: str) -> Callable[[], Any]:
         if name not in self.instance.tensors:
-            return partial(_moved, self.instance.moving, name)
+            return partial(_dynamic_value, self.instance.dynamic_values, name)
         own = as_numpy(self.instance.tensors[name])
         pointers = output_pointers(self.instance, name)
         if not pointers:
@@ -211,9 +211,9 @@ class IoBinding:
                 np.copyto(own, array)
 
 
-def _moved(moving: Mapping[str, Any], name: str) -> Any:
+def _dynamic_value(dynamic_values: Mapping[str, Any], name: str) -> Any:
     """An output that a library allocated in this run; or one that is no tensor at all."""
-    value = moving[name]
+    value = dynamic_values[name]
     return as_numpy(value.contiguous()) if isinstance(value, torch.Tensor) else handed_out(value)
 
 

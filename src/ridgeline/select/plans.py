@@ -207,7 +207,7 @@ def instance_of(
             if name in instance.inputs:
                 fill(instance.inputs[name], value)
             else:  # strings, sequences: steps are handed the value itself
-                instance.moving[name] = value
+                instance.dynamic_values[name] = value
     return instance
 
 

@@ -84,17 +84,17 @@ class KernelStore:
     Each engine has its own. Kernels from a file are not used by other engines or by builds, nor cached.
     """
 
-    brought: Mapping[str, Compiled] = field(default_factory=dict)  # by digest; they need no Triton to run
+    embedded: Mapping[str, Compiled] = field(default_factory=dict)  # by digest; they need no Triton to run
     are_foreign: bool = False  # the kernels from the file were compiled elsewhere or by another user
     cache_dir: Path = CACHE_DIR
 
     def find(self, kernel: Kernel, arch: str) -> Compiled | None:
-        own = self.brought.get(kernel.digest)
+        own = self.embedded.get(kernel.digest)
         return own if own is not None and own.arch == arch else _read(_path(kernel, arch, self.cache_dir))
 
     def why_none(self, arch: str) -> str | None:
         """Why there can be no kernels for the architecture; None if there can be."""
-        if triton_version() is not None or any(made.arch == arch for made in self.brought.values()):
+        if triton_version() is not None or any(made.arch == arch for made in self.embedded.values()):
             return None
         return f"Triton is not installed, and no kernels for {arch} are embedded"
 
