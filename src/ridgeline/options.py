@@ -6,8 +6,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
@@ -35,12 +36,18 @@ MAX_DIM = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class DimRange:
-    """The sizes one dimension may take, and the one tactics are chosen for."""
-
+class _Range:
     min: int
     opt: int
     max: int
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.opt}..{self.max}"
+
+
+@dataclass(frozen=True, slots=True)
+class DimRange(_Range):
+    """The sizes one dimension may take, and the one tactics are chosen for."""
 
     def __post_init__(self) -> None:
         if self.max > MAX_DIM:
@@ -52,17 +59,10 @@ class DimRange:
                 want="0 <= min <= opt <= max",
             )
 
-    def __str__(self) -> str:
-        return str(self.min) if self.min == self.max else f"{self.min}..{self.opt}..{self.max}"
-
 
 @dataclass(frozen=True, slots=True)
-class ValueRange:
+class ValueRange(_Range):
     """The numbers one element of a shape tensor may take; -1 may be among them, as Reshape has it."""
-
-    min: int
-    opt: int
-    max: int
 
     def __post_init__(self) -> None:
         if not self.min <= self.opt <= self.max:
@@ -72,16 +72,15 @@ class ValueRange:
                 want="min <= opt <= max",
             )
 
-    def __str__(self) -> str:
-        return str(self.min) if self.min == self.max else f"{self.min}..{self.opt}..{self.max}"
 
-
+R = TypeVar("R", DimRange, ValueRange)
 Ranges: TypeAlias = tuple[DimRange, ...]
 Values: TypeAlias = tuple[ValueRange, ...]
 # an input's name -> one range per dimension, or per element of a shape tensor; a dim's name -> its range
 Profile: TypeAlias = Mapping[str, Ranges | Values]
 
 
+@cache
 def machine_bytes() -> int:
     """Memory this process may use: the machine's, or what its container is given."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -269,44 +268,38 @@ def parse_profile(given: Mapping[str, str | Sequence[int | str | DimRange | Sequ
 
 
 def _parse_values(text: str, name: str) -> Values:
-    parts = text.strip().removeprefix("[").removesuffix("]").split(",")
-    made = []
-    for part in parts:
-        try:
-            numbers = [int(number) for number in part.split("..")]
-        except ValueError:
-            numbers = []
-        if not 1 <= len(numbers) <= 3 or not text.strip().endswith("]"):
-            raise OptionError(
-                f"the values given for {name!r} do not read as such",
-                got=text,
-                want="a number, min..max, or min..opt..max per element, such as [1, 2..8, -1]",
-            )
-        low, high = numbers[0], numbers[-1]
-        made.append(ValueRange(low, numbers[1] if len(numbers) == 3 else (low + high) // 2, high))
-    return tuple(made)
+    inside = text.strip().removeprefix("[").removesuffix("]")
+    found = [_parse_range(ValueRange, part) for part in inside.split(",")]
+    made = tuple(each for each in found if each is not None)
+    if len(made) < len(found) or not text.strip().endswith("]"):
+        raise OptionError(
+            f"the values given for {name!r} do not read as such",
+            got=text,
+            want="a number, min..max, or min..opt..max per element, such as [1, 2..8, -1]",
+        )
+    return made
 
 
 def _parse_dim(dim: object, name: str) -> DimRange:
-    if isinstance(dim, DimRange):
-        return dim
-    try:
-        if isinstance(dim, (str, int)):
-            numbers = [int(part) for part in str(dim).split("..")]
-        else:
-            numbers = [int(part) for part in cast("Sequence[int]", dim)]
-    except (TypeError, ValueError):
-        numbers = []
-    match numbers:
-        case [size]:
-            return DimRange(size, size, size)
-        case [low, high]:
-            return DimRange(low, (low + high) // 2, high)
-        case [low, opt, high]:
-            return DimRange(low, opt, high)
+    found = dim if isinstance(dim, DimRange) else _parse_range(DimRange, dim)
+    if found is not None:
+        return found
     raise OptionError(
         f"the shape given for {name!r} does not read as one",
         got=str(dim),
         want="a size, min..max, or min..opt..max per dimension, such as 1..8x3x224x224",
         help=f"the values of a shape tensor stand in brackets: '{name}=[{dim}]'" if "," in str(dim) else "",
     )
+
+
+def _parse_range(kind: type[R], given: Any) -> R | None:
+    """A number, min..max or min..opt..max; None for anything else."""
+    try:
+        parts = str(given).split("..") if isinstance(given, (str, int)) else given
+        numbers = [int(part) for part in parts]
+    except (TypeError, ValueError):
+        return None
+    if not 1 <= len(numbers) <= 3:
+        return None
+    low, high = numbers[0], numbers[-1]
+    return kind(low, numbers[1] if len(numbers) == 3 else (low + high) // 2, high)

@@ -6,14 +6,13 @@ Configs are compared with what their tactics offer when a step is bound, since o
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.base.spec import ITEM_BITS, TRAITS, Port, TensorSpec
 from ridgeline.errors import PlanError
-from ridgeline.options import MAX_DIM, MAX_THREADS
+from ridgeline.options import MAX_DIM, MAX_THREADS, machine_bytes
 from ridgeline.plan.plan import Plan
 
 if TYPE_CHECKING:  # `ridge show` checks a plan without importing what reads graphs
@@ -118,8 +117,8 @@ def _wrong_shapes(specs: dict[str, TensorSpec]) -> Iterator[str]:
             yield f"planned values of {name!r}: {len(spec.value)} of them, the shape holds {spec.numel}"
         else:
             total += spec.nbytes
-    if total > host_bytes():
-        yield f"planned inputs take {total:,} bytes, this machine has {host_bytes():,}"
+    if total > machine_bytes():
+        yield f"planned inputs take {total:,} bytes, this machine has {machine_bytes():,}"
 
 
 def _wrong_target(plan: Plan) -> Iterator[str]:
@@ -141,8 +140,3 @@ def _wrong_memory(plan: Plan) -> Iterator[str]:
     for block in memory.blocks:
         if min(block.nbytes, block.offset, block.first, block.last) < 0:
             yield f"memory: block of {block.value!r} has a negative place or size"
-
-
-def host_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -22,7 +22,7 @@ from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
-from ridgeline.plan.check import host_bytes
+from ridgeline.options import machine_bytes
 from ridgeline.plan.memory import ArenaLayout, StepIO, lay_out
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
@@ -226,7 +226,7 @@ def require_made(program: Program, steps: Sequence[Region], inferred: Inferred) 
 
 def require_room(inferred: Inferred) -> None:
     """No single value is larger than the machine's memory."""
-    room = host_bytes()
+    room = machine_bytes()
     for name, spec in inferred.specs.items():
         if spec.nbytes > room:
             raise InputError(
