@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Needed
-from ridgeline.errors import PluginError, failure
+from ridgeline.errors import PluginError, RidgelineError, failure
+from ridgeline.ir.op_given import MisfitError
 from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
 from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open, is_size
 
@@ -52,6 +55,17 @@ def package_of(value: Any) -> Plugin | None:
     return next((plugin_of(e) for e in entry_points(group=GROUP) if e.module.split(".")[0] == root), None)
 
 
+@contextmanager
+def blaming(what: str, **parts: str) -> Iterator[None]:
+    """Whatever an author's function raises is an error of the plugin. Refusals and errors of ours pass."""
+    try:
+        yield
+    except (RidgelineError, RefusedError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what} {failure(error)}", **parts) from error
+
+
 @dataclass(frozen=True)
 class PluginRow:
     """A plugin that is installed or registered, and what is wrong with it."""
@@ -74,8 +88,16 @@ class PluginOp:
     arrays: Literal["torch", "numpy"] = "torch"
 
     def output_specs(self, inputs: Sequence[Spec | None], attrs: Mapping[str, Any]) -> list[Spec | None]:
-        """What the author's function says of the outputs, held against the schema."""
-        made = self.shapes(*_padded(self.schema, inputs), **attrs)
+        """What the author's function says of the outputs, held against the schema.
+
+        `MisfitError`: the op does not take these inputs or attributes.
+        """
+        if problem := self.schema.why_not(inputs):
+            raise MisfitError(problem)
+        try:
+            made = self.shapes(*_padded(self.schema, inputs), **attrs)
+        except Exception as error:
+            raise MisfitError(f"the shape function of {self.plugin} {failure(error)}") from error
         specs: list[Any] = list(made) if isinstance(made, (tuple, list)) else [made]
         self.require_count(len(specs), "shapes")
         for place, spec in enumerate(specs):
@@ -97,16 +119,13 @@ class PluginOp:
         # a tensor made in inference mode does not count its changes
         counted = [t for t in inputs if t is not None and not t.is_inference()]
         before = [t._version for t in counted]
-        try:
+        specs_in = [None if t is None else spec_of(t) for t in inputs]
+        got, help = ", ".join(map(str, specs_in)), f"mend the plugin {self.plugin}"
+        with blaming(f"the reference of {self.schema.key}", got=got, help=help):
             made = self._call(tensors, attrs)
-        except (Exception, SystemExit) as error:
-            got = ", ".join("-" if t is None else str(spec_of(t)) for t in inputs)
-            raise PluginError(f"the reference of {self.schema.key} {failure(error)}", got=got,
-                              help=f"mend the plugin {self.plugin}") from error  # fmt: skip
         if [t._version for t in counted] != before:
             raise self.broken("reference", "it changes an input", "results in memory of their own")
         results = tuple(made) if isinstance(made, (tuple, list)) else (made,)
-        specs_in = [None if t is None else spec_of(t) for t in inputs]
         specs = self.output_specs(specs_in, attrs)
         self.require_count(len(results), "reference", len(specs))
         for place, (result, spec) in enumerate(zip(results, specs, strict=True)):

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import EPSILON, Config, Site, TensorSpec
-from ridgeline.errors import PluginError, RidgelineError, failure
+from ridgeline.errors import PluginError
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned, fill
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, KernelStore
-from ridgeline.plugins.catalog import Plugin, is_same, spec_of
+from ridgeline.plugins.catalog import Plugin, blaming, is_same, spec_of
 from ridgeline.tactics.aten import compile_body
 from ridgeline.tactics.base import Bind, Launch, Offer, Refused, Tactic
 from ridgeline.tactics.fallback import Surroundings
@@ -98,12 +97,8 @@ class GatedTactic(Tactic):
         return replace(made, bind=partial(self._bind, made.bind))
 
     def _bind(self, bind: Bind, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        try:
+        with blaming(f"plugin {self.plugin}: {self.name}"):
             return bind(config, weights)
-        except (RidgelineError, RefusedError):
-            raise
-        except Exception as error:
-            raise PluginError(f"plugin {self.plugin}: {self.name} {failure(error)}") from error
 
     def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
         """Raise `PluginError` where a launch is not what the reference is, or writes where it must not."""
@@ -137,50 +132,62 @@ def _problem(site: Site, launch: Launch, inputs: Sequence[Any]) -> str:
         (f"writes outside {name}: {d}" for t in trials for name, b in t.blocks.items() if (d := b.damage())),
         (f"writes outside its workspace: {d}" for w in workspaces if (d := w.damage())),
         (f"changes input {place}" for trial in trials for place in trial.changed()),
-        (_difference(trial.made(), want, limits) for trial, want in zip(trials, wants, strict=True)),
+        (trial.difference(want, limits) for trial, want in zip(trials, wants, strict=True)),
+        _in_place_problems(site, launch, kept, wants[0], limits) if launch.in_place else (),
     )
-    problem = next(filter(None, found), "")
-    if problem or not launch.in_place:
-        return problem
-    return _in_place_problem(site, launch, kept, wants[0], limits)
+    return next(filter(None, found), "")
+
+
+def _in_place_problems(
+    site: Site, launch: Launch, inputs: Sequence[Any], want: Sequence[Tensor], limits: Sequence[float]
+) -> Iterator[str]:
+    """Whether the first output may lie on each input of its own type and shape, as the launch says."""
+    for place, name in enumerate(site.body.inputs):
+        if site.specs.get(name) == site.outputs[0] and name not in site.weights:
+            trial = Trial(site, launch, inputs, inputs, over=place)
+            trial.call()
+            if problem := trial.difference(want, limits):
+                yield f"{problem}, written over input {place}"
 
 
 class Trial:
-    """A launch over copies of inputs, with guard bytes around every tensor. Weights are given as they are."""
+    """A launch over copies of inputs, with guard bytes around every tensor. Weights are given as they are.
 
-    def __init__(self, site: Site, launch: Launch, inputs: Sequence[Any], given: Sequence[Any]) -> None:
-        self.inputs, self.given, self.outputs = inputs, list(given), site.outputs
+    `over`: the input that the first output lies on.
+    """
+
+    def __init__(
+        self, site: Site, launch: Launch, inputs: Sequence[Any], given: Sequence[Any], over: int | None = None
+    ) -> None:
+        self.inputs, self.given = inputs, list(given)
         self.blocks: dict[str, Guarded] = {}
-        self.returned: Sequence[Any] = ()
+        self.outputs: list[tuple[Guarded, TensorSpec]] = []
         for place, (name, spec, tensor) in enumerate(zip(site.body.inputs, site.inputs, inputs, strict=True)):
             if isinstance(tensor, Tensor) and spec is not None and name not in site.weights:
                 block = self.blocks[f"input {place}"] = Guarded(spec.nbytes, tensor.device)
                 self.given[place] = block.tensor(spec)
                 fill(self.given[place], tensor)
         device = next((t.device for t in given if isinstance(t, Tensor)), site.target.traits.device)
-        made = []
         for place, spec in enumerate(site.outputs if launch.writes_out else ()):
-            block = self.blocks[f"output {place}"] = Guarded(spec.nbytes, device)
-            made.append(block.tensor(spec))
-        self._launch = launch
-        self._call = launch.frozen(self.given, made) if launch.writes_out else None
+            block = Guarded(spec.nbytes, device) if place or over is None else self.blocks[f"input {over}"]
+            self.blocks[f"output {place}"] = block
+            self.outputs.append((block, spec))
+        self._call = launch.frozen(self.given, self.made())
 
     def call(self) -> None:
-        if self._call is not None:
-            self._call()
-        else:
-            self.returned = self._launch.run(self.given, ()) or ()
+        self.returned: Any = self._call()
 
     def changed(self) -> Iterator[int]:
         for place, (now, before) in enumerate(zip(self.given, self.inputs, strict=True)):
             if isinstance(now, Tensor) and not is_same(now, before):
                 yield place
 
-    def made(self) -> Sequence[Any]:
-        """What lies in the planned memory, whatever a call did with its tensors; or what it returned."""
-        if self._call is None:
-            return self.returned
-        return [self.blocks[f"output {i}"].tensor(spec) for i, spec in enumerate(self.outputs)]
+    def made(self) -> list[Tensor]:
+        """What lies in the planned memory, whatever a call did with its tensors."""
+        return [block.tensor(spec) for block, spec in self.outputs]
+
+    def difference(self, want: Sequence[Tensor], limits: Sequence[float]) -> str:
+        return _difference(self.made() or self.returned or (), want, limits)
 
 
 def _reversed(value: Any) -> Any:
@@ -188,23 +195,6 @@ def _reversed(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.double().flatten().flip(0).view(value.shape).to(value.dtype)
-
-
-def _in_place_problem(
-    site: Site, launch: Launch, inputs: Sequence[Any], want: Sequence[Tensor], limits: Sequence[float]
-) -> str:
-    """Whether the first output may lie on each input of its own type and shape, as the launch says."""
-    spec = site.outputs[0]
-    for place, name in enumerate(site.body.inputs):
-        if site.specs.get(name) != spec or name in site.weights:
-            continue
-        given = [cloned(t) if isinstance(t, Tensor) else t for t in inputs]
-        outputs = [given[place], *(torch.empty_like(tensor) for tensor in want[1:])]
-        launch.frozen(given, outputs)()
-        problem = _difference(outputs, want, limits)
-        if problem:
-            return f"{problem}, written over input {place}"
-    return ""
 
 
 def _limits(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
 from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros, plain_numbers
-from ridgeline.tactics.base import Launch, Offer, Refused
+from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cuda.own_kernels import require_fit
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
@@ -64,15 +65,11 @@ class TritonTactic(GpuTactic):
     def why_no_tools(self, at: OpSite) -> str | None:
         if self.kernel.fn.__module__ == "__main__":
             return f"{self.kernel.fn.__name__} stands in __main__, want a module that can be imported"
+        self._epilogue(at)  # may refuse
         return self.store.why_none(at.site.target.arch)
 
-    def offer(self, site: Site) -> Offer | Refused:
-        made = super().offer(site)
-        if isinstance(made, Refused):
-            return made
-        at = self.read(site)
-        self._epilogue(at)  # may refuse
-        return replace(made, kernels=lambda config: [self.describe(at, config)])
+    def kernels(self, at: OpSite, config: Config) -> Sequence[Kernel]:
+        return [self.describe(at, config)]
 
     def _epilogue(self, at: OpSite) -> Epilogue | None:
         if self.epilogue_axis is None:
@@ -114,18 +111,18 @@ class TritonTactic(GpuTactic):
         )  # fmt: skip
 
     def runner(self, at: OpSite, config: Config) -> Bound:
-        compiled = compile_kernel(self.describe(at, config), at.site.target.arch, store=self.store)
+        kernel = self.describe(at, config)
+        compiled = compile_kernel(kernel, at.site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), self.grid(at, config)
         tail, numbers = self._epilogue(at), plain_numbers(self.scalars(at))
         extras = [torch.from_numpy(array).to(self.runs_on) for array in tail.extras] if tail else []
-        order = [name for name, kind in self.describe(at, config).signature if kind != "constexpr"]
+        order = [name for name, kind in kernel.signature if kind != "constexpr"]
         place = order.index("pointers") if tail is not None else 0
 
         def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
-            made = [] if tail else at.pick_outputs(outputs)
-            tensors = (*at.pick_inputs(inputs), *made, *held.values())
-            arguments: list[Any] = [0 if t is None else t for t in tensors]
-            arguments += numbers
+            own, made = at.pick(inputs, outputs)
+            tensors = (*own, *([] if tail else made), *held.values())
+            arguments: list[Any] = [*(0 if t is None else t for t in tensors), *numbers]
             if tail is not None:
                 arguments[place:place] = tail.pointers(inputs, extras, outputs)
             return launcher.freeze(grid, arguments)
@@ -170,7 +167,7 @@ class NvrtcTactic(GpuTactic):
         grid = self.grid(at, config)
 
         def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
-            tensors = [*at.pick_inputs(inputs), *at.pick_outputs(outputs), *held.values()]
+            tensors = [*chain(*at.pick(inputs, outputs)), *held.values()]
             return launcher.freeze(grid, [*(0 if t is None else t for t in tensors), *numbers])
 
         return bound

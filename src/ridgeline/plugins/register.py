@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, get_args
@@ -13,7 +14,7 @@ import onnx
 from onnx.reference.op_run import OpRun
 
 from ridgeline.base.spec import Layout, Op
-from ridgeline.errors import PluginError, failure
+from ridgeline.errors import PluginError
 from ridgeline.frontend.evaluator import PLUGIN_OPS
 from ridgeline.ir.op_given import MisfitError
 from ridgeline.ir.op_row import OpRow
@@ -32,6 +33,8 @@ from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.registry import PLUGIN_TACTICS, TacticOptions, cpu_tactics, cuda_tactics
 
 TACTIC_NAME = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
+# what takes out again all that a plugin brought, by its name
+BROUGHT: dict[str, ExitStack] = {}
 # the package whose entry point is being loaded
 LOADING: ContextVar[Plugin | None] = ContextVar("LOADING", default=None)
 
@@ -71,10 +74,13 @@ def register_op(
         raise PluginError(f"{key} cannot be registered", rows=problems, help=f"mend the plugin {owner}")
     op = PluginOp(schema, shapes, reference, owner, arrays)
     onnx.defs.register_schema(schema.to_onnx(partial(_infer, op)))
-    CATALOG.ops[schema.key], CATALOG.code[schema.key] = op, f"{owner} {code_digest(op)}"
+    _brought(owner).callback(onnx.defs.deregister_schema, schema.op_type, schema.version, schema.domain)
     add_row(OpRow(op_type=schema.op_type, domain=schema.domain, has_floor=True, infer=partial(_check, op)))
-    FLOOR[schema.key] = FloorOp(schema.key, op.run)
-    PLUGIN_OPS[schema.key] = _evaluated(op)
+    _brought(owner).callback(drop_row, schema.key)
+    _enter(owner, CATALOG.ops, schema.key, op)
+    _enter(owner, CATALOG.code, schema.key, f"{owner} {code_digest(op)}")
+    _enter(owner, FLOOR, schema.key, FloorOp(schema.key, op.run))
+    _enter(owner, PLUGIN_OPS, schema.key, _evaluated(op))
     PLUGIN_RULES.setdefault(owner.name, []).extend(fusions)
     for tactic in tactics:
         register_tactic(tactic, plugin=owner)
@@ -91,10 +97,12 @@ def register_tactic(tactic: Tactic, *, plugin: Plugin | None = None) -> None:
     owner = plugin or LOADING.get() or next(filter(None, packages), None) or Plugin(family, "0")
     if _is_known(tactic.name, CATALOG.tactics.get(tactic.name), owner):
         return
-    CATALOG.tactics[tactic.name], CATALOG.code[tactic.name] = owner, f"{owner} {code_digest(tactic)}"
+    _enter(owner, CATALOG.tactics, tactic.name, owner)
+    _enter(owner, CATALOG.code, tactic.name, f"{owner} {code_digest(tactic)}")
+    _enter(owner, PLUGIN_TACTICS, tactic.name, partial(GatedTactic, tactic, owner))
     if isinstance(tactic, TritonTactic) and tactic.epilogue_axis is not None:
         EPILOGUE_OPS.add(tactic.op)
-    PLUGIN_TACTICS[tactic.name] = partial(GatedTactic, tactic, owner)
+        _brought(owner).callback(EPILOGUE_OPS.discard, tactic.op)
 
 
 def _tactic_problems(tactic: Any) -> Iterator[str]:
@@ -115,17 +123,17 @@ def _tactic_problems(tactic: Any) -> Iterator[str]:
 
 def unregister(plugin: str) -> None:
     """Take out everything that the plugin of this name brought."""
-    for key, op in list(CATALOG.ops.items()):
-        if op.plugin.name == plugin:
-            onnx.defs.deregister_schema(op.schema.op_type, op.schema.version, op.schema.domain)
-            EPILOGUE_OPS.discard(key)
-            drop_row(key)
-            for registry in (CATALOG.ops, CATALOG.code, FLOOR, PLUGIN_OPS):
-                del registry[key]
-    for name, owner in list(CATALOG.tactics.items()):
-        if owner.name == plugin:
-            del CATALOG.tactics[name], CATALOG.code[name], PLUGIN_TACTICS[name]
+    BROUGHT.pop(plugin, ExitStack()).close()
     PLUGIN_RULES.pop(plugin, None)
+
+
+def _brought(owner: Plugin) -> ExitStack:
+    return BROUGHT.setdefault(owner.name, ExitStack())
+
+
+def _enter(owner: Plugin, registry: dict[str, Any], key: str, value: Any) -> None:
+    registry[key] = value
+    _brought(owner).callback(registry.pop, key)
 
 
 def _is_known(name: str, known: Plugin | None, owner: Plugin) -> bool:
@@ -145,14 +153,7 @@ def _check(op: PluginOp, node: Op, specs: Sequence[Any], values: Sequence[Any]) 
     if any(name and spec is None for name, spec in zip(node.inputs, specs, strict=True)):
         return
     given = [spec and Spec(spec.dtype, spec.shape, value) for spec, value in zip(specs, values, strict=True)]
-    if problem := op.schema.why_not(given):
-        raise MisfitError(problem)
-    try:
-        made = op.output_specs(given, op.schema.given(node.attrs))
-    except PluginError:
-        raise
-    except Exception as error:
-        raise MisfitError(f"the shape function of {op.plugin} {failure(error)}") from error
+    made = op.output_specs(given, op.schema.given(node.attrs))
     if len(made) < len(node.outputs):
         raise op.broken("shapes", f"{len(made)} outputs", f"{len(node.outputs)}, as {node.outputs[0]} has")
 
@@ -160,13 +161,9 @@ def _check(op: PluginOp, node: Op, specs: Sequence[Any], values: Sequence[Any]) 
 def _infer(op: PluginOp, context: Any) -> None:
     """What ONNX's inference asks. It gets no answer where the author's function has none for open sizes."""
     read = read_context(context, op.schema)
-    if read is None or op.schema.why_not(read[0]):
-        return
     try:
-        made = op.output_specs(*read)
-    except PluginError:
-        raise
-    except Exception:  # our own inference asks again at sizes that are known, and names the node
+        made = op.output_specs(*read) if read is not None else []
+    except MisfitError:  # our own inference asks again at sizes that are known, and names the node
         return
     for place, spec in enumerate(made[: context.get_num_outputs()]):
         if spec is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Layout, Op, Site, TensorSpec
-from ridgeline.errors import PluginError, failure
+from ridgeline.errors import PluginError
 from ridgeline.frontend.opsets import CANONICAL_OPSET
 from ridgeline.ir.body import attr_value
 from ridgeline.kernels.cpp.compiler import compile_cpp, find_compiler
-from ridgeline.plugins.catalog import CATALOG
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.plugins.catalog import CATALOG, blaming
 from ridgeline.plugins.gate import make_workspace
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused, Tactic
 from ridgeline.tactics.staging import is_dense, launch_over
@@ -57,20 +58,15 @@ class OpSite:
         """A tensor that lies in another order than the tactic takes is copied before and after a call."""
         return spec if spec.layout in self.layouts else replace(spec, layout=self.layouts[0])
 
-    def pick_inputs(self, given: Sequence[Any]) -> list[Any]:
+    def pick(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The op's own among those of its region; None for one that is left out."""
-        return _picked(self.op.inputs, self.site.body.inputs, given)
-
-    def pick_outputs(self, given: Sequence[Any]) -> list[Any]:
-        return _picked(self.op.outputs, self.site.body.outputs, given)
+        given = dict(zip(self.site.body.inputs, inputs, strict=True))
+        made = dict(zip(self.site.body.outputs, outputs, strict=True))
+        return [given.get(name) for name in self.op.inputs], [made.get(name) for name in self.op.outputs]
 
     @property
     def threads(self) -> int:
         return self.site.target.threads
-
-
-def _picked(names: Sequence[str], region: Sequence[str], given: Sequence[Any]) -> list[Any]:
-    return [given[region.index(name)] if name else None for name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +96,13 @@ class OpTactic(Tactic):
             footprint=lambda config: Footprint(
                 True, self.in_place, scratch_bytes=self.workspace_bytes(at, config)
             ),
+            kernels=lambda config: self.kernels(at, config),
             compiles=self.compiles,
         )
+
+    def kernels(self, at: OpSite, config: Config) -> Sequence[Kernel]:
+        """Those of Triton that a call launches."""
+        return ()
 
     def read(self, site: Site) -> OpSite:
         """The op of the region, which has no other."""
@@ -197,25 +198,14 @@ class PythonTactic(OpTactic):
 
     def runner(self, at: OpSite, config: Config) -> Bound:
         def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
-            out, more = at.pick_outputs(outputs), {**at.attrs, **config, **held}
-            return partial(self._call, at.pick_inputs(inputs), out, more)
+            return partial(self._call, *at.pick(inputs, outputs), {**at.attrs, **config, **held})
 
         return bound
 
     def _call(self, inputs: Any, outputs: Any, more: Mapping[str, Any]) -> None:
-        with blaming(
-            self.name, help=f"let its `when` refuse such a site, or leave it out: --without {self.name}"
-        ):
+        help = f"let its `when` refuse such a site, or leave it out: --without {self.name}"
+        with blaming(self.name, help=help):
             self.run(*inputs, out=outputs, **more)
-
-
-@contextmanager
-def blaming(what: str, help: str = "") -> Iterator[None]:
-    """Whatever an author's function raises is an error of the plugin."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{what} {failure(error)}", help=help) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +237,7 @@ class CppTactic(OpTactic):
         ]
 
         def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
-            tensors = [*at.pick_inputs(inputs), *at.pick_outputs(outputs), *held.values()]
+            tensors = [*chain(*at.pick(inputs, outputs)), *held.values()]
             call = partial(
                 run, *(ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in tensors), *numbers
             )
