@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ridgeline
 from ridgeline.errors import UnsupportedError
-from ridgeline.plugins import Schema, Spec, register_op
+from ridgeline.plugins import Schema, Spec, register_op, unregister
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,3 +78,35 @@ def test_a_compiled_module_runs_it() -> None:
 def test_without_the_plugin_the_export_says_which_op() -> None:
     with pytest.raises(UnsupportedError, match="acme_signal"):
         ridgeline.build(Wavelet().eval(), example_inputs=torch.randn(2, 16), level=0)
+
+
+def test_lists_of_tensors_and_later_versions_are_written_and_lacking_attributes_are_named() -> None:
+    def joined(tensors: list[Tensor], dim: int) -> Tensor:
+        return torch.cat(tensors, dim)
+
+    class Join(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.acme_signal.join([x, x + 1], 0)
+
+    def rows(*parts: Spec, **attrs: int) -> Spec:
+        return parts[0].resized(sum(part.shape[0] for part in parts), 16)
+
+    def reference(*parts: Tensor, **attrs: int) -> Tensor:
+        return torch.cat(parts)
+
+    def schema(**attributes: Any) -> Schema:
+        return Schema("acme_signal::join", {"xs*": "float32"}, {"y": "float32"}, attributes, version=2)
+
+    x = torch.randn(2, 16)
+    with torch.library._scoped_library("acme_signal", "FRAGMENT") as library:
+        library.define("join(Tensor[] tensors, int dim) -> Tensor")
+        library.impl("join", joined, "CPU")
+        torch.library.register_fake("acme_signal::join", joined, lib=library)
+        op = register_op(schema(dim=int), shapes=rows, reference=reference)
+        engine = ridgeline.build(Join().eval(), example_inputs=x, level=0, threads=1)
+        made = engine.run({engine.inputs[0].name: x.numpy()})
+        torch.testing.assert_close(torch.tensor(next(iter(made.values()))), torch.cat([x, x + 1]))
+        unregister(op.plugin.name)
+        register_op(schema(), shapes=rows, reference=reference)
+        with pytest.raises(UnsupportedError, match=r"acme_signal::join lacks the attributes \['dim'\]"):
+            ridgeline.build(Join().eval(), example_inputs=x, level=0, threads=1)

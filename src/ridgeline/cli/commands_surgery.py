@@ -15,6 +15,14 @@ from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import emit, talk
 
 
+def _load_plugins() -> None:
+    """Plugins need torch, which these commands do without where none is installed."""
+    if entry_points(group="ridgeline.plugins"):
+        from ridgeline.plugins.entry_points import load_plugins
+
+        load_plugins()
+
+
 def extract(
     model: Model,
     starts: Annotated[
@@ -45,6 +53,7 @@ def extract(
     from ridgeline.surgery.extract import extract_file
 
     require_file(model)
+    _load_plugins()
     path = output or Path(f"{model.stem}_part.onnx")
     require_writable(path, option="-o", source=model)
     made = extract_file(model, path, starts=starts or (), ends=ends or ())
@@ -63,10 +72,7 @@ def lint(model: Model, json: AsJson = False) -> None:
     from ridgeline.surgery.lint import lint as lint_model
 
     require_file(model)
-    if entry_points(group="ridgeline.plugins"):  # plugins take torch, which lint does without
-        from ridgeline.plugins.entry_points import load_plugins
-
-        load_plugins()
+    _load_plugins()
     report = lint_model(model)
     emit(report, draw_lint, as_json=json, schema="problems", source=str(model))
     if report.errors:

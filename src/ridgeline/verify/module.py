@@ -57,7 +57,7 @@ def _require_export(rows: list[Check]) -> None:
                 for r in wrong
             ],
             help="this is the exporter's, not the engine's: is the module deterministic? try fixed dims, "
-            "or another PyTorch",
+            "or another PyTorch; does every plugin op compute what its torch op does?",
         )
 
 
