@@ -166,3 +166,9 @@ def test_a_write_outside_at_other_shapes_is_found_before_it_does_harm() -> None:
     engine = build(model(**OPEN), profiles={"x": ((1, 2, 4), 8)})
     assert engine.plan.steps[0].tactic == "acme.c"
     assert any("writes outside output 0" in note for note in engine.notes)
+
+
+def test_both_parts_of_a_complex_number_are_compared() -> None:
+    schema = Schema("acme::Op", {"x": "complex64"}, {"y": "complex64"})
+    register(schema, tactics=[python(lambda x, out: torch.mul(x.conj(), 2, out=out[0]))])
+    assert "is off by" in refusal(build(model(inputs="complex64[2, 8] x", outputs="complex64[2, 8] y")))

@@ -207,7 +207,8 @@ def _limits(
     for seed, (case, want) in enumerate(zip(cases, wants, strict=True)):
         moved = run([_moved(t, eps * math.sqrt(longest), seed) for t in case])
         for place, (wanted, other) in enumerate(zip(want, moved, strict=True)):
-            finite = wanted.double()[torch.isfinite(wanted.double())]
+            numbers = _numbers(wanted)
+            finite = numbers[torch.isfinite(numbers)]
             step = eps * (float(finite.abs().max()) if finite.numel() else 0.0)
             limits[place] = max(limits[place], 2 * _distance(other, wanted) + 2 * step)
     return limits
@@ -221,11 +222,16 @@ def _moved(value: Any, step: float, seed: int) -> Any:
     return (value.double() * (1 + step * signs)).to(value.dtype)
 
 
+def _numbers(tensor: Tensor) -> Tensor:
+    """In float64; a complex number is two."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
 def _distance(got: Tensor, want: Tensor) -> float:
     """The largest distance where both are finite."""
     if got.shape != want.shape or not want.numel():
         return 0.0
-    off = (got.double() - want.double()).abs()
+    off = (_numbers(got) - _numbers(want)).abs()
     return float(torch.where(torch.isfinite(off), off, 0.0).max())
 
 
@@ -237,7 +243,7 @@ def _difference(made: Sequence[Any], want: Sequence[Tensor], limits: Sequence[fl
             return f"output {place} is {type(got).__name__}, want a tensor"
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
             return f"output {place} is {spec_of(got)}, want {spec_of(wanted)}"
-        ours, theirs = got.double(), wanted.double()
+        ours, theirs = _numbers(got), _numbers(wanted)
         stray, missing = (int((a.isnan() & ~b.isnan()).sum()) for a, b in ((ours, theirs), (theirs, ours)))
         if stray:
             return f"output {place} has {stray} NaN, the reference has none there"
