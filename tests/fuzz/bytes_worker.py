@@ -57,7 +57,7 @@ class Bases:
                 verify = {"timing_cache": self.cache, "verify": "fast", "level": 1} if name == "gemm" else {}
                 engine = ridgeline.build(model, **{**OPTIONS, **verify})
                 kernels = {DIGEST: KERNEL} if name == "softmax" else {}
-                write_engine(path, Stored(engine.plan, engine.report, engine.model, engine.weights, kernels))
+                write_engine(path, Stored(engine.plan, engine.report, kernels, engine.model, engine.weights))
             self.raw[name] = path.read_bytes()
             with zipfile.ZipFile(path) as archive:
                 self.engines[name] = {member: archive.read(member) for member in archive.namelist()}

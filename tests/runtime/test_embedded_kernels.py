@@ -37,7 +37,7 @@ def compiled(**changes: object) -> Compiled:
 def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine file with one kernel; that its target is the host matters to nobody here."""
     engine = quick(tiny_model)
-    stored = Stored(engine.plan, engine.report, engine.model, engine.weights, {DIGEST: compiled()})
+    stored = Stored(engine.plan, engine.report, {DIGEST: compiled()}, engine.model, engine.weights)
     return write_engine(tmp_path_factory.mktemp("on_board") / "tiny.ridge", stored)
 
 

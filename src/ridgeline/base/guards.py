@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 # a number, ("size", input, axis), or (operator, term, ...)
@@ -62,14 +62,13 @@ def holds(guard: Term, sizes: Sizes) -> bool:
         return False
 
 
-def sizes_in(term: Term) -> Iterator[tuple[str, int]]:
-    """Every size that a term reads: input and axis."""
-    if isinstance(term, tuple):
-        if term[0] == SIZE:
-            yield term[1], term[2]
-        else:
-            for part in term[1:]:
-                yield from sizes_in(part)
+def sizes_in(term: Term) -> list[tuple[str, int]]:
+    """Every size that a term reads, once: input and axis."""
+    if not isinstance(term, tuple):
+        return []
+    if term[0] == SIZE:
+        return [(term[1], term[2])]
+    return list(dict.fromkeys(size for part in term[1:] for size in sizes_in(part)))
 
 
 def text(term: Term) -> str:
@@ -91,14 +90,10 @@ def text(term: Term) -> str:
 def broken(guards: Sequence[Term], sizes: Sizes) -> list[str]:
     """A row for each guard that these sizes do not keep: the guard, and the sizes it reads."""
     return [
-        f"{text(guard)}: " + ", ".join(f"{n}.shape[{a}] is {sizes[n][a]}" for n, a in _once(guard))
+        f"{text(guard)}: " + ", ".join(f"{n}.shape[{a}] is {sizes[n][a]}" for n, a in sizes_in(guard))
         for guard in guards
         if not holds(guard, sizes)
     ]
-
-
-def _once(term: Term) -> list[tuple[str, int]]:
-    return list(dict.fromkeys(sizes_in(term)))
 
 
 def read_guards(raw: Any, ranks: Mapping[str, int | None]) -> tuple[Term, ...]:

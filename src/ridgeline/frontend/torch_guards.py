@@ -295,6 +295,6 @@ def _least(term: Term) -> float:
 
 def _is_plain_truth(guard: Term) -> bool:
     """True for a guard that holds always: it names no size, or compares a size with itself."""
-    if not list(sizes_in(guard)):
+    if not sizes_in(guard):
         return holds(guard, {})
     return isinstance(guard, tuple) and guard[0] == "==" and guard[1] == guard[2]

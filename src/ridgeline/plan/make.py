@@ -24,11 +24,11 @@ def work_of(site: Site) -> Work:
 def reason(ranked: Sequence[Candidate]) -> str:
     """One sentence: what made this choice."""
     best, rest = ranked[0], [c for c in ranked[1:] if c.median_us is not None]
+    willing = [c for c in ranked[1:] if c.refused is None]
     if best.predicted_us is not None:
-        return _prediction(best, [c for c in ranked[1:] if c.refused is None])
+        return _prediction(best, willing)
     if best.median_us is None:
-        others = [c for c in ranked[1:] if c.refused is None]
-        return "the first willing, not timed" if others else "the only one willing"
+        return "the first willing, not timed" if willing else "the only one willing"
     if not rest:
         return "the only one that was timed"
     second = min(rest, key=lambda c: c.median_us or 0.0)

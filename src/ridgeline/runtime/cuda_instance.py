@@ -39,10 +39,6 @@ class CudaInstance(Instance):
         """Where the steps are captured, and where runs go that come without a stream of their own."""
         return own_stream(self)
 
-    @staticmethod
-    def placed(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return DeviceWeights(weights)
-
     def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
         input_bytes = sum(spec.nbytes for spec in inputs.values())
         require_memory({"arena": self.layout.arena_bytes, "inputs": input_bytes})

@@ -21,7 +21,7 @@ from ridgeline.runtime.context import Context, CudaContext
 from ridgeline.runtime.device import require_here
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.examples import example_feeds
-from ridgeline.runtime.file import Stored, fused_proto, whole_proto, write_engine
+from ridgeline.runtime.file import Stored, fused_proto, write_engine
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.memory_report import held_memory
@@ -155,7 +155,7 @@ class Engine:
         for variant in self.variants if self.fused.is_gpu else ():
             kernels |= collect(variant.executable.planned_sites(), self.fused.tactics, store)
         stored = Stored(
-            self.plan, self.report, self.model, self.weights, kernels, self.expected,
+            self.plan, self.report, kernels, self.model, self.weights, self.expected,
             are_foreign=store.are_foreign and not store.embedded.keys().isdisjoint(kernels),
         )  # fmt: skip
         return write_engine(target, stored)
@@ -172,7 +172,7 @@ class Engine:
 
     def fused_onnx(self, *, weights: bool) -> onnx.ModelProto:
         """The fused graph as ONNX: with its weights inside, or pointing into the file beside it."""
-        return whole_proto(self.model, self.weights) if weights else fused_proto(self.model, self.weights)
+        return fused_proto(self.model, self.weights, is_whole=weights)
 
     def memory(self) -> dict[str, int]:
         """Bytes the engine holds where it runs (weights, packed, kernels), and those of one context.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Site, TensorSpec
-from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import merge
 from ridgeline.plan.plan import Step
@@ -39,16 +38,12 @@ class Executable:
         self._instances: WeakSet[CudaInstance] = WeakSet()
 
     @property
-    def program(self) -> Program:
-        return self.fused.program
-
-    @property
     def packed_bytes(self) -> int:
         return sum(launch.packed_bytes for launch in self.launches.values())
 
     def sites(self, inferred: Inferred) -> list[PlacedSite]:
         """The steps that do work at these shapes: index in the plan, region, site."""
-        return sites_of(self.program, self.regions, inferred, self.fused.target)
+        return sites_of(self.fused.program, self.regions, inferred, self.fused.target)
 
     def planned_sites(self) -> list[tuple[Step, Site]]:
         """Every step with its site at the planned shapes."""

@@ -26,9 +26,6 @@ from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
 from ridgeline.frontend.from_onnx import all_tensors
 from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
 from ridgeline.kernels.elements import as_numpy, dtype_name
-from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.plan.plan import Plan
-from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.entry_points import require_plugins
 from ridgeline.runtime.description import DAMAGE as DAMAGED_TEXT
@@ -40,6 +37,7 @@ from ridgeline.runtime.description import (
     PLAN,
     REPORT,
     WEIGHTS,
+    Description,
     Manifest,
     check_hashes,
     describe,
@@ -61,21 +59,18 @@ INLINE_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What an engine file holds."""
+class Stored(Description):
+    """What an engine file holds: what it says of itself, and the graph with its weights."""
 
-    plan: Plan
-    report: Report
     model: ir.Model
     weights: Mapping[str, Tensor]
-    kernels: Mapping[str, Compiled] = field(default_factory=dict)  # by digest
     expected: Mapping[str, Tensor] = field(default_factory=dict)
     are_foreign: bool = False  # some kernels were not compiled here, so that the file is not signed
     is_signed_here: bool = False  # its kernels were written by this user on this machine
 
 
-def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
-    """The fused graph as ONNX, its weights pointing into the safetensors file beside it."""
+def fused_proto(model: ir.Model, weights: Mapping[str, Tensor], *, is_whole: bool = False) -> onnx.ModelProto:
+    """The fused graph as ONNX: with its weights inside, or pointing into the safetensors file beside it."""
     _, places = weights_header(weights)
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
     for value in model.graph.initializers.values():
@@ -89,22 +84,16 @@ def fused_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelPro
         for name, value in kept.items():
             value.const_value = tensors[name]
             model.graph.initializers[name] = value
-    proto.graph.initializer.extend(_initializer(n, tensor, places[n]) for n, tensor in weights.items())
+    proto.graph.initializer.extend(
+        _initializer(n, tensor, None if is_whole else places[n]) for n, tensor in weights.items()
+    )
     return proto
 
 
-def whole_proto(model: ir.Model, weights: Mapping[str, Tensor]) -> onnx.ModelProto:
-    """The fused graph as ONNX with its weights inside."""
-    proto = fused_proto(model, weights)
-    for entry in proto.graph.initializer:
-        write_inside(entry, weights[entry.name])
-    return proto
-
-
-def _initializer(name: str, tensor: Tensor, place: tuple[int, int]) -> onnx.TensorProto:
-    """A weight as the graph mentions it: small ones by value, others by their place in the weights file."""
+def _initializer(name: str, tensor: Tensor, place: tuple[int, int] | None) -> onnx.TensorProto:
+    """A weight as the graph mentions it: by value if it is small, else by its place in the weights file."""
     entry = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=list(tensor.shape))
-    if stored_bytes(tensor) <= INLINE_BYTES:
+    if place is None or stored_bytes(tensor) <= INLINE_BYTES:
         # shape inference reads axes and shapes, and does not follow them into another file
         entry.raw_data = raw_bytes(tensor).tobytes()
         return entry
@@ -194,11 +183,9 @@ def read_engine(path: Path) -> Stored:
     try:
         weights = read_weights(members[WEIGHTS])
         return Stored(
-            plan=described.plan,
-            report=described.report,
+            **vars(described),
             model=_read_graph(bytes(members[GRAPH]), weights),
             weights=weights,
-            kernels=described.kernels,
             expected=read_weights(members[EXPECTED]) if EXPECTED in members else {},
             is_signed_here=is_signed_here(manifest.seal, manifest.code),
         )

@@ -15,10 +15,8 @@ from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Tactic
-
-# by the device where PyTorch keeps the tensors of a target
-INSTANCE_TYPES: dict[str, type[Instance]] = {"cpu": Instance, "cuda": CudaInstance}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +45,9 @@ class FusedModel:
 
     @property
     def instance_type(self) -> type[Instance]:
-        return INSTANCE_TYPES[self.target.traits.device]
+        return CudaInstance if self.is_gpu else Instance
 
     @cached_property
     def placed_weights(self) -> Mapping[str, Tensor]:
         """Where the target reads them."""
-        return self.instance_type.placed(self.weights)
+        return DeviceWeights(self.weights) if self.is_gpu else self.weights

@@ -74,11 +74,6 @@ class Instance:
             self.dynamic_names
         )
 
-    @staticmethod
-    def placed(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights of the host, where the steps read them."""
-        return weights
-
     def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
         total = self.layout.arena_bytes + sum(spec.nbytes for spec in inputs.values())
         if self.device == "cpu" and total > self.program.limits.planned_bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.errors import InputError, LimitError, PlanError
-from ridgeline.ir.body import Program, Region
+from ridgeline.ir.body import Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
@@ -34,10 +34,8 @@ KEPT_BODIES = 64
 class BodyExecutable(Protocol):
     """What an island needs of the executable of a subgraph."""
 
+    fused: FusedModel
     planned_shapes: dict[str, TensorSpec]
-
-    @property
-    def program(self) -> Program: ...
 
     def instance(self, inputs: Mapping[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
 
@@ -73,12 +71,10 @@ class PlannedBody:
 
     def __init__(self, executable: BodyExecutable, names: Sequence[str], n_own: int, floor: RunBody) -> None:
         self._executable, self._floor = executable, floor
-        places = {name: i for i, name in enumerate(names)}
-        self._places = [places[name] for name in executable.program.inputs]
+        self._inputs, self._outputs = executable.fused.program.inputs, executable.fused.program.outputs
+        self._places = [names.index(name) for name in self._inputs]
         self._captured = [place >= n_own for place in self._places]
-        self._outputs = list(executable.program.outputs)
-        specs = executable.planned_shapes
-        self._planned = tuple(specs[name].shape for name in executable.program.inputs)
+        self._planned = tuple(executable.planned_shapes[name].shape for name in self._inputs)
         self._local = threading.local()
 
     def begin(self) -> None:
@@ -113,10 +109,9 @@ class PlannedBody:
         if found is not None or len(local.instances) >= KEPT_BODIES:
             return found
         specs = self._executable.planned_shapes
-        shapes = zip(self._executable.program.inputs, key, strict=True)
-        # a state that grows has a shape for every trip: a compiler would never keep up with it
-        given = {n: TensorSpec(specs[n].dtype, s) for n, s in shapes}
+        given = {n: TensorSpec(specs[n].dtype, shape) for n, shape in zip(self._inputs, key, strict=True)}
         try:
+            # a state that grows has a shape for every trip: a compiler would never keep up with it
             made = self._executable.instance(given, compiles=key == self._planned)
         except (InputError, LimitError):  # the floor takes it, or says what is wrong
             return None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.errors import InputError
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
@@ -35,14 +34,12 @@ def pad_to_profile(
     larger = [made for bounds in signature.bounds if (made := bounds.padded(specs)) is not None]
     larger = [made for made in larger if signature.find(made) is not None and not signature.broken(made)]
     if not larger:
-        signature.require(specs, "no profile has room for them")
-        raise InputError("no profile has room for these inputs")
+        raise signature.misfit(specs, "no profile has room for them")
     chosen = min(larger, key=lambda made: sum(math.prod(spec.shape) for spec in made.values()))
     try:
         return chosen, find_cuts(profiles.inference, specs, chosen)
     except NotPaddable as error:
-        signature.require(specs, str(error))
-        raise InputError("these inputs cannot be padded", got=str(error)) from error
+        raise signature.misfit(specs, str(error)) from error
 
 
 class PaddedBinding:

@@ -48,7 +48,7 @@ class Profiles:
         defaults = {port.name: default_of(self.inference.weights, port.name) for port in first.plan.inputs}
         self.signature = Signature(
             first.plan.inputs,
-            [Bounds.of(variant.plan) for variant in self.variants],
+            [Bounds(v.plan.profile, v.plan.value_profile) for v in self.variants],
             first.plan.guards,
             {name: array for name, array in defaults.items() if array is not None},
         )

@@ -15,7 +15,6 @@ from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import InputError, did_you_mean
 from ridgeline.kernels.elements import DTYPE_NAMES
 from ridgeline.options import Ranges, Values
-from ridgeline.plan.plan import Plan
 from ridgeline.runtime.non_tensor import take_non_tensor
 
 Feeds = Mapping[str, Any]
@@ -27,10 +26,6 @@ class Bounds:
 
     shapes: Mapping[str, Ranges]
     values: Mapping[str, Values]
-
-    @staticmethod
-    def of(plan: Plan) -> Bounds:
-        return Bounds(plan.profile, plan.value_profile)
 
     def misfits(self, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, str, str]]:
         """Every input outside this profile: its name, what it is, what it may be."""
@@ -146,12 +141,14 @@ class Signature:
         """The guards that these inputs do not keep."""
         return broken(self.guards, {name: spec.shape for name, spec in specs.items()})
 
-    def require(self, specs: Mapping[str, TensorSpec], why_not_padded: str = "") -> int:
-        """The profile that holds these inputs, or an error that says what every profile takes."""
+    def require(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Raise where no profile holds these inputs, or a guard does not."""
         self.require_guards(specs)
-        found = self.find(specs)
-        if found is not None:
-            return found
+        if self.find(specs) is None:
+            raise self.misfit(specs)
+
+    def misfit(self, specs: Mapping[str, TensorSpec], why_not_padded: str = "") -> InputError:
+        """The error for inputs that no profile holds: what every profile takes."""
         if len(self.bounds) > 1:
             rows = [
                 f"profile {i}: {name!r} is {got}, want {want}"
@@ -159,13 +156,13 @@ class Signature:
                 for name, got, want in bounds.misfits(specs)
             ]
             rows += [f"not padded to a larger one: {why_not_padded}"] if why_not_padded else []
-            raise InputError(
+            return InputError(
                 f"no profile of this engine takes these inputs ({len(self.bounds)} profiles)",
                 rows=rows,
                 help=f"rebuild with one more: --profile '{_line(specs)}'",
             )
         name, got, want = next(self.bounds[0].misfits(specs))
-        raise InputError(
+        return InputError(
             f"input {name!r} does not fit this plan", got=got, want=want, help=self._cover(name, specs[name])
         )
 

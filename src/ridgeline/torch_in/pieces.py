@@ -88,8 +88,8 @@ class Filled(nn.Module):
         for i, weight in enumerate(weights):
             self.register_buffer(f"weight_{i}", weight.detach())
         self._arguments, self._numbers = tuple(arguments), tuple(numbers)
-        wrapped = _numbers_of(arguments, numbers)
-        self._graph = _with_numbers(graph, wrapped) if any(w is not None for w in wrapped) else graph
+        is_wrapped = any(argument.is_wrapped for argument in arguments)
+        self._graph = _with_numbers(graph, arguments, numbers) if is_wrapped else graph
         self.eval()
 
     @staticmethod
@@ -105,23 +105,18 @@ class Filled(nn.Module):
         return self._graph(*(next(values[argument.role]) for argument in self._arguments))
 
 
-def _numbers_of(arguments: Sequence[Argument], numbers: Sequence[Any]) -> list[Any]:
-    """By placeholder: the number of one that is wrapped, else None."""
-    given = iter(numbers)
-    values = [next(given) if a.role == "number" else None for a in arguments]
-    return [v if a.is_wrapped else None for a, v in zip(arguments, values, strict=True)]
-
-
-def _with_numbers(graph: fx.GraphModule, wrapped: Sequence[Any]) -> fx.GraphModule:
+def _with_numbers(
+    graph: fx.GraphModule, arguments: Sequence[Argument], numbers: Sequence[Any]
+) -> fx.GraphModule:
     """A copy in which `.item()` of a wrapped number is the number."""
     copy = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     copy.output(copy.graph_copy(graph.graph, mapping))
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for node, number in zip(placeholders, wrapped, strict=True):
-        if number is None:
-            continue
-        for user in list(mapping[node].users):
+    given = iter(numbers)
+    for node, argument in zip(placeholders, arguments, strict=True):
+        number: Any = next(given) if argument.role == "number" else None
+        for user in list(mapping[node].users) if argument.is_wrapped else ():
             user.replace_all_uses_with(number)
             copy.erase_node(user)
     return fx.GraphModule(graph, copy)

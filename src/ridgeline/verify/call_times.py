@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.context import Context
 
+T = TypeVar("T")
 OVERHEAD_S = 0.1
 # the steps of a plan and a whole run, measured at different times, may be apart this much
 APART, SLACK_US = 3.0, 50.0
@@ -42,11 +43,12 @@ def busy_notes(plan: Plan, run_us: float) -> list[str]:
 def _samples(call: Callable[[], object], made: list[float], *, at_most: int) -> list[float]:
     """Seconds of as many calls as fit into the time."""
     while len(made) < at_most and sum(made) < OVERHEAD_S:
-        made.append(_seconds(call))
+        made.append(timed(call)[1])
     return made
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What a call returns, and the seconds that it took."""
     start = perf_counter()
-    call()
-    return perf_counter() - start
+    made = call()
+    return made, perf_counter() - start

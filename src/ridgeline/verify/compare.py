@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,11 @@ def compare(
         _compare_one(name, out, np.asarray(made.get(out, missing)), np.asarray(array), limits[out], shapes)
         for out, array in wanted.items()
     ]
-    return [_with_note(row, "tolerance", limits[row.output].note) for row in rows]
+    return [_with_note(row, limits[row.output].note) for row in rows]
 
 
-def _with_note(row: Check, what: str, note: str) -> Check:
-    return replace(row, note="; ".join(filter(None, (row.note, f"{what} {note}")))) if note else row
+def _with_note(row: Check, note: str) -> Check:
+    return replace(row, note="; ".join(filter(None, (row.note, f"tolerance {note}")))) if note else row
 
 
 def _compare_one(
@@ -146,8 +146,8 @@ def only_nan(name: str) -> ModelError:
     )
 
 
-def require(checks: Sequence[Check], where: str) -> None:
-    """Raise when a check failed; `where` names the stage or the region at fault."""
+def require(checks: Sequence[Check], where: str | Callable[[], str]) -> None:
+    """Raise when a check failed; `where` names the stage or the region at fault, or finds it then."""
     failed = [check for check in checks if not check.passed]
     if not failed:
         return
@@ -159,7 +159,7 @@ def require(checks: Sequence[Check], where: str) -> None:
             f"{c.name}: {c.output} off {c.max_error:.3g}, tolerance {c.tolerance:.3g} at {c.shapes} {c.note}"
             for c in failed
         ],
-        got=where,
+        got=where if isinstance(where, str) else where(),
         help="this is a bug in what is named above: report it; a tactic can be left out with --without"
         + (f"; it may be one of a plugin: {', '.join(map(str, plugins))}" if plugins else ""),
     )

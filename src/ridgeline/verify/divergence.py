@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import EPSILON, Body
+from ridgeline.base.spec import EPSILON
 from ridgeline.errors import RidgelineError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import load
@@ -33,9 +33,8 @@ from ridgeline.runtime.file import fused_proto, write_inside
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import weights_of
-from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.fallback import Surroundings
 from ridgeline.verify.compare import compare, feeds_text
+from ridgeline.verify.limited_run import run_on_floor
 from ridgeline.verify.reference import Reference, Tolerance
 
 FIRST_WRONG = "the first stage that is wrong: "
@@ -213,16 +212,10 @@ def first_wrong_region(
 
 
 def _floor_values(engine: Engine, instance: Instance) -> dict[str, Tensor]:
-    program = engine.program
     names = [n for step in instance.steps for n in step.region.outputs]
-    ops, constants = program.flat_ops(program.regions)
-    whole = Body(
-        inputs=(*program.inputs, *engine.weights), outputs=tuple(names), ops=ops, constants=constants
-    )
-    around = Surroundings(instance.inferred.specs, program.opset_imports, limits=program.limits)
-    run, _ = compile_body(whole, around)
     given = [t.cpu().clone() for t in instance.inputs.values()]
-    return dict(zip(names, run([*given, *engine.weights.values()]), strict=True))
+    made = run_on_floor(engine.inference, names, given, instance.inferred.specs)
+    return dict(zip(names, made, strict=True))
 
 
 def _as_tensors(values: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import Body, TensorSpec
+from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import BuildError, InputError, LimitError
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Trait
@@ -26,7 +26,7 @@ from ridgeline.kernels.values import taken_in
 from ridgeline.options import Limits
 from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body
-from ridgeline.tactics.fallback import Surroundings, require_rows
+from ridgeline.tactics.fallback import Surroundings, Values, require_rows
 
 # how long a run without limits may take: so many times the limited one, and at least so many seconds
 TIMES_AS_LONG, LEAST_SECONDS = 50, 60
@@ -71,7 +71,7 @@ class LimitedRun:
         if not self._has_loops and None not in self._rows(inferred):
             return
         try:
-            self._run_on_floor(given, inferred.specs)
+            run_on_floor(self._inference, self._program.outputs, given, inferred.specs, before=require_rows)
         except (LimitError, InputError):
             raise
         except Exception:  # not the floor
@@ -85,15 +85,6 @@ class LimitedRun:
         given = [inferred.specs.get(op.inputs[0]) for op in ops if has(op, Trait.NEVER_EMPTY)]
         inside = [None for op in ops if any(_holds_recurrent(attr) for attr in op.attrs.values())]
         return [*(None if spec is None else spec.numel for spec in given), *inside]
-
-    def _run_on_floor(self, given: Sequence[Any], specs: Mapping[str, TensorSpec]) -> None:
-        program = self._program
-        ops, constants = program.flat_ops(program.regions)
-        body = Body((*program.inputs, *self._inference.weights), program.outputs, ops, constants)
-        around = Surroundings(specs, program.opset_imports, limits=program.limits, before=require_rows)
-        run, _ = compile_body(body, around)
-        with torch.inference_mode():
-            run([*given, *self._inference.weights.values()])
 
     def timed(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """A session's `run` that is ended when it takes far longer than the limited one did."""
@@ -119,6 +110,23 @@ class LimitedRun:
                 timer.cancel()
 
         return run_timed
+
+
+def run_on_floor(
+    inference: Inference,
+    names: Sequence[str],
+    given: Sequence[Any],
+    specs: Mapping[str, TensorSpec],
+    before: Callable[[Op, Values], None] | None = None,
+) -> list[Any]:
+    """These values of a program, computed op by op through PyTorch; `before` is called before each op."""
+    program = inference.program
+    ops, constants = program.flat_ops(program.regions)
+    body = Body((*program.inputs, *inference.weights), tuple(names), ops, constants)
+    around = Surroundings(specs, program.opset_imports, limits=program.limits, before=before)
+    run, _ = compile_body(body, around)
+    with torch.inference_mode():
+        return run([*given, *inference.weights.values()])
 
 
 def _holds_recurrent(attr: object) -> bool:

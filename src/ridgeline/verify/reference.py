@@ -124,7 +124,7 @@ class Reference:
 
     def _run_or_find(self, feeds: Feeds) -> Outputs:
         key = self.fact_key("outputs", feeds)
-        known, arrays = self.facts.find(key), self.facts.find_arrays(key)
+        known, arrays = self.facts.find_as(dict[str, str], key), self.facts.find_arrays(key)
         if known is not None and arrays is not None and known.get("digest") == digest_arrays(arrays):
             self.who = str(known.get("who"))
             return arrays
@@ -306,24 +306,19 @@ class Reference:
             yield partial(_run_moved, run, self._step)
 
     def _moved(self, seed: int) -> Callable[[Feeds], Outputs]:
-        original = self.loaded.original
+        proto, folder = self.loaded.original, folder_of(self.loaded)
+        beside = {
+            t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
+            for t in proto.graph.initializer
+            if _is_weight(t) and (_is_outside(t) or not self._is_small)
+        }
         if self._is_small:
-            proto = copy_of(original)
+            proto = copy_of(proto)
             for tensor in all_tensors(proto):
                 if _is_weight(tensor) and not _is_outside(tensor):
                     array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
-                    name = tensor.name
-                    tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
-            return self._session(proto, self._moved_initializers(seed, outside_only=True))
-        return self._session(original, self._moved_initializers(seed, outside_only=False))
-
-    def _moved_initializers(self, seed: int, *, outside_only: bool) -> dict[str, np.ndarray]:
-        folder = folder_of(self.loaded)
-        return {
-            t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
-            for t in self.loaded.original.graph.initializer
-            if _is_weight(t) and (_is_outside(t) or not outside_only)
-        }
+                    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        return self._session(proto, beside)
 
 
 def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:

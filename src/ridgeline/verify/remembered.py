@@ -65,13 +65,10 @@ class Facts:
         except UNREADABLE as error:
             return Facts(path, problems=[f"{path.name} is damaged and was ignored: {first_line(error)}"])
 
-    def find(self, key: str | None) -> dict[str, Any] | None:
-        return self.entries.get(key) if key is not None else None
-
     def find_as(self, kind: type[T], key: str | None) -> T | None:
         """A fact of this type; None where there is none, or one of another type, which is then said."""
         try:
-            found = self.find(key)
+            found = self.entries.get(key) if key is not None else None
             return None if found is None else read_as(kind, found)
         except ValueError as error:
             self.problems.append(f"a fact of another type was ignored: {first_line(error)}")

@@ -6,8 +6,8 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ from ridgeline.kernels.elements import as_numpy, to_torch
 from ridgeline.options import Options
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, Report
-from ridgeline.runtime.context import Context
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import OTHER_FLOATS, example_feeds
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.runtime.profiles import load_variants
 from ridgeline.select.shapes import Shapes
-from ridgeline.verify.call_times import busy_notes, call_overhead
+from ridgeline.verify.call_times import busy_notes, call_overhead, timed
 from ridgeline.verify.compare import (
     Telling,
     check_padded,
@@ -126,15 +125,14 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
         rows += expected.check(name, outputs)
         if i == 0 and options.verify == "full":
             rows += _fused_against_unfused(engine, expected)
-        if not all(row.passed for row in rows):
-            require([*found, *rows], where=find_culprit(engine, expected))
         found += rows
+        require(found, where=partial(find_culprit, engine, expected))
     if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
         raise only_nan(engine.plan.model)
     notes += telling.notes()
     first = trials[0][1]
     options.tell("verify", len(trials), total, "same input, same bits")
-    again, run_s = _timed_run(context, first)
+    again, run_s = timed(partial(context.run, first))
     found += _same_bits("same input again", again, got, first)
     options.tell("verify", len(trials) + 1, total, "written and read again")
     found += _written_and_read(engine, first, got)
@@ -151,13 +149,6 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
 def _at_new_shapes(trials: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """The first trial whose shapes are not those of the first of all, "" if there is none."""
     return next((name for name, feeds in trials if feeds_text(feeds) != feeds_text(trials[0][1])), "")
-
-
-def _timed_run(context: Context, feeds: dict[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """The outputs, and the seconds that one call took."""
-    start = perf_counter()
-    outputs = context.run(feeds)
-    return outputs, perf_counter() - start
 
 
 def _not_checked(name: str, error: Exception) -> str:
@@ -206,8 +197,7 @@ def verify_graph(engine: Engine, reference: Reference, options: Options) -> Repo
     expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
     rows = _fused_against_unfused(engine, expected)
     rows += _read_back(engine, feeds)[0]
-    if not all(row.passed for row in rows):
-        require(rows, where=find_culprit(engine, expected, has_run=False))
+    require(rows, where=partial(find_culprit, engine, expected, has_run=False))
     if sum(array.nbytes for array in (*feeds.values(), *want.values())) <= EXPECTED_BYTES:
         given = {f"{GIVEN}{name}": array for name, array in feeds.items()}
         engine.expected = {
@@ -256,8 +246,7 @@ def compare_expected(engine: Engine) -> list[Check]:
     want = {n.removeprefix(WANTED): a for n, a in kept.items() if n.startswith(WANTED)}
     limits = {name: Tolerance(*engine.report.limits[name]) for name in want}
     rows = compare("first run on its GPU", engine.context().run(feeds), want, limits, feeds_text(feeds))
-    if not all(row.passed for row in rows):
-        require(rows, where=first_wrong_region(engine, feeds))
+    require(rows, where=partial(first_wrong_region, engine, feeds))
     return rows
 
 
