@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(f"bench/results/cross-gpu-{date.today()}.json"))
     args = parser.parse_args()
     made: dict[str, Any] = {
-        "date": str(date.today()), "device": current_device().to_json(), "torch": torch.__version__,
+        "date": str(date.today()), "device": asdict(current_device()), "torch": torch.__version__,
         "rows": [],
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def main() -> None:
     top = ceilings()
     begun = time.perf_counter()
     made: dict[str, Any] = {
-        "date": str(date.today()), "device": device.to_json(), "torch": torch.__version__,
+        "date": str(date.today()), "device": asdict(device), "torch": torch.__version__,
         "ceilings": top, "rows": [],
     }  # fmt: skip
     print(device.key, top, flush=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -113,7 +114,7 @@ def main() -> None:
     b = torch.empty_like(a)
     copy_us = interleave_graphs([capture(lambda: b.copy_(a))], rounds=9)[0].median_us
     made: dict[str, Any] = {
-        "device": device.to_json(), "torch": torch.__version__, "triton": triton_version(),
+        "device": asdict(device), "torch": torch.__version__, "triton": triton_version(),
         "copy_tb_s": round(4 * ELEMENTS / copy_us / 1e6, 2), "compile_s": compile_s, "rows": [],
     }  # fmt: skip
     print(device.key, "copy", made["copy_tb_s"], "TB/s, compiled in", compile_s, "s", flush=True)

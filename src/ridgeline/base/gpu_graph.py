@@ -94,17 +94,20 @@ def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None
     return reason or (f"the driver ends the capture with CUDA error {code}" if code else None)
 
 
+def segments() -> list[dict[str, Any]]:
+    """What PyTorch's allocator holds of the driver's memory, block by block."""
+    return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call, no-any-return]
+
+
 def pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
     """Device memory that a graph keeps for what is allocated inside it, as reserved from the driver."""
     pool = tuple(graph.pool())
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    return sum(int(s["total_size"]) for s in segments if tuple(s["segment_pool_id"]) == pool)
+    return sum(int(s["total_size"]) for s in segments() if tuple(s["segment_pool_id"]) == pool)
 
 
 def stream_bytes(stream: torch.cuda.Stream) -> int:
     """Device memory taken on a stream outside its graphs: what libraries keep for their work there."""
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    here = [s for s in segments if s["stream"] == stream.cuda_stream and not any(s["segment_pool_id"])]
+    here = [s for s in segments() if s["stream"] == stream.cuda_stream and not any(s["segment_pool_id"])]
     return sum(int(s["allocated_size"]) for s in here)
 
 

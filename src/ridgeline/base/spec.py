@@ -86,9 +86,8 @@ class Port:
     def __str__(self) -> str:
         if "(" in self.dtype:
             return self.dtype
-        return (
-            f"{self.dtype}[{','.join(map(str, self.dims))}]" if self.dims is not None else f"{self.dtype}[?]"
-        )
+        dims = "?" if self.dims is None else ",".join(map(str, self.dims))
+        return f"{self.dtype}[{dims}]"
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,14 @@ def tensor_type(element: int, dims: Sequence[int | str]) -> onnx.TypeProto:
     return made
 
 
+def outside(tensor: onnx.TensorProto, location: str, *, offset: int, length: int) -> onnx.TensorProto:
+    """The tensor, with its bytes said to lie in a file beside the model."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
 def is_non_tensor(dtype: str) -> bool:
     """No memory can be planned for it: strings, and whatever is not a tensor."""
     return dtype not in ONNX_TYPES or dtype == "string"

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ridgeline.frontend.tensor_data import data_bytes
+from ridgeline.frontend.types import outside
 
 # smaller weights travel with the graph: a place in the file would cost more than the copy
 LEFT_BYTES = 1 << 16
@@ -78,10 +79,7 @@ def _light_tensor(content: mmap.mmap, location: str, tensor: Frame) -> bytes | N
     length = raw[0].end - raw[0].payload
     if length <= LEFT_BYTES or length != _plain_bytes(proto):
         return None
-    proto.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", raw[0].payload), ("length", length)):
-        proto.external_data.add(key=key, value=str(value))
-    return bytes(proto.SerializeToString())
+    return bytes(outside(proto, location, offset=raw[0].payload, length=length).SerializeToString())
 
 
 def _plain_bytes(proto: onnx.TensorProto) -> int | None:

@@ -108,12 +108,11 @@ class Plan:
     alternatives: tuple[Candidate, ...] = ()  # whole plans compared by their total time
     why: str = ""
     format: int = FORMAT
-    slow_ops: tuple[str, ...] = field(default=())
+    slow_ops: tuple[str, ...] = ()
     value_profile: dict[str, tuple[ValueRange, ...]] = field(default_factory=dict)  # of shape tensors
     others: tuple[Plan, ...] = ()  # the same graph planned for the further profiles
-    waits: bool = (
-        False  # new shapes are planned before they first run, so that the same input gives the same bits
-    )
+    # new shapes are planned before they first run, so that the same input gives the same bits
+    waits: bool = False
     pads: bool = False  # inputs that fit no profile are padded to the nearest larger one
     bodies: dict[str, Plan] = field(default_factory=dict)  # of subgraphs, by `step.attribute`
     guards: tuple[Term, ...] = ()  # what the model takes for granted about the sizes of its inputs

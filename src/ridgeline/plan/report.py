@@ -20,6 +20,10 @@ class Check:
     passed: bool
     note: str = ""
 
+    def __str__(self) -> str:
+        off = f"{self.output} off {self.max_error:.3g}, tolerance {self.tolerance:.3g}"
+        return f"{off} at {self.shapes} {self.note}"
+
 
 @dataclass(frozen=True)
 class Island:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.runtime.cuda_instance import CudaBinding, CudaInstance
+from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.device import foreseen_parts, gpu_errors, require_here, require_memory
 from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.io import AnyBinding, IoBinding
@@ -42,11 +42,8 @@ class Bindings:
         plan_later = partial(self._own.submit, self.planned, specs)
         return PendingShape(partial(self.uncompiled, specs), plan_later)
 
-    def on_gpu(self, specs: dict[str, TensorSpec]) -> AnyBinding:
-        return CudaBinding(self.gpu_instance(specs))
-
     def gpu_instance(
-        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None = None
+        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None
     ) -> CudaInstance:
         variant = self._profiles.at(specs)
         require_here(variant.plan.target)

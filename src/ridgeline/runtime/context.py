@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, ProcessError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
-from ridgeline.runtime.cuda_instance import BoundRun, CudaInstance, check_bound
+from ridgeline.runtime.cuda_instance import BoundRun, CudaBinding, CudaInstance, check_bound
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
@@ -29,7 +29,7 @@ KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
-MakeInstance: TypeAlias = Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor]], CudaInstance]
+MakeInstance: TypeAlias = Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor] | None], CudaInstance]
 
 
 class Context:
@@ -201,8 +201,8 @@ class Context:
 class CudaContext(Context):
     """Runs an engine on the GPU for one thread at a time, on whatever stream is current."""
 
-    def __init__(self, signature: Signature, make_binding: MakeBinding, make_instance: MakeInstance) -> None:
-        super().__init__(signature, make_binding)
+    def __init__(self, signature: Signature, make_instance: MakeInstance) -> None:
+        super().__init__(signature, lambda specs: CudaBinding(make_instance(specs, None)))
         self._make_instance = make_instance
 
     def bind(self, tensors: Mapping[str, Tensor]) -> BoundRun:

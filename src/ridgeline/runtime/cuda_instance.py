@@ -84,6 +84,8 @@ class CudaInstance(Instance):
         found = device_error(error)
         if found is not None:
             self.fatal_error = found.got if found.is_fatal else ""
+            if found.is_fatal:
+                never_free_pinned()
             raise found from error
 
     def is_at(self, shapes: Mapping[str, TensorSpec]) -> bool:
@@ -97,12 +99,11 @@ class CudaInstance(Instance):
         scratch = storages(self.calls)
         arena, inputs = (storages([held]) for held in (self.arena, list(self._own_inputs.values())))
         apart = {*engine_holds, *arena, *inputs, *storages(list(self.inputs.values()))}
-        graph = pool_bytes(self.graph) if self.graph is not None else 0
         return {
             "arena": sum(arena.values()),
             "inputs": sum(inputs.values()),
             "scratch": sum(size for place, size in scratch.items() if place not in apart),
-            "graph": graph,
+            "graph": 0 if self.graph is None else pool_bytes(self.graph),
             "libraries": stream_bytes(self.stream),
         }
 
@@ -150,10 +151,11 @@ class CudaBinding:
                 self._order(stream)
                 self.load([feeds[name] for (name, _), _ in self._inputs])
                 self.instance.execute()
-                made = {name: self._fetch(name) for name in self.instance.program.outputs}
+                results = self.instance.results()
+                made = {n: new_pinned(r).copy_(r, non_blocking=True) for n, r in results.items()}
             stream.synchronize()
         except (RuntimeError, RidgelineError) as error:
-            self._raise_device_error(error)
+            self.instance.raise_device_error(error)
             raise
         self._busy = None
         return {name: as_numpy(tensor) for name, tensor in made.items()}
@@ -163,7 +165,7 @@ class CudaBinding:
         try:
             return self._run_tensors(tensors)
         except (RuntimeError, RidgelineError) as error:
-            self._raise_device_error(error)
+            self.instance.raise_device_error(error)
             raise
 
     def _run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
@@ -173,7 +175,7 @@ class CudaBinding:
         with torch.inference_mode():
             self.load(tensors)
             self.instance.execute()
-        results = {name: self.instance.result(name) for name in self.instance.program.outputs}
+        results = self.instance.results()
         is_there = [isinstance(t, Tensor) and t.is_cuda for t in tensors]
         if not any(is_there):
             return {name: result.cpu() for name, result in results.items()}
@@ -199,18 +201,6 @@ class CudaBinding:
             stream.wait_stream(self._busy)
         self._busy = stream
 
-    def _raise_device_error(self, error: Exception) -> None:
-        try:
-            self.instance.raise_device_error(error)
-        except DeviceError as found:
-            if found.is_fatal:
-                never_free_pinned()
-            raise
-
-    def _fetch(self, name: str) -> Tensor:
-        result = self.instance.result(name)
-        return new_pinned(result).copy_(result, non_blocking=True)
-
 
 class BoundRun:
     """An engine captured over the caller's own tensors: a run is one graph launch and copies nothing."""
@@ -222,7 +212,7 @@ class BoundRun:
             instance.execute()
         if instance.graph is None:
             raise DeviceError("this engine cannot be bound", got=instance.why_eager, help="use engine.run")
-        self.outputs = {name: instance.result(name) for name in instance.program.outputs}
+        self.outputs: dict[str, Tensor] = instance.results()
         self.graph = instance.graph
         self._replay = instance.graph.replay
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -40,9 +40,6 @@ class Device:
     l2_bytes: int
     cuda: str
     driver: str
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
     @property
     def key(self) -> str:

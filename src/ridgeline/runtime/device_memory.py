@@ -12,9 +12,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ridgeline.base.gpu_graph import segments
 from ridgeline.kernels.triton.compiler import Compiled
 
 # hold nothing that lies on a device, or hold everything
@@ -75,9 +75,8 @@ def storages(objects: Iterable[object], device: str = "cuda") -> dict[int, int]:
 def unused_around(places: Iterable[int]) -> int:
     """What PyTorch's allocator took from the driver to hold these addresses, and nobody uses."""
     wanted = sorted(places)
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     total = 0
-    for segment in segments:
+    for segment in segments():
         start, size = int(segment["address"]), int(segment["total_size"])
         first = bisect_left(wanted, start)
         is_graphs_own = any(segment["segment_pool_id"])  # counted whole

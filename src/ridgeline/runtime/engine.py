@@ -107,7 +107,7 @@ class Engine:
         require_here(self.plan.target)
         if self.fused.is_gpu:
             self.retune()
-            return CudaContext(self.signature, self._bindings.on_gpu, self._bindings.gpu_instance)
+            return CudaContext(self.signature, self._bindings.gpu_instance)
         waits = self.plan.waits if wait is None else wait
         make = self._bindings.planned if waits else self._bindings.served
         return Context(self.signature, make, self._observer, may_pad=self.plan.pads)

@@ -24,7 +24,7 @@ from ridgeline.base.files import whole_file
 from ridgeline.base.spec import Needed
 from ridgeline.errors import OptionError, PlanError, RidgelineError, first_line
 from ridgeline.frontend.from_onnx import all_tensors
-from ridgeline.frontend.types import ONNX_TYPES, to_ir, to_proto
+from ridgeline.frontend.types import ONNX_TYPES, outside, to_ir, to_proto
 from ridgeline.kernels.elements import as_numpy, dtype_name
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.plugins.entry_points import require_plugins
@@ -97,11 +97,8 @@ def _initializer(name: str, tensor: Tensor, place: tuple[int, int] | None) -> on
         # shape inference reads axes and shapes, and does not follow them into another file
         entry.raw_data = raw_bytes(tensor).tobytes()
         return entry
-    entry.data_location = onnx.TensorProto.EXTERNAL
     begin, end = place
-    for key, text in (("location", WEIGHTS), ("offset", str(begin)), ("length", str(end - begin))):
-        entry.external_data.add(key=key, value=text)
-    return entry
+    return outside(entry, WEIGHTS, offset=begin, length=end - begin)
 
 
 def write_inside(entry: onnx.TensorProto, tensor: Tensor) -> None:

@@ -194,6 +194,9 @@ class Instance:
         """An output of the latest run, in the memory of this instance if it has a fixed place."""
         return self.tensors[name] if name in self.tensors else self.dynamic_values[name]
 
+    def results(self) -> dict[str, Any]:
+        return {name: self.result(name) for name in self.program.outputs}
+
 
 def sites_of(
     program: Program, regions: Sequence[Region], inferred: Inferred, target: Target

@@ -199,8 +199,7 @@ class IoBinding:
             self.load(arrays)
             self.instance.execute()
         # outside: callers may write to tensors of their own, and to inference tensors nobody may
-        results = {name: self.instance.result(name) for name in self.instance.program.outputs}
-        return {name: handed_out(value, as_torch=True) for name, value in results.items()}
+        return {name: handed_out(value, as_torch=True) for name, value in self.instance.results().items()}
 
     def load(self, arrays: Sequence[Any]) -> None:
         """Copy arrays or tensors into the instance's own memory."""

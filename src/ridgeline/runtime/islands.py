@@ -172,9 +172,8 @@ def island_reason(region: Region, inferred: Inferred) -> str | None:
     """Why a step cannot be planned; None for one that can."""
     op = control_op(region)
     if op is not None:
-        return (
-            f"{op.op_type}: data says {'which branch' if op.op_type == 'If' else 'how often the body'} runs"
-        )
+        decided = "which branch" if op.op_type == "If" else "how often the body"
+        return f"{op.op_type}: data says {decided} runs"
     if not inferred.is_non_tensor(region):
         return None
     for name in (*region.inputs, *region.outputs):

@@ -43,10 +43,11 @@ class Bounds:
         made = dict(specs)
         for name, ranges in self.shapes.items():
             shape = specs[name].shape
-            if len(shape) != len(ranges) or any(s > r.max for s, r in zip(shape, ranges, strict=True)):
+            # of an empty axis there is no row to repeat
+            if len(shape) != len(ranges) or any(
+                s > r.max or s == 0 < r.min for s, r in zip(shape, ranges, strict=True)
+            ):
                 return None
-            if any(s == 0 < r.min for s, r in zip(shape, ranges, strict=True)):
-                return None  # there is no row to repeat
             sizes = tuple(max(s, r.min) for s, r in zip(shape, ranges, strict=True))
             made[name] = replace(specs[name], shape=sizes)
         return made
@@ -236,8 +237,7 @@ class Signature:
 
 def values_of(array: Any) -> tuple[int, ...]:
     """The numbers in a shape tensor."""
-    flat = array.reshape(-1)
-    return tuple(int(v) for v in flat.tolist())
+    return tuple(int(v) for v in array.reshape(-1).tolist())
 
 
 def _hold(ranges: Ranges | Values, numbers: Sequence[int]) -> bool:

@@ -155,10 +155,7 @@ def require(checks: Sequence[Check], where: str | Callable[[], str]) -> None:
     raise VerifyError(
         f"the engine does not compute what the model computes: {len(failed)} of {len(checks)} checks failed",
         checks=checks,
-        rows=[
-            f"{c.name}: {c.output} off {c.max_error:.3g}, tolerance {c.tolerance:.3g} at {c.shapes} {c.note}"
-            for c in failed
-        ],
+        rows=[f"{check.name}: {check}" for check in failed],
         got=where if isinstance(where, str) else where(),
         help="this is a bug in what is named above: report it; a tactic can be left out with --without"
         + (f"; it may be one of a plugin: {', '.join(map(str, plugins))}" if plugins else ""),

@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 from ridgeline.base.spec import EPSILON
 from ridgeline.frontend.functions import copy_of, names_read, subgraphs
 from ridgeline.frontend.other_runtimes import open_session
-from ridgeline.frontend.types import HALVES, tensor_type
+from ridgeline.frontend.types import HALVES, outside, tensor_type
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 # attributes that name a type
@@ -95,7 +95,9 @@ class Float32Model:
                 self.proto.graph.initializer.append(numpy_helper.from_array(array, tensor.name))
                 continue
             self.weights[tensor.name] = np.ascontiguousarray(array.astype(np.float32))
-            self.proto.graph.initializer.append(_outside(tensor.name, self.weights[tensor.name]))
+            light = TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=array.shape)
+            n_bytes = self.weights[tensor.name].nbytes
+            self.proto.graph.initializer.append(outside(light, PLACE, offset=0, length=n_bytes))
         self._half_values = _half_values(model)
         _widen_graph(self.proto.graph)
         for function in self.proto.functions:
@@ -168,14 +170,6 @@ def _round_results(graph: onnx.GraphProto, halves: Mapping[str, int]) -> None:
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
     attribute = onnx.AttributeProto(name="to", type=onnx.AttributeProto.INT, i=to)
     return onnx.NodeProto(op_type="Cast", input=[source], output=[target], attribute=[attribute])
-
-
-def _outside(name: str, array: np.ndarray) -> TensorProto:
-    made = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
-    made.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", PLACE), ("offset", "0"), ("length", str(array.nbytes))):
-        made.external_data.add(key=key, value=value)
-    return made
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:

@@ -51,10 +51,7 @@ def _require_export(rows: list[Check]) -> None:
     if wrong:
         raise VerifyError(
             "the exported graph does not compute what the module computes",
-            rows=[
-                f"{r.output} off {r.max_error:.3g}, tolerance {r.tolerance:.3g} at {r.shapes} {r.note}"
-                for r in wrong
-            ],
+            rows=list(map(str, wrong)),
             help="this is the exporter's, not the engine's: is the module deterministic? try fixed dims, "
             "or another PyTorch; does every plugin op compute what its torch op does?",
         )

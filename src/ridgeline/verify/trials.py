@@ -280,8 +280,7 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
     for name, corner in (("min shapes", shapes.low), ("max shapes", shapes.high)):
         if corner is not None and corner != shapes.opt and not engine.signature.broken(corner):
             yield name, draw(2, corner)
-    batch = batch_axis(shapes)
-    if batch is not None:
+    if _takes_batches(shapes):
         wide = {n: replace(s, shape=(BATCH, *s.shape[1:])) for n, s in shapes.opt.items()}
         if engine.signature.broken(wide):
             return
@@ -297,16 +296,13 @@ def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"planned shapes, {name}", feeds
 
 
-def batch_axis(shapes: Shapes) -> str | None:
-    """The symbol that stands first in every input, when other sizes of it are allowed."""
+def _takes_batches(shapes: Shapes) -> bool:
+    """Whether one symbol stands first in every input, and may be a batch of that many rows."""
     firsts = {port.dims[0] if port.dims and not port.is_non_tensor else None for port in shapes.inputs}
-    if len(firsts) != 1 or not isinstance(symbol := firsts.pop(), str):
-        return None
-    if shapes.high is not None and any(s.shape[0] < BATCH for s in shapes.high.values()):
-        return None
-    if shapes.low is not None and any(s.shape[0] > BATCH for s in shapes.low.values()):
-        return None
-    return symbol
+    if len(firsts) != 1 or not isinstance(firsts.pop(), str):
+        return False
+    is_low = all(spec.shape[0] <= BATCH for spec in (shapes.low or {}).values())
+    return is_low and all(spec.shape[0] >= BATCH for spec in (shapes.high or {}).values())
 
 
 def _same_bits(

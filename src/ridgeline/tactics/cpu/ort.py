@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.frontend.other_runtimes import open_session, session_options
-from ridgeline.frontend.types import ONNX_TYPES
+from ridgeline.frontend.types import ONNX_TYPES, outside
 from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.ir.op_row import Trait
@@ -168,10 +168,7 @@ def _may_trap(op: Op, site: Site) -> bool:
 
 def _outside(name: str, tensor: Tensor) -> onnx.TensorProto:
     proto = onnx.TensorProto(name=name, data_type=ONNX_TYPES[dtype_name(tensor)], dims=tensor.shape)
-    proto.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(tensor.nbytes))):
-        proto.external_data.add(key=key, value=value)
-    return proto
+    return outside(proto, "weights", offset=0, length=tensor.nbytes)
 
 
 def _port(spec: TensorSpec | None, *, fixed: bool) -> onnx.TypeProto:
