@@ -132,7 +132,7 @@ class Judge:
     ) -> Tensor:
         wide = [x.to(kind) if x.is_floating_point() else x for x in inputs]
         attend = partial(attention_ref, scale=attention.scale, is_causal=attention.is_causal)
-        made = attention.bind_call(attend)(wide, ())
+        made = attention.launch(attend).run(wide, ())
         assert made is not None, "such a call returns its result"
         return made[0]
 

@@ -110,7 +110,7 @@ def check(site: Site, *, blocks: Blocks = SMALL, mask: Tensor | None = None) -> 
             cast = (x.to(kind) if x is not None and x.is_floating_point() else x for x in operands)
             return attention_ref(*cast, scale=attention.scale, is_causal=attention.is_causal)
 
-        return attention.bind_call(attend)(inputs, ())[0].double()
+        return attention.launch(attend).run(inputs, ())[0].double()
 
     exact, narrow = reference(torch.float64), reference(dtype)
     allowed = 2 * (narrow - exact).abs().max() + 2 * EPSILON[attention.dtype] * exact.abs().max()

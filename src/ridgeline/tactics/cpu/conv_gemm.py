@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
-from ridgeline.tactics.cpu.mkl_linear import Fill, bind_filling, bind_mkl, bind_product, order_weight
+from ridgeline.tactics.cpu.mkl_linear import Fill, bind_filling, bind_mkl, bind_product
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, bind_onednn
 from ridgeline.tactics.read.conv import ConvSite, read_float_conv
 from ridgeline.tactics.read.epilogue import constant_tensors
+from ridgeline.tactics.read.linear import order_weight
 
 # N batch, C channels in, O channels out, P positions
 

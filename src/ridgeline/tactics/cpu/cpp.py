@@ -14,8 +14,6 @@ from operator import setitem
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
@@ -40,6 +38,7 @@ from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
+from ridgeline.tactics.read.epilogue import constant_tensors
 from ridgeline.tactics.staging import staged_launch
 
 KEPT_SOURCES = 1024
@@ -206,7 +205,7 @@ def panels_of(site: Site, name: str, as_kn: Callable[[Tensor], Tensor]) -> Pack:
     """A constant weight, as [K, N], packed in panels as wide as the config says."""
 
     def pack_panels(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        return (pack(as_kn(constant(site, name, weights)), int(config["panel"])),)
+        return (pack(as_kn(constant_tensors(site, weights)[name]), int(config["panel"])),)
 
     return pack_panels
 
@@ -237,12 +236,6 @@ def gemm_configs(site: Site, linear: Linear) -> list[Config]:
 
 def tile_of(config: Config) -> Tile:
     return Tile(int(config["panel"]), int(config["rows"]), int(config["sums"]))
-
-
-def constant(site: Site, name: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """A value that never changes between runs, wherever it is kept."""
-    found = weights.get(name)
-    return found if found is not None else torch.from_numpy(np.array(site.body.constants[name]))
 
 
 class _Pointed(partial[None]):

@@ -24,7 +24,6 @@ from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.cpu.cpp import (
     CppReading,
     GeneratedCpp,
-    constant,
     panels_of,
     product_configs,
     read_product,
@@ -32,6 +31,7 @@ from ridgeline.tactics.cpu.cpp import (
     tile_of,
 )
 from ridgeline.tactics.read.conv import ConvSite, as_image, read_float_conv
+from ridgeline.tactics.read.epilogue import constant_tensors
 
 SMALL_CHANNELS = 8
 # by spatial axes: beyond it the call no longer counts, and libraries are better at the sums of images
@@ -90,7 +90,7 @@ class CppDepthwise(GeneratedCpp):
                 for outputs in blocks
             ],
             write,
-            lambda config, weights: (pack_depthwise(constant(site, window.weight, weights)),),
+            lambda config, weights: (pack_depthwise(constant_tensors(site, weights)[window.weight]),),
         )
 
 

@@ -14,7 +14,7 @@ from ridgeline.base.spec import Config, Layout, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, read_packed_linear
 from ridgeline.tactics.read.epilogue import AnchorSite, bind_epilogue, bind_steps, constant_tensors
-from ridgeline.tactics.read.linear import LinearSite, read_linear
+from ridgeline.tactics.read.linear import LinearSite, order_weight, read_linear
 
 # product(x, out) fills out with x @ w, plus the bias if there is one
 Fill: TypeAlias = Callable[[Tensor, Tensor], object]
@@ -129,11 +129,6 @@ def bind_mkl(weight_kn: Tensor, bias: Tensor | None, *, rows: int) -> Run:
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
     op = torch.ops.mkl._mkl_linear.default
     return lambda x, _: op(x, packed, weight, bias, rows)
-
-
-def order_weight(weight_kn: Tensor, order: str) -> Tensor:
-    """The weight as [K, N], lying in memory by rows of K ("kn") or of N ("nk")."""
-    return weight_kn.contiguous() if order == "kn" else weight_kn.t().contiguous().t()
 
 
 def bind_product(weight: Tensor, bias: Tensor | None, *, is_bias_after: bool) -> Fill:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
-from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, unary_args
+from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, fusible, unary_args
 from ridgeline.tactics.read.conv import ConvSite, read_float_conv
 from ridgeline.tactics.read.epilogue import Binary, Step, Unary, constant_tensors
 
@@ -89,13 +89,11 @@ def _post_op_choices(conv: ConvSite) -> tuple[bool, ...]:
 
 def _fusible(conv: ConvSite) -> tuple[Step, ...]:
     """The longest head of the steps after the bias that one oneDNN call takes as post-ops."""
-    steps = conv.steps
-    if steps and isinstance(steps[0], Unary):
-        return steps[:1]
+    steps, head = conv.steps, fusible(conv.steps)
+    if not head or isinstance(head[0], Unary):
+        return head
     takes_binary = conv.anchor.op_type == "Conv" and conv.rank > 1
-    if takes_binary and steps and isinstance(steps[0], Binary) and steps[0].is_full:
-        return steps[:2] if steps[1:2] == (Unary("relu"),) else steps[:1]
-    return ()
+    return () if not takes_binary else steps[:2] if steps[1:2] == (Unary("relu"),) else head
 
 
 def _as_row(conv: ConvSite) -> ConvSite:

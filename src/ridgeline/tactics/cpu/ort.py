@@ -87,10 +87,8 @@ class Ort(Tactic):
             return "a divisor may be 0 or -1: ONNX Runtime stops, or stops the process"
         if not self.may_loop and any(has(op, Trait.REPEATS) for op in site.body.ops):
             return "its trips are not counted with those of the loop around it"
-        refused = (why_refused(op, site, self.opset_imports, self.limits) for op in site.body.ops)
-        if (reason := next((reason for reason in refused if reason is not None), None)) is not None:
-            return reason
-        reasons = (why_unbounded(op, site.specs, self.opset_imports, self.limits) for op in site.body.ops)
+        rules = product((why_refused, why_unbounded), site.body.ops)
+        reasons = (why(op, site, self.opset_imports, self.limits) for why, op in rules)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _config(self, site: Site) -> Config:
@@ -108,10 +106,33 @@ class Ort(Tactic):
             if name and name not in weights and not (fixed and name in site.values)
         ]
         session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
-        return _launch(
-            session, live, site,
-            packed_bytes=lent_bytes, shape_free=not fixed, loop_trips=self.limits.loop_trips,
-        )  # fmt: skip
+        names, loop_trips = list(site.body.outputs), self.limits.loop_trips
+        run_session = with_trip_errors(session.run, loop_trips)
+
+        def run(inputs: Sequence[Any], _: Sequence[Tensor]) -> Sequence[Tensor]:
+            made = run_session(names, {name: to_numpy(inputs[place]) for place, name in live})
+            return [to_torch(np.asarray(array)) for array in made]
+
+        if any(name not in site.specs for name in names):
+            return Launch(run, packed_bytes=lent_bytes, shape_free=not fixed)
+
+        def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
+            bound = _BoundSession(session, loop_trips)
+            for argument, name in live:
+                bound.read(argument, name, inputs[argument])
+            for argument, (name, out) in enumerate(zip(names, outs, strict=True), len(inputs)):
+                bound.write(argument, name, out)
+            return bound
+
+        is_plain = all(spec is None or spec.layout == "contiguous" for spec in (*site.inputs, *site.outputs))
+        return Launch(
+            once(freeze),
+            writes_out=True,
+            freeze=freeze,
+            packed_bytes=lent_bytes,
+            shape_free=not fixed,
+            calls_torch=not is_plain,
+        )
 
     def _open(
         self, site: Site, config: Config, live: Sequence[str], weights: Mapping[str, Tensor]
@@ -182,44 +203,6 @@ def _port(spec: TensorSpec | None, *, fixed: bool) -> onnx.TypeProto:
     for _ in spec.shape:
         kind.tensor_type.shape.dim.add()
     return kind
-
-
-def _launch(
-    session: ort.InferenceSession,
-    live: Sequence[tuple[int, str]],
-    site: Site,
-    *,
-    packed_bytes: int,
-    shape_free: bool,
-    loop_trips: int,
-) -> Launch:
-    names = list(site.body.outputs)
-    run_session = with_trip_errors(session.run, loop_trips)
-
-    def run(inputs: Sequence[Any], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        made = run_session(names, {name: to_numpy(inputs[place]) for place, name in live})
-        return [to_torch(np.asarray(array)) for array in made]
-
-    if any(name not in site.specs for name in names):
-        return Launch(run, packed_bytes=packed_bytes, shape_free=shape_free)
-
-    def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
-        bound = _BoundSession(session, loop_trips)
-        for argument, name in live:
-            bound.read(argument, name, inputs[argument])
-        for argument, (name, out) in enumerate(zip(names, outs, strict=True), len(inputs)):
-            bound.write(argument, name, out)
-        return bound
-
-    is_plain = all(spec is None or spec.layout == "contiguous" for spec in (*site.inputs, *site.outputs))
-    return Launch(
-        once(freeze),
-        writes_out=True,
-        freeze=freeze,
-        packed_bytes=packed_bytes,
-        shape_free=shape_free,
-        calls_torch=not is_plain,
-    )
 
 
 class _BoundSession:

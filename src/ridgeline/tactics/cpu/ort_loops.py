@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ridgeline.base.spec import Body, Op, TensorSpec
+from ridgeline.base.spec import Body, Op, Site
 from ridgeline.errors import InputError, LimitError, first_line
 from ridgeline.ir.infer import settle_body
 from ridgeline.ir.op_row import Trait
@@ -22,13 +22,11 @@ GUARD = "ridgeline.loop_trips"
 _FAILED = re.compile(rf"Name:'{re.escape(GUARD)} (.*?)' Status Message")
 
 
-def why_unbounded(
-    op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits
-) -> str | None:
+def why_unbounded(op: Op, site: Site, opset_imports: Mapping[str, int], limits: Limits) -> str | None:
     """Why ONNX Runtime could run the op beyond the limits; None if it cannot."""
     if any(_repeats(attr) for attr in op.attrs.values()):
         return "the trips of a loop inside a subgraph are not counted there"
-    return _why_it_grows(op, specs, opset_imports, limits) if op.op_type == "Loop" else None
+    return _why_it_grows(op, site, opset_imports, limits) if op.op_type == "Loop" else None
 
 
 def _repeats(attr: object) -> bool:
@@ -37,11 +35,9 @@ def _repeats(attr: object) -> bool:
     )
 
 
-def _why_it_grows(
-    op: Op, specs: Mapping[str, TensorSpec], opset_imports: Mapping[str, int], limits: Limits
-) -> str | None:
+def _why_it_grows(op: Op, site: Site, opset_imports: Mapping[str, int], limits: Limits) -> str | None:
     body: Body = op.attrs["body"]
-    given = first_trip(op, body, specs)
+    given = first_trip(op, body, site.specs)
     if given is None:
         return "sizes in a loop depend on data, and there is no limit on them"
     try:

@@ -6,14 +6,13 @@ Transposes and reshapes around the Attention op become views. Regions with a key
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.base.spec import Config, Site
-from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
+from ridgeline.base.spec import Site
+from ridgeline.tactics.base import Offer, Refused, Tactic
 from ridgeline.tactics.read.attention import Attend, AttentionSite, read_attention
 
 # B batch, H heads, S queries, T keys, D head width
@@ -31,11 +30,10 @@ class Sdpa(Tactic):
         # called directly, torch's operators take no grouped heads and add a bool mask as zeros and ones
         if attention.groups == 1 and attention.mask_dtype != "bool":
             kernels += ["flash", "math"] if attention.width == attention.value_width else ["math"]
-
-        def bind(config: Config, weights: Mapping[str, Tensor]) -> Launch:
-            return Launch(attention.bind_call(_bind_attend(attention, str(config["kernel"]))))
-
-        return Offer([{"kernel": name} for name in kernels], bind)
+        return Offer(
+            [{"kernel": name} for name in kernels],
+            lambda config, weights: attention.launch(_bind_attend(attention, str(config["kernel"]))),
+        )
 
 
 def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
@@ -89,7 +87,7 @@ class AttentionBmm(Tactic):
             return Refused(f"{attention.groups} query heads share one key head")
         if attention.mask_dtype == "bool":
             return Refused("the mask is bool, not added")
-        return Offer(({},), lambda config, weights: Launch(attention.bind_call(_bind_bmm(attention))))
+        return Offer(({},), lambda config, weights: attention.launch(_bind_bmm(attention)))
 
 
 def _bind_bmm(attention: AttentionSite) -> Attend:

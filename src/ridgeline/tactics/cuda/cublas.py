@@ -23,8 +23,8 @@ from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 from ridgeline.tactics.offer import read_offer
 from ridgeline.tactics.predict import cublas_us
 from ridgeline.tactics.read.conv import ConvSite, read_conv
-from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
-from ridgeline.tactics.read.linear import LinearSite, read_linear
+from ridgeline.tactics.read.epilogue import constant_tensors, spec_of
+from ridgeline.tactics.read.linear import LinearSite, order_weight, read_linear
 from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -111,18 +111,14 @@ class Cublas(KernelTactic):
     ) -> Launch:
         wanted = (product.weight, *taken.biases)
         constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
-        weight = self._lay(product.weight_kn(constants[product.weight]), config)
-        constants |= {own: constants[own] * product.beta for own in product.biases if product.beta != 1.0}
-        bias = sum_biases(taken.biases, constants, product.channels)
+        weight_kn = product.weight_kn(constants[product.weight])
+        weight = order_weight(weight_kn, str(config.get("weight", "nk")))
+        bias = product.bias(constants, taken.biases)
         fill = self._bind_fill(site, product, taken, weight, bias, config)
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)
         if rest.site is None:
             return Launch(fill, writes_out=True, packed_bytes=packed)
         return after_library(site, rest.site, fill, rest.bind(weights), packed_bytes=packed)
-
-    def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
-        """The weight in the order the config asks for; always as [K, N]."""
-        return weight_kn.contiguous() if config["weight"] == "kn" else weight_kn.t().contiguous().t()
 
     def _bind_fill(
         self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config

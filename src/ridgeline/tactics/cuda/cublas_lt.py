@@ -34,9 +34,6 @@ class CublasLt(Cublas):
     def _take(self, site: Site, product: Product) -> Taken:
         return take_epilogue(site, product, activations=("relu", "gelu_tanh"), takes_residual=True)
 
-    def _lay(self, weight_kn: Tensor, config: Config) -> Tensor:
-        return weight_kn.t().contiguous().t()
-
     def _bind_fill(
         self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config
     ) -> Call:

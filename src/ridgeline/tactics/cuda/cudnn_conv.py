@@ -19,7 +19,7 @@ from ridgeline.tactics.cuda.cublas import DTYPES, Rest, read_rest
 from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.predict import cudnn_us
 from ridgeline.tactics.read.conv import ConvSite, read_conv
-from ridgeline.tactics.read.epilogue import constant_tensors, spec_of, sum_biases
+from ridgeline.tactics.read.epilogue import constant_tensors, spec_of
 from ridgeline.tactics.read.remainder import BIAS, RAW, Taken, rest_of, take_epilogue
 
 
@@ -77,7 +77,7 @@ def _bind(
 ) -> Launch:
     constants = constant_tensors(site, weights)
     weight = constants[conv.weight].to("cuda").contiguous(memory_format=torch.channels_last)
-    bias = sum_biases(taken.biases, constants, conv.channels)
+    bias = conv.bias(constants, taken.biases)
     if bias is None and form != "plain":
         bias = torch.zeros(conv.channels, dtype=weight.dtype)
     bias = None if bias is None else bias.to("cuda")

@@ -6,16 +6,15 @@ Operands are strided views of the region's inputs; the backends copy only what t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import Site
 from ridgeline.errors import UnsupportedError, first_line
-from ridgeline.tactics.base import Footprint, Launch, Offer, Tactic
+from ridgeline.tactics.base import Footprint, Offer, Tactic
 from ridgeline.tactics.cpu.sdpa import is_blind
 from ridgeline.tactics.predict import sdpa_us
 from ridgeline.tactics.read.attention import Attend, AttentionSite, read_attention
@@ -39,13 +38,9 @@ class CudaSdpa(Tactic):
 
     def offer(self, site: Site) -> Offer:
         attention = read_attention(site)
-
-        def bind(config: Config, weights: Mapping[str, Tensor]) -> Launch:
-            return Launch(attention.bind_call(_bind_attend(attention, str(config["backend"]))))
-
         return Offer(
             [{"backend": name} for name in _backends(attention)],
-            bind,
+            bind=lambda config, weights: attention.launch(_bind_attend(attention, str(config["backend"]))),
             footprint=lambda config: Footprint(writes_out=False),
             predict_us=lambda config: sdpa_us(site, str(config["backend"]), is_causal=attention.is_causal),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from typing import Any
 
@@ -58,11 +58,11 @@ class Blocks:
     stages: int
 
     def config(self) -> Config:
-        return {"queries": self.queries, "keys": self.keys, "warps": self.warps, "stages": self.stages}
+        return asdict(self)
 
     @staticmethod
     def of(config: Config) -> Blocks:
-        return Blocks(*(int(config[key]) for key in ("queries", "keys", "warps", "stages")))
+        return Blocks(*(int(config[part.name]) for part in fields(Blocks)))
 
 
 class TritonAttention(KernelTactic):

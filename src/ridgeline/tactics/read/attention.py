@@ -22,7 +22,7 @@ from ridgeline.ir.moves import moves_of
 from ridgeline.ir.op_given import given_of
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.tactics.base import Call
+from ridgeline.tactics.base import Launch
 from ridgeline.tactics.read.epilogue import find_anchor, to_layout
 
 # B batch, H heads, S queries, T keys, D head width
@@ -139,8 +139,8 @@ class AttentionSite:
     def result_shape(self) -> tuple[int, ...]:
         return (*self.scores[:3], self.value_width)
 
-    def bind_call(self, attend: Attend) -> Call:
-        """The call of a launch, from `attend(q, k, v, mask)` that gives [B, H, S, D]."""
+    def launch(self, attend: Attend) -> Launch:
+        """A launch of `attend(q, k, v, mask)` that gives [B, H, S, D]."""
         (q, k, v), mask = self.operands, self.mask
         views, lay, guard, groups = self.result, to_layout(self.out), self.guard, self.groups
 
@@ -156,7 +156,7 @@ class AttentionSite:
                 y = view(y)
             return (lay(y),)
 
-        return call
+        return Launch(call)
 
     def causal_bias(self) -> Tensor:
         """[S, T], minus infinity above the diagonal that starts in the upper left corner."""

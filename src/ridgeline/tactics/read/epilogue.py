@@ -55,6 +55,7 @@ class Epilogue:
 
     value: str
     steps: tuple[Step, ...]
+    made: tuple[str, ...]  # the value after each step
     rest: tuple[Op, ...]
 
     def is_all_of(self, body: Body) -> bool:
@@ -91,11 +92,15 @@ class AnchorSite:
     def channels(self) -> int:
         return self.y.shape[self.channel_axis]
 
-    def bias(self, constants: Mapping[str, Tensor]) -> Tensor | None:
-        """Everything that is added along the channels alone, as one vector."""
-        following, _ = self.epilogue.split_bias()
+    def bias(self, constants: Mapping[str, Tensor], names: Sequence[str] | None = None) -> Tensor | None:
+        """The sum of these biases as one contiguous vector. By default: all before any other step."""
+        if names is None:
+            names = (*self.biases, *self.epilogue.split_bias()[0])
+        if not names:
+            return None
         own = {name: constants[name] * self.beta for name in self.biases if self.beta != 1.0}
-        return sum_biases((*self.biases, *following), {**constants, **own}, self.channels)
+        first, *others = ({**constants, **own}[name].reshape(-1) for name in names)
+        return sum(others, first.expand(self.channels)).contiguous()
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -119,7 +124,7 @@ def read_operands(site: Site, op_types: Sequence[str]) -> tuple[Op, str, str, st
 def split_epilogue(site: Site, anchor: Op, *, channel_axis: int) -> Epilogue:
     """Follow the anchor's result as far as each value has one reader and each reader is a known step."""
     body = site.body
-    value, steps, taken = anchor.outputs[0], [], [anchor]
+    value, steps, made, taken = anchor.outputs[0], [], [], [anchor]
     while value not in body.outputs:
         found = _next_step(site, value, channel_axis)
         if found is None:
@@ -128,8 +133,10 @@ def split_epilogue(site: Site, anchor: Op, *, channel_axis: int) -> Epilogue:
         steps.append(step)
         taken += ops
         value = ops[-1].outputs[0]
+        made.append(value)
     used = {id(op) for op in taken}
-    return Epilogue(value, tuple(steps), tuple(op for op in body.ops if id(op) not in used))
+    rest = tuple(op for op in body.ops if id(op) not in used)
+    return Epilogue(value, tuple(steps), tuple(made), rest)
 
 
 def _next_step(site: Site, value: str, channel_axis: int) -> tuple[Step, list[Op]] | None:
@@ -247,16 +254,6 @@ def constant_tensors(site: Site, weights: Mapping[str, Tensor]) -> dict[str, Ten
     """Everything that never changes between runs, by name."""
     known = {name: torch.from_numpy(np.array(array)) for name, array in site.body.constants.items()}
     return known | dict(weights)
-
-
-def sum_biases(names: Sequence[str], constants: Mapping[str, Tensor], channels: int) -> Tensor | None:
-    """One contiguous vector out of biases that vary along the channel axis only."""
-    if not names:
-        return None
-    total = constants[names[0]].reshape(-1).expand(channels)
-    for name in names[1:]:
-        total = total + constants[name].reshape(-1)
-    return total.contiguous()
 
 
 IN_PLACE: dict[str, Callable[[Tensor], object]] = {

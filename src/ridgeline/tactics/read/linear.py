@@ -51,7 +51,8 @@ def read_linear(site: Site) -> LinearSite:
         if bias not in site.body.inputs or beta != 1.0:
             raise RefusedError(f"C {bias!r} is neither a constant row nor a plain addend")
         addend = Binary("add", bias, site.specs[bias].shape == y.shape)
-        epilogue, bias = replace(epilogue, steps=(addend, *epilogue.steps)), ""
+        made = (anchor.outputs[0], *epilogue.made)
+        epilogue, bias = replace(epilogue, steps=(addend, *epilogue.steps), made=made), ""
     is_x_transposed = bool(gemm.get("transA", 0))
     depth = x.shape[0] if is_x_transposed else x.shape[-1]
     return LinearSite(
@@ -60,6 +61,11 @@ def read_linear(site: Site) -> LinearSite:
         is_x_transposed=is_x_transposed, is_weight_transposed=bool(gemm.get("transB", 0)),
         alpha=float(gemm.get("alpha", 1.0)), beta=beta, epilogue=epilogue,
     )  # fmt: skip
+
+
+def order_weight(weight_kn: Tensor, order: str) -> Tensor:
+    """The weight as [K, N], lying in memory by rows of K ("kn") or of N ("nk")."""
+    return weight_kn.contiguous() if order == "kn" else weight_kn.t().contiguous().t()
 
 
 def _is_constant_row(site: Site, name: str) -> bool:

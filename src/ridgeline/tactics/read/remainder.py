@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.tactics.read.epilogue import AnchorSite, is_constant, is_per_channel, spec_of
+from ridgeline.tactics.read.epilogue import AnchorSite, Bias, Binary
 
 RAW = "library.result"  # the name of the library's result inside the rest
 BIAS = "library.bias"
@@ -28,49 +28,30 @@ class Taken:
 def take_epilogue(
     site: Site, product: AnchorSite, *, activations: tuple[str, ...] = (), takes_residual: bool = False
 ) -> Taken:
-    """Follow the anchor's result through what the library can do, while each value has one reader."""
-    anchor, channel_axis = product.anchor, product.channel_axis
-    found = Taken(anchor.outputs[0], product.biases)
-    addend = (*anchor.inputs, "")[2]
-    if addend and addend not in product.biases:
-        if not _is_full(site, addend, anchor):
-            raise RefusedError(f"C {addend!r} is neither a constant row nor of the result's shape")
-        found = replace(found, residual=addend)
-    while (op := _only_reader(site, found.value)) is not None:
-        other = next((n for n in op.inputs if n != found.value), "")
-        if op.op_type == "Add" and _is_row(site, other, op, channel_axis) and not found.residual:
-            found = replace(found, biases=(*found.biases, other), value=op.outputs[0])
-        elif op.op_type == "Add" and takes_residual and not found.residual and _is_full(site, other, op):
-            found = replace(found, residual=other, value=op.outputs[0])
-        elif (kind := activation_of(op)) in activations:
-            return replace(found, activation=kind, value=op.outputs[0])
+    """The first steps after the anchor, as far as the library does them."""
+    found, epilogue = Taken(product.anchor.outputs[0], product.biases), product.epilogue
+    for step, value in zip(epilogue.steps, epilogue.made, strict=True):
+        if isinstance(step, Bias) and not found.residual:
+            found = replace(found, biases=(*found.biases, step.name), value=value)
+        elif isinstance(step, Binary) and step.name == "add" and takes_residual and not found.residual:
+            # the library reads both tensors in one layout
+            if step.is_full and site.specs[step.other] == site.specs[value]:
+                found = replace(found, residual=step.other, value=value)
+            elif value == product.anchor.outputs[0]:
+                raise RefusedError(f"C {step.other!r} is neither a constant row nor of the result's shape")
+            else:
+                break
+        elif (kind := _activation(site.body.producer(value))) in activations:
+            return replace(found, activation=kind, value=value)
         else:
             break
     return found
 
 
-def activation_of(op: Op) -> str:
-    if op.op_type == "Gelu":
+def _activation(op: Op | None) -> str:
+    if op is not None and op.op_type == "Gelu":
         return "gelu_tanh" if op.attrs.get("approximate", "none") in ("tanh", b"tanh") else "gelu"
-    return "relu" if op.op_type == "Relu" else ""
-
-
-def _only_reader(site: Site, value: str) -> Op | None:
-    readers = site.body.consumers(value)
-    if len(readers) != 1 or value in site.body.outputs or readers[0].domain:
-        return None
-    return readers[0] if readers[0].inputs.count(value) == 1 else None
-
-
-def _is_row(site: Site, name: str, op: Op, channel_axis: int) -> bool:
-    """A constant that varies along the channels only."""
-    if not name or not is_constant(site, name):
-        return False
-    return is_per_channel(spec_of(site, name), site.specs[op.outputs[0]], channel_axis)
-
-
-def _is_full(site: Site, name: str, op: Op) -> bool:
-    return name in site.body.inputs and site.specs.get(name) == site.specs[op.outputs[0]]
+    return "relu" if op is not None and op.op_type == "Relu" else ""
 
 
 def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None) -> Site | None:
