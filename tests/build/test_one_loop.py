@@ -145,7 +145,7 @@ def test_a_plan_that_cannot_be_captured_stays_as_it_is(whole_plans: dict[int, fl
 
 def test_neighbours_that_the_library_does_better_become_a_span() -> None:
     context = context_of(transformer(), "cpu", 1)
-    library = next(tactic for tactic in context.tactics.values() if tactic.takes_spans)
+    library = next(tactic for tactic in context.fused.tactics.values() if tactic.takes_spans)
     ours, made = context.work[3], Selection()
     for region in context.work:
         made.sites[region.name] = context.site(region)

@@ -71,12 +71,19 @@ def propose(
     ladder = _exact(sizes, buckets, measure) if is_exact else _joined(sizes, buckets, measure)
     chosen = ladder[max(ladder)]
     served = grouped((bucket, size) for size, bucket in _homes(sizes, chosen, measure).items())
-    rows = [
-        _bucket(
-            bucket, {size: sizes[size] for size in here}, measure, names, _shapes(seen, dims, names, bucket)
+    rows = []
+    for bucket, here in sorted(served.items()):
+        inside = Counter({size: sizes[size] for size in here})
+        shapes = _shapes(seen, dims, names, bucket)
+        rows.append(
+            Bucket(
+                sizes=dict(zip(names, bucket, strict=True)),
+                profile={name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape},
+                calls=inside.total(),
+                shapes=len(inside),
+                padded=_padded(inside, [bucket], measure),
+            )
         )
-        for bucket, here in sorted(served.items())
-    ]
     return Proposal(
         model=seen.model,
         calls=sizes.total(),
@@ -198,21 +205,6 @@ def _padded(sizes: Counter[Sizes], buckets: Sequence[Sizes], work: Work) -> floa
     whole = sum(work(homes[size]) * count for size, count in sizes.items())
     real = sum(work(size) * count for size, count in sizes.items())
     return 1 - real / whole if whole else 0.0
-
-
-def _bucket(
-    bucket: Sizes, here: Mapping[Sizes, int], work: Work, names: Sequence[str], shapes: Mapping[str, Shape]
-) -> Bucket:
-    """One bucket with the calls that run in it, by their sizes, at these shapes of the inputs."""
-    calls = sum(here.values())
-    whole = work(bucket) * calls
-    return Bucket(
-        sizes=dict(zip(names, bucket, strict=True)),
-        profile={name: "x".join(map(str, shape)) for name, shape in shapes.items() if shape},
-        calls=calls,
-        shapes=len(here),
-        padded=1 - sum(work(s) * n for s, n in here.items()) / whole if whole else 0.0,
-    )
 
 
 def _option(profile: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -57,30 +56,24 @@ def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -
             same = a is not None and bool(np.array_equal(a, b))
             rows.append(Difference(name, 0.0 if same else math.inf, 0.0))
             continue
-        rows.append(
-            Difference(name, _max_difference(_as_float64(a), _as_float64(b)), _largest(_as_float64(b)))
-        )
+        wide = b.astype(np.float64)
+        rows.append(Difference(name, _max_difference(a.astype(np.float64), wide), _largest(wide)))
     return tuple(rows)
 
 
 def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
     dtype, shape = element_name(array), tuple(array.shape)
-    numbers = _as_float64(array) if _is_numeric(array) else np.zeros(0)
+    numbers = array.astype(np.float64) if _is_numeric(array) else np.zeros(0)
     finite = numbers[np.isfinite(numbers)]
     nans = int(np.isnan(numbers).sum())
     infs = numbers.size - finite.size - nans
-    figures = (float(take(finite)) if finite.size else None for take in (np.min, np.mean, np.max))
-    low, mean, high = figures
+    low, mean, high = (float(take(finite)) if finite.size else None for take in (np.min, np.mean, np.max))
     return TensorRow(name, dtype, shape, low, mean, high, nans, infs, file)
 
 
 def _is_numeric(array: np.ndarray) -> bool:
     # bfloat16 and the 8-bit floats come from ml_dtypes as kind V; they convert to float64 all the same
     return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
-
-
-def _as_float64(array: np.ndarray) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return array.astype(np.float64)
 
 
 def _max_difference(a: np.ndarray, b: np.ndarray) -> float:

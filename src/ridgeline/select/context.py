@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Config, Site, Target, TensorSpec
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.errors import BuildError
-from ridgeline.ir.body import Program, Region
+from ridgeline.ir.body import Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
 from ridgeline.kernels.triton.source import Kernel
@@ -129,34 +129,17 @@ class SelectionContext:
     offers: dict[Hashable, Offer | Refused] = field(default_factory=dict)  # those read so far
 
     @property
-    def program(self) -> Program:
-        return self.fused.program
-
-    @property
-    def target(self) -> Target:
-        return self.fused.target
-
-    @property
-    def tactics(self) -> Mapping[str, Tactic]:
-        return self.fused.tactics
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        """Where the target reads them."""
-        return self.fused.placed_weights
-
-    @property
     def context(self) -> str:
-        return measuring_context(self.target.threads, self.device_key)
+        return measuring_context(self.fused.target.threads, self.device_key)
 
     @cached_property
     def work(self) -> list[Region]:
         """The regions that run; shape arithmetic is known before."""
-        return [region for region in self.program.regions if not self.inferred.is_host(region)]
+        return [region for region in self.fused.program.regions if not self.inferred.is_host(region)]
 
     @cached_property
     def floor(self) -> Tactic:
-        return next(tactic for tactic in self.tactics.values() if tactic.is_floor)
+        return next(tactic for tactic in self.fused.tactics.values() if tactic.is_floor)
 
     @cached_property
     def feeds(self) -> dict[str, Any]:
@@ -165,10 +148,10 @@ class SelectionContext:
         return {name: taken_in(array) for name, array in arrays.items()}
 
     def site(self, region: Region) -> Site:
-        return make_site(self.program, region, self.inferred, self.target)
+        return make_site(self.fused.program, region, self.inferred, self.fused.target)
 
     def weights_of(self, region: Region, site: Site) -> dict[str, Tensor]:
-        return {name: self.weights[region.outer(name)] for name in site.weights}
+        return {name: self.fused.placed_weights[region.outer(name)] for name in site.weights}
 
     def offer(self, tactic: Tactic, site: Site) -> Offer | Refused:
         """What the tactic makes of the site. Sites that are equal in their names too are read once."""
@@ -179,21 +162,21 @@ class SelectionContext:
         return self.offers[place]
 
     def bind(self, site: Site, tactic: str, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        offer = self.offer(self.tactics[tactic], site)
+        offer = self.offer(self.fused.tactics[tactic], site)
         if isinstance(offer, Refused):
             raise BuildError(f"{tactic} does not take {site.name}: {offer.reason}")
         return offer.bind(config, weights)
 
     def kernels(self, site: Site, tactic: str, config: Config) -> Sequence[Kernel]:
         """Kernels of our own that the candidate launches; none where it refuses, or offers no such config."""
-        offer = self.offer(self.tactics[tactic], site)
+        offer = self.offer(self.fused.tactics[tactic], site)
         return offer.kernels(config) if isinstance(offer, Offer) and offer.has(config) else ()
 
     def single(self, region: Region, made: Selection) -> StepChoice:
         """The region as a step of its own, by the winner of its contest."""
         entry = made.entries.get(region.name) or Entry(region.name, (Candidate(self.floor.name, {}),))
         best = entry.candidates[entry.chosen]
-        if best.tactic not in self.tactics:
+        if best.tactic not in self.fused.tactics:
             raise left_out(self.options, [f"{region.name}: {best.tactic}"])
         if best.refused is not None:
             raise BuildError(f"the lock pins {best.tactic} at {region.name}, which refused: {best.refused}")
@@ -201,8 +184,8 @@ class SelectionContext:
 
     def key(self, site: Site) -> str:
         """Timings count for the same rivals at the same effort only."""
-        options = self.options
-        rivals = f"{options.level} {' '.join(self.tactics)} {options.deterministic} {options.workspace_bytes}"
+        options, names = self.options, " ".join(self.fused.tactics)
+        rivals = f"{options.level} {names} {options.deterministic} {options.workspace_bytes}"
         rivals += CATALOG.digest()
         return f"{site.key}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"
 

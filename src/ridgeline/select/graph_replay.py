@@ -55,7 +55,7 @@ class GraphReplay(Measuring):
             try:
                 launch = context.bind(site, candidate.tactic, candidate.config, weights)
                 check_workspace(launch.packed_bytes, context.options.workspace_bytes)
-                context.tactics[candidate.tactic].examine(site, launch, inputs)
+                context.fused.tactics[candidate.tactic].examine(site, launch, inputs)
                 call, outputs = bound_call(launch, site, inputs)
                 _require_close(outputs(), want, may_round=_rounds_to_integers(site))
                 torch.cuda.synchronize()

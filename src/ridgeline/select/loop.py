@@ -57,12 +57,12 @@ def _candidates(context: SelectionContext, contest: Contest) -> Competitors:
     """Tactics are chosen at the planned shapes and must be valid over the whole profile."""
     willing, refused = (context.competitors or partial(offered, context))(contest.site)
     corners = [
-        make_site(context.program, contest.region, inferred, context.target)
+        make_site(context.fused.program, contest.region, inferred, context.fused.target)
         for inferred in context.profile_corners
     ]
     kept = []
     for candidate in willing:
-        answers = [context.offer(context.tactics[candidate.tactic], site) for site in corners]
+        answers = [context.offer(context.fused.tactics[candidate.tactic], site) for site in corners]
         reason = next((answer.reason for answer in answers if isinstance(answer, Refused)), None)
         if reason is None:
             kept.append(candidate)
@@ -75,7 +75,7 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
     """Who is willing, and who refused and why."""
     all_configs = context.options.level >= context.timer.all_configs_from
     willing, refused = [], []
-    for tactic in context.tactics.values():
+    for tactic in context.fused.tactics.values():
         offer = context.offer(tactic, site)
         if isinstance(offer, Refused):
             refused.append(Candidate(tactic.name, {}, refused=offer.reason))
@@ -87,19 +87,19 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
 
 def precompile_all(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
     """Compile what will be bound, several kernels at a time."""
-    for i, tactic in enumerate(context.tactics.values()):
+    for i, tactic in enumerate(context.fused.tactics.values()):
         jobs = [(s, context.offer(tactic, s), c.config) for s, c in candidates if c.tactic == tactic.name]
         if jobs:
-            context.options.tell("compile", i, len(context.tactics), tactic.name)
+            context.options.tell("compile", i, len(context.fused.tactics), tactic.name)
             precompile(tactic, jobs)
-    context.options.tell("compile", len(context.tactics), len(context.tactics))
+    context.options.tell("compile", len(context.fused.tactics), len(context.fused.tactics))
 
 
 def only_offered(context: SelectionContext, entry: Entry, site: Site) -> Entry:
     """An entry that was read from a file, as far as its tactics could have made it themselves."""
 
     def is_offered(candidate: Candidate) -> bool:
-        tactic = context.tactics.get(candidate.tactic)
+        tactic = context.fused.tactics.get(candidate.tactic)
         if tactic is None or candidate.refused is not None:
             return True  # whoever uses it says what is wrong
         offer = context.offer(tactic, site)

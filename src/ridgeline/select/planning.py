@@ -32,10 +32,10 @@ def plan_variant(
     executable = Executable(context.fused, planned_steps(context, selection), shapes.opt, context.islands)
     memory, steps = planned_memory(executable)
     ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
-    hosts = [n for r in context.program.regions if context.inferred.is_host(r) for n in r.outputs]
+    hosts = [n for r in context.fused.program.regions if context.inferred.is_host(r) for n in r.outputs]
     plan = Plan(
         model=loaded.name,
-        target=context.target,
+        target=context.fused.target,
         precision=HALVES.get(half_type(loaded.original), context.options.precision),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
@@ -68,7 +68,7 @@ def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step
 
 
 def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:
-    region, ranked = merge(context.program, choice.regions), candidates(choice.entry)
+    region, ranked = merge(context.fused.program, choice.regions), candidates(choice.entry)
     kernels = context.kernels(choice.site, choice.tactic, choice.config)
     return Step(
         name=region.name,
@@ -90,7 +90,7 @@ def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:
 
 
 def region_notes(context: SelectionContext, selection: Selection) -> tuple[RegionNote, ...]:
-    regions = [region for region in context.program.regions if region.name in selection.sites]
+    regions = [region for region in context.fused.program.regions if region.name in selection.sites]
     return tuple(
         RegionNote(
             name=region.name,

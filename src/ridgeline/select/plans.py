@@ -64,7 +64,7 @@ def compose_timed(context: SelectionContext, made: Selection) -> None:
 def compose_untimed(context: SelectionContext, made: Selection, try_regions: Callable[[], None]) -> None:
     """The library for the whole graph if it runs; else regions, which are tried one by one."""
     whole = whole_graph(context)
-    failed = None if whole is None else _why_not_run(context, whole)
+    failed = None if whole is None else _why_not(lambda: run_once(_host_instance(context, [whole])))
     if whole is not None and failed is None:
         rivals = [Candidate(whole.tactic, {}), Candidate(REGIONS, {})]
         made.steps = (replace(whole, entry=Entry("whole plan", tuple(rivals))),)
@@ -72,7 +72,10 @@ def compose_untimed(context: SelectionContext, made: Selection, try_regions: Cal
         try_regions()
         made.steps = tuple(context.single(region, made) for region in context.work)
         refused = [] if whole is None else [Candidate(whole.tactic, {}, refused=failed)]
-        _require_binding(context, made.steps, refused)
+        # the last plan need not run here: drawn values may not suit the model, and verification will tell
+        broken = _why_not(lambda: _host_instance(context, made.steps))
+        if broken is not None:
+            raise none_runs([*refused, Candidate(REGIONS, {}, refused=broken)])
         rivals = [Candidate(REGIONS, {}), *refused]
     entry = Entry("whole plan", tuple(rivals))
     _settle(context, made, _plan_key(context, made, [c.tactic for c in rivals]), entry)
@@ -90,7 +93,7 @@ def _plans(context: SelectionContext, made: Selection) -> dict[str, list[StepCho
     whole = whole_graph(context)
     if whole is not None:
         plans[whole.tactic] = [whole]
-        mixed = _mixed(context, made, context.tactics[whole.tactic])
+        mixed = _mixed(context, made, context.fused.tactics[whole.tactic])
         if mixed is not None:
             plans[MIXED] = mixed
     return plans
@@ -98,11 +101,11 @@ def _plans(context: SelectionContext, made: Selection) -> dict[str, list[StepCho
 
 def whole_graph(context: SelectionContext) -> StepChoice | None:
     """One step for all regions, if there is a library that takes them."""
-    library = next((tactic for tactic in context.tactics.values() if tactic.takes_spans), None)
+    library = next((tactic for tactic in context.fused.tactics.values() if tactic.takes_spans), None)
     if library is None or not context.work:
         return None
-    whole = tuple(context.program.regions)
-    site = context.site(merge(context.program, whole))
+    whole = tuple(context.fused.program.regions)
+    site = context.site(merge(context.fused.program, whole))
     offer = context.offer(library, site)
     if isinstance(offer, Refused):
         return None
@@ -132,7 +135,7 @@ def _span(
     context: SelectionContext, made: Selection, library: Tactic, run: Sequence[Region]
 ) -> list[StepChoice]:
     """These neighbours as one step of the library; a region alone stays as it is."""
-    site = context.site(merge(context.program, run)) if len(run) > 1 else None
+    site = context.site(merge(context.fused.program, run)) if len(run) > 1 else None
     offer = context.offer(library, site) if site is not None else None
     if site is None or not isinstance(offer, Offer):
         return [context.single(region, made) for region in run]
@@ -186,12 +189,12 @@ def instance_of(
     launches: dict[object, Launch] | None = None,
 ) -> Made:
     """A plan of these steps that can be run, over drawn inputs. `launches` are kept from plan to plan."""
-    regions = [merge(context.program, step.regions) for step in steps]
+    regions = [merge(context.fused.program, step.regions) for step in steps]
     known = {} if launches is None else launches
 
     def bind(index: int, site: Site) -> Launch:
         step, region = steps[index], regions[index]
-        if context.islands and context.tactics[step.tactic].is_floor:
+        if context.islands and context.fused.tactics[step.tactic].is_floor:
             island = context.islands.bind(region, site)
             if island is not None:
                 return island
@@ -201,8 +204,8 @@ def instance_of(
         return known[place]
 
     with torch.inference_mode():
-        sites = sites_of(context.program, regions, context.inferred, context.target)
-        instance = make(context.program, context.inferred, sites, context.weights, bind)
+        sites = sites_of(context.fused.program, regions, context.inferred, context.fused.target)
+        instance = make(context.fused.program, context.inferred, sites, context.fused.placed_weights, bind)
         for name, value in context.feeds.items():
             if name in instance.inputs:
                 fill(instance.inputs[name], value)
@@ -218,27 +221,15 @@ def _host_instance(context: SelectionContext, steps: Sequence[StepChoice]) -> In
     return instance
 
 
-def _why_not_run(context: SelectionContext, step: StepChoice) -> str | None:
-    """What the plan of this one step fails with, if it does."""
+def _why_not(attempt: Callable[[], object]) -> str | None:
+    """What the attempt fails with, if it does. Beyond a limit no other plan is tried."""
     try:
-        run_once(_host_instance(context, [step]))
+        attempt()
     except LimitError:
         raise
     except Exception as error:
         return failure(error)
     return None
-
-
-def _require_binding(
-    context: SelectionContext, steps: Sequence[StepChoice], refused: Sequence[Candidate]
-) -> None:
-    """The last plan need not run here: drawn values may not suit the model, and verification will tell."""
-    try:
-        _host_instance(context, steps)
-    except LimitError:
-        raise
-    except Exception as error:
-        raise none_runs([*refused, Candidate(REGIONS, {}, refused=failure(error))]) from error
 
 
 def _plan_key(context: SelectionContext, made: Selection, names: Sequence[str]) -> str:

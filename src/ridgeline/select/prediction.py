@@ -47,7 +47,7 @@ def _predicted(context: SelectionContext, contest: Contest) -> Entry:
     told: list[Candidate] = []
     refused = list(contest.refused)
     for candidate in contest.willing:
-        offer = context.offer(context.tactics[candidate.tactic], contest.site)
+        offer = context.offer(context.fused.tactics[candidate.tactic], contest.site)
         assert isinstance(offer, Offer), "a candidate is willing"
         rank = ranks[candidate.tactic] = ranks.get(candidate.tactic, -1) + 1
         try:
@@ -125,7 +125,7 @@ def _try(
     for contest, index in batch:
         candidate = contest.entry.candidates[index]
         try:
-            offer = context.offer(context.tactics[candidate.tactic], contest.site)
+            offer = context.offer(context.fused.tactics[candidate.tactic], contest.site)
             if isinstance(offer, Refused):
                 found.append(((), offer.reason))
             else:
@@ -134,7 +134,9 @@ def _try(
             found.append(((), failure(error)))
     kernels = [kernel for made, _ in found for kernel in made]
     answers = compile_kernels(
-        kernels, context.target.arch, on_done=lambda done, total: context.options.tell("compile", done, total)
+        kernels,
+        context.fused.target.arch,
+        on_done=lambda done, total: context.options.tell("compile", done, total),
     )
     made = {kernel.digest: answer for kernel, answer in zip(kernels, answers, strict=True)}
     return [(ks, reason or _why_unfit([made[k.digest] for k in ks])) for ks, reason in found]

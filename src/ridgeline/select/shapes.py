@@ -47,9 +47,8 @@ class Shapes:
     high: Mapping[str, TensorSpec] | None
     is_guess: bool = False
     profile: Resolved = field(default_factory=Resolved)
-    sized_by: Mapping[str, str] = field(
-        default_factory=dict
-    )  # shape tensors left open: the op that reads each
+    # shape tensors left open: the op that reads each
+    sized_by: Mapping[str, str] = field(default_factory=dict)
     guards: tuple[Term, ...] = ()
 
     @staticmethod

@@ -35,7 +35,7 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
     """The context with every body planned whose shapes on its first run follow from the inputs'."""
     bodies: dict[str, Variant] = {}
     keys: list[str] = []
-    for region in context.program.regions:
+    for region in context.fused.program.regions:
         for key, body in subgraphs(region):
             specs = entry_specs(region, body, context.inferred)
             if specs is None:
@@ -70,7 +70,7 @@ def _plan_body(
     executable = Executable(fused, planned_steps(inner, selection), specs, inner.islands)
     plan = Plan(
         model=key,
-        target=context.target,
+        target=context.fused.target,
         precision=context.options.precision,
         inputs=tuple(Port(name, spec.dtype, None) for name, spec in given.items()),
         outputs=(),

@@ -57,11 +57,11 @@ class Measuring(Timer):
 def _examine_chosen(context: SelectionContext, contest: Contest) -> None:
     """A tactic of a plugin that a lock or a cache chose is run here before it is believed."""
     site, best = contest.site, contest.entry.candidates[contest.entry.chosen]
-    tactic = context.tactics.get(best.tactic)
+    tactic = context.fused.tactics.get(best.tactic)
     if tactic is not None and tactic.is_examined and site.is_inferred:
         weights = context.weights_of(contest.region, site)
         launch = context.bind(site, best.tactic, best.config, weights)
-        inputs = site_inputs(site, weights, device=context.target.traits.device)
+        inputs = site_inputs(site, weights, device=context.fused.target.traits.device)
         tactic.examine(site, launch, inputs)
 
 
@@ -87,7 +87,7 @@ class WallClock(Measuring):
             try:
                 launch = context.bind(site, candidate.tactic, candidate.config, weights)
                 check_workspace(launch.packed_bytes, context.options.workspace_bytes)
-                context.tactics[candidate.tactic].examine(site, launch, inputs)
+                context.fused.tactics[candidate.tactic].examine(site, launch, inputs)
                 call = _call(launch, site, inputs)
                 call()
             except Exception as error:  # a candidate that breaks is refused with its message
@@ -102,7 +102,7 @@ class WallClock(Measuring):
             )
         if len(runnable) == 1:
             return Entry(site.name, (runnable[0][0], *contest.willing[tried:], *dropped), 0)
-        pause_s = PAUSE_S if any(context.tactics[c.tactic].spins_threads for c, _ in runnable) else 0.0
+        pause_s = PAUSE_S if any(context.fused.tactics[c.tactic].spins_threads for c, _ in runnable) else 0.0
         times, is_unsteady = race(
             [call for _, call in runnable],
             each_s=effort.site_s,
