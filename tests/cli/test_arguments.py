@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.cli.arguments import parse_names, parse_shapes, parse_without
+from ridgeline.cli.arguments import parse_names, parse_profiles, parse_without
 from ridgeline.cli.arrays import read_inputs
 from ridgeline.errors import OptionError
 
 
 def test_shapes_are_split_at_the_first_equals_sign() -> None:
-    assert parse_shapes(["x=1..8x3", "a/b:0=4"]) == {"x": "1..8x3", "a/b:0": "4"}
-    assert parse_shapes(None) is None
+    assert parse_profiles(["x=1..8x3", "a/b:0=4"], None) == {"x": "1..8x3", "a/b:0": "4"}
+    assert parse_profiles(None, None) is None
 
 
 @pytest.mark.parametrize("given", [["x"], ["=3"], ["x="], ["x=1", "x=2"]])
 def test_shapes_that_do_not_read(given: list[str]) -> None:
     with pytest.raises(OptionError, match="--shapes"):
-        parse_shapes(given)
+        parse_profiles(given, None)
 
 
 def test_without_takes_commas_and_repeats() -> None:

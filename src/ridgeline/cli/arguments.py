@@ -124,18 +124,15 @@ def parse_limits(given: Sequence[str] | None) -> dict[str, int] | None:
         raise OptionError("--limit wants whole numbers", got=" ".join(given or ())) from None
 
 
-def parse_shapes(given: Sequence[str] | None) -> dict[str, str] | None:
-    """``["x=1..8x3"]`` as ``{"x": "1..8x3"}``; the shapes themselves are read by `Options`."""
-    pairs = parse_pairs(given or (), option="--shapes", example="--shapes x=1..8x3x224x224")
-    return pairs or None
-
-
 def parse_profiles(
     shapes: Sequence[str] | None, profiles: Sequence[str] | None
 ) -> dict[str, str] | list[dict[str, str]] | None:
-    """The one profile of ``--shapes``, or one for every ``--profile 'x=1x8 y=1x4'``."""
+    """The one profile of ``--shapes``, or one for every ``--profile 'x=1x8 y=1x4'``.
+
+    ``["x=1..8x3"]`` is ``{"x": "1..8x3"}``; the shapes themselves are read by `Options`.
+    """
     if not profiles:
-        return parse_shapes(shapes)
+        return parse_pairs(shapes or (), option="--shapes", example="--shapes x=1..8x3x224x224") or None
     if shapes:
         raise OptionError(
             "--shapes and --profile are given together",

@@ -81,9 +81,8 @@ class WallClock(Measuring):
         dropped = list(contest.refused)
         runnable: list[tuple[Candidate, Callable[[], object]]] = []
         inputs = site_inputs(site, weights)
-        tried = 0
-        for candidate in contest.willing:
-            tried += 1
+        untried = iter(contest.willing)
+        for candidate in untried:
             try:
                 launch = context.bind(site, candidate.tactic, candidate.config, weights)
                 check_workspace(launch.packed_bytes, context.options.workspace_bytes)
@@ -101,7 +100,7 @@ class WallClock(Measuring):
                 dropped, help="allow more tactics: drop --without, or lower --level to see the first error"
             )
         if len(runnable) == 1:
-            return Entry(site.name, (runnable[0][0], *contest.willing[tried:], *dropped), 0)
+            return Entry(site.name, (runnable[0][0], *untried, *dropped), 0)
         pause_s = PAUSE_S if any(context.fused.tactics[c.tactic].spins_threads for c, _ in runnable) else 0.0
         times, is_unsteady = race(
             [call for _, call in runnable],

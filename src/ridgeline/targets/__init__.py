@@ -9,20 +9,20 @@ from ridgeline.tactics.registry import TacticOptions
 from ridgeline.targets.cpu import Cpu
 from ridgeline.targets.cuda import Cuda
 from ridgeline.targets.machine import Machine
-from ridgeline.targets.null import NULL, Null
+from ridgeline.targets.null import NULL, NullCpu, NullCuda
 
 __all__ = ["Machine", "TacticOptions", "machine_of", "target_named"]
 
 # by the target's kind; `TRAITS` in base/spec.py has a line for each
 MACHINES: dict[str, type[Machine]] = {"cpu": Cpu, "cuda": Cuda}
+NULL_MACHINES: dict[str, type[Machine]] = {"cpu": NullCpu, "cuda": NullCuda}
 
 
 def machine_of(target: Target) -> Machine:
     """The object that answers for a target."""
     if target.kind not in MACHINES:
         raise PlanError(f"there is no target {target}", want=" or ".join(MACHINES))
-    machine = MACHINES[target.kind](target)
-    return Null(machine) if target.is_null else machine
+    return (NULL_MACHINES if target.is_null else MACHINES)[target.kind](target)
 
 
 def target_named(options: Options) -> Target:

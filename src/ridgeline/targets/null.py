@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ridgeline.base.spec import Target
 from ridgeline.select.context import Timer
-from ridgeline.tactics.base import Tactic
-from ridgeline.tactics.registry import TacticOptions
+from ridgeline.targets.cpu import Cpu
+from ridgeline.targets.cuda import Cuda
 from ridgeline.targets.machine import Machine
 
 NULL = {
@@ -15,18 +15,18 @@ NULL = {
 
 
 class Null(Machine):
-    """Like another kind of target, but nothing is timed, compiled, bound or run: a rule makes the choices."""
-
-    def __init__(self, like: Machine) -> None:
-        super().__init__(like.target)
-        self.like = like
-        self.plans_bodies = like.plans_bodies
-
-    def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
-        return self.like.own_tactics(options)
-
-    def missing_tools(self) -> tuple[str, ...]:
-        return self.like.missing_tools()
+    """Nothing is timed, compiled, bound or run: a rule makes the choices. The other parent says the rest."""
 
     def timer(self, *, is_timed: bool) -> Timer:
         return Timer()
+
+    def prepare(self) -> None:
+        """Nothing runs in this process."""
+
+
+class NullCpu(Null, Cpu):
+    """A processor that does not exist."""
+
+
+class NullCuda(Null, Cuda):
+    """A GPU that does not exist."""

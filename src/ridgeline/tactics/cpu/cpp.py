@@ -121,6 +121,14 @@ def by_threads(site: Site) -> list[Config]:
     return [{"threads": n} for n in thread_counts(site, items, PARALLEL_ITEMS)]
 
 
+def write_loops(site: Site, config: Config) -> tuple[Program, str]:
+    """The region as loops over its elements, or over its rows."""
+    program = lower(site)
+    # a reduction over axes of size one leaves no fold behind
+    generate = reduce_source if any(step.fold for step in program.steps) else pointwise_source
+    return program, generate(program, threads=int(config["threads"]))
+
+
 class CppPointwise(GeneratedCpp):
     """y = f(x…): one generated loop nest for any region of elementwise ops."""
 
@@ -130,12 +138,7 @@ class CppPointwise(GeneratedCpp):
         for op in site.body.ops:
             if op.key in REDUCTIONS:
                 raise RefusedError(f"op {op.key} is not pointwise")
-
-        def write(config: Config) -> tuple[Program, str]:
-            program = lower(site)
-            return program, pointwise_source(program, threads=int(config["threads"]))
-
-        return CppReading(by_threads(site), write)
+        return CppReading(by_threads(site), partial(write_loops, site))
 
 
 class CppReduce(GeneratedCpp):
@@ -146,14 +149,7 @@ class CppReduce(GeneratedCpp):
     def read(self, site: Site) -> CppReading:
         if not any(op.key in REDUCTIONS for op in site.body.ops):
             raise RefusedError("nothing is reduced")
-
-        def write(config: Config) -> tuple[Program, str]:
-            program = lower(site)
-            # a reduction over axes of size one leaves no fold behind
-            generate = reduce_source if any(step.fold for step in program.steps) else pointwise_source
-            return program, generate(program, threads=int(config["threads"]))
-
-        return CppReading(by_threads(site), write)
+        return CppReading(by_threads(site), partial(write_loops, site))
 
 
 class CppMoves(GeneratedCpp):

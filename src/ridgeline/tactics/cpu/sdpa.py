@@ -6,6 +6,7 @@ Transposes and reshapes around the Attention op become views. Regions with a key
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +38,11 @@ class Sdpa(Tactic):
 
 
 def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
-    scale, is_causal = attention.scale, attention.is_causal
+    bind = partial(_bind_kernel, kernel, scale=attention.scale, is_grouped=attention.groups > 1)
+    is_causal = attention.is_causal
     if not attention.mask_dtype and kernel != "math":
         # without a mask torch takes a row of NaN scores for one that sees no key, and gives zeros
-        inner = _bind_kernel(
-            kernel, scale=scale, is_causal=is_causal and kernel == "flash", is_grouped=attention.groups > 1
-        )
+        inner = bind(is_causal=is_causal and kernel == "flash")
         if is_causal and kernel != "flash":
             mask = attention.causal_bias()
         else:
@@ -50,10 +50,10 @@ def _bind_attend(attention: AttentionSite, kernel: str) -> Attend:
         return lambda q, k, v, _: inner(q, k, v, mask)
     if attention.mask_dtype and is_causal:
         # SDPA takes one or the other, so the triangle joins the mask
-        inner = _bind_kernel(kernel, scale=scale, is_causal=False, is_grouped=attention.groups > 1)
+        inner = bind(is_causal=False)
         join = attention.bind_causal_mask()
         return lambda q, k, v, mask: inner(q, k, v, None if mask is None else join(mask))
-    return _bind_kernel(kernel, scale=scale, is_causal=is_causal, is_grouped=attention.groups > 1)
+    return bind(is_causal=is_causal)
 
 
 def _bind_kernel(kernel: str, *, scale: float, is_causal: bool, is_grouped: bool) -> Attend:

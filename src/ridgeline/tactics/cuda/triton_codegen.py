@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -103,8 +104,7 @@ class TritonPointwise(GeneratedTriton):
     name = "triton.pointwise"
 
     def configs(self, site: Site, program: Program) -> Sequence[Config]:
-        cuts = pointwise_cuts(program, sms=_sms(site))
-        return [{"width": c.width, "warps": c.warps, "height": c.height} for c in cuts]
+        return [asdict(cut) for cut in pointwise_cuts(program, sms=_sms(site))]
 
     def stages(self, site: Site, program: Program, config: Config) -> Stages:
         reason = why_not_pointwise(program)

@@ -183,11 +183,12 @@ def read_attention(site: Site) -> AttentionSite:
     """The attention of the region; `RefusedError` where it is not one that fused kernels take."""
     op = find_anchor(site.body, ("Attention",))
     _require_plain(site, op)
-    q, k, v = (site.specs[name] for name in op.inputs[:3])
+    q, k = (site.specs[name] for name in op.inputs[:2])
     heads, kv_heads = _heads(op, q, "q_num_heads"), _heads(op, k, "kv_num_heads")
     scores = (q.shape[0], heads, q.shape[-2], k.shape[-2])
     counts = (heads, kv_heads, kv_heads)
     operands = [_operand(site, name, n) for name, n in zip(op.inputs[:3], counts, strict=True)]
+    width, _, value_width = (operand.shape[3] for operand in operands)
     mask = op.inputs[3] if len(op.inputs) > 3 else ""
     guard, made = _guard(site, op, heads)
     result = (*_join_heads(site.specs[op.outputs[0]], heads), *_views_after(site, made))
@@ -201,10 +202,10 @@ def read_attention(site: Site) -> AttentionSite:
         out=site.outputs[0],
         dtype=q.dtype,
         scores=scores,
-        width=_width(q, heads),
-        value_width=_width(v, kv_heads),
+        width=width,
+        value_width=value_width,
         groups=heads // kv_heads,
-        scale=float(op.attrs.get("scale", 1.0 / math.sqrt(_width(q, heads)))),
+        scale=float(op.attrs.get("scale", 1.0 / math.sqrt(width))),
         is_causal=bool(op.attrs.get("is_causal", 0)),
     )
 
@@ -230,10 +231,6 @@ def _require_plain(site: Site, op: Op) -> None:
 
 def _heads(op: Op, spec: TensorSpec, attr: str) -> int:
     return spec.shape[1] if len(spec.shape) == 4 else int(op.attrs[attr])
-
-
-def _width(spec: TensorSpec, heads: int) -> int:
-    return spec.shape[-1] if len(spec.shape) == 4 else spec.shape[-1] // heads
 
 
 def _mask(site: Site, name: str, scores: tuple[int, int, int, int], dtype: str) -> Operand:
