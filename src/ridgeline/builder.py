@@ -40,7 +40,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.island_report import report_islands
 from ridgeline.runtime.profiles import load_variants
-from ridgeline.runtime.weights import default_weights, keep_defaults, weights_of
+from ridgeline.runtime.weights import default_weights, weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.loop import select
 from ridgeline.select.padding import require_paddable
@@ -244,7 +244,6 @@ def fuse(loaded: Loaded, inferred: Inferred, target: Target) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
     refusals = partition(loaded.model, inferred, target=target)
     remove_unused(loaded.model)  # constants that now live inside functions
-    keep_defaults(loaded.model, loaded.defaults)
     return refusals
 
 
@@ -260,7 +259,9 @@ def fused_model(
         deterministic=options.deterministic,
     )
     by_name = {tactic.name: tactic for tactic in leave_out(machine.tactics(asked), options.without)}
-    return FusedModel(loaded.model, Inference.of(loaded.model, options.limits), by_name, machine.target)
+    weights = weights_of(loaded.model) | default_weights(loaded.defaults)
+    inference = Inference.of(loaded.model, options.limits, weights)
+    return FusedModel(loaded.model, inference, by_name, machine.target)
 
 
 def selection_contexts(

@@ -59,12 +59,10 @@ def lay_out(
     made_at: dict[str, int] = {}
     for i, step in enumerate(steps):
         made_at.update((name, i) for name in step.outputs)
+        layout.aliases.update((value, (source, first)) for value, source, first in step.views)
         if not step.writes_out and not step.views:
             layout.library.update(step.outputs)
     outside = set(borders)
-    for step in steps:
-        for value, source, first in step.views:
-            layout.aliases[value] = (source, first)
     for step in steps:
         if _can_join(step, layout, outside, made_at, outputs):
             layout.aliases.update((name, (step.outputs[0], first)) for name, first in step.joins)
@@ -97,18 +95,12 @@ def _lifetimes(
 ) -> dict[str, tuple[int, int]]:
     """First and last step of each root value, all its aliases counted in."""
     spans: dict[str, tuple[int, int]] = {}
-
-    def touch(value: str, at: int) -> None:
-        root, _ = layout.root(value)
+    uses = [(name, i) for i, step in enumerate(steps) for name in (*step.inputs, *step.outputs) if name]
+    uses += [(name, len(steps)) for name in outputs]
+    for name, at in uses:
+        root, _ = layout.root(name)
         first, last = spans.get(root, (at, at))
         spans[root] = (min(first, at), max(last, at))
-
-    for i, step in enumerate(steps):
-        for name in (*step.inputs, *step.outputs):
-            if name:
-                touch(name, i)
-    for name in outputs:
-        touch(name, len(steps))
     return spans
 
 

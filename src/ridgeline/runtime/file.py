@@ -72,12 +72,11 @@ class Stored(Description):
 def fused_proto(model: ir.Model, weights: Mapping[str, Tensor], *, is_whole: bool = False) -> onnx.ModelProto:
     """The fused graph as ONNX: with its weights inside, or pointing into the safetensors file beside it."""
     _, places = weights_header(weights)
-    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
-    for value in model.graph.initializers.values():
-        value.const_value = None
+    kept = dict(model.graph.initializers)
+    tensors = {name: value.const_value for name, value in kept.items()}
     try:
-        kept = dict(model.graph.initializers)
-        for name in kept:
+        for name, value in kept.items():
+            value.const_value = None
             del model.graph.initializers[name]
         proto = to_proto(model)
     finally:

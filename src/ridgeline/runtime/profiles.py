@@ -45,12 +45,12 @@ class Profiles:
         self.variants = tuple(variants)
         first = self.variants[0]
         self.inference = first.executable.fused.inference
-        defaults = {port.name: default_of(self.inference.weights, port.name) for port in first.plan.inputs}
+        names = [port.name for port in first.plan.inputs]
         self.signature = Signature(
             first.plan.inputs,
             [Bounds(v.plan.profile, v.plan.value_profile) for v in self.variants],
             first.plan.guards,
-            {name: array for name, array in defaults.items() if array is not None},
+            {n: array for n in names if (array := default_of(self.inference.weights, n)) is not None},
         )
         self.plan = self._whole_plan()
 

@@ -63,13 +63,6 @@ def default_weights(defaults: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return {f"{DEFAULT}{name}": shared_tensor(array) for name, array in defaults.items()}
 
 
-def keep_defaults(model: ir.Model, defaults: Mapping[str, np.ndarray]) -> None:
-    """Put them beside the weights. After the passes, which drop what nothing reads."""
-    for name, array in defaults.items():
-        tensor = ir.Tensor(array, name=f"{DEFAULT}{name}")
-        model.graph.register_initializer(ir.Value(name=tensor.name, const_value=tensor))
-
-
 def default_of(weights: Mapping[str, Tensor], name: str) -> np.ndarray | None:
     """What an input is when a call leaves it out; None: it must be given."""
     tensor = weights.get(f"{DEFAULT}{name}")

@@ -119,10 +119,9 @@ class Float32Model:
         proto: onnx.ModelProto | None = None,
     ) -> Run:
         """Runs from half to half, in float32 between."""
-        proto = self.proto if proto is None else proto
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-        session = open_session(proto, options)
+        session = open_session(self.proto if proto is None else proto, options)
 
         def run(feeds: Mapping[str, Any], _held: object = (weights, values)) -> dict[str, np.ndarray]:
             made = dict(zip(self.names, session.run(self.names, widen_feeds(feeds)), strict=True))
