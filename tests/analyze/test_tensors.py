@@ -9,7 +9,7 @@ from ridgeline.analyze.tensors import describe, differences
 
 
 def test_nans_and_infinities_are_counted_apart() -> None:
-    (row,) = describe({"y": np.array([1.0, np.nan, np.inf, 3.0], np.float32)})
+    (row,) = describe({"y": np.array([1.0, np.nan, np.inf, 3.0], np.float32)}, {})
     assert (row.min, row.mean, row.max, row.nans, row.infs) == (1.0, 2.0, 3.0, 1, 1)
 
 

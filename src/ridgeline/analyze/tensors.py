@@ -35,13 +35,10 @@ class Difference:
     scale: float  # the largest magnitude in the peer's output
 
 
-def describe(
-    tensors: Mapping[str, np.ndarray], files: Mapping[str, str] | None = None
-) -> tuple[TensorRow, ...]:
-    """One row per tensor, in the order given."""
+def describe(tensors: Mapping[str, np.ndarray], files: Mapping[str, str]) -> tuple[TensorRow, ...]:
+    """One row per tensor, in the order given, with the file that it was written to."""
     return tuple(
-        _row(name, np.asarray(array), (files or {}).get(name, ""))
-        for name, array in flattened(tensors).items()
+        _row(name, np.asarray(array), files.get(name, "")) for name, array in flattened(tensors).items()
     )
 
 

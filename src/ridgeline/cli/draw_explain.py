@@ -8,7 +8,6 @@ from rich.text import Text
 from ridgeline.analyze.explain import (
     Contest,
     Explanation,
-    Loser,
     RegionStory,
     StepStory,
     config_text,
@@ -183,14 +182,11 @@ def _candidates(contest: Contest, console: Console, *, first: str) -> None:
     grid.add_row(Text(contest.winner, "bold"), duration(contest.median_us), "", Text(first, "bold"))
     for loser in contest.losers:
         name = f"{loser.tactic} {config_text(loser.config)}".rstrip()
-        grid.add_row(name, duration(loser.median_us), behind(loser.behind), _verdict(loser))
+        verdict = "slower" if loser.behind is None or loser.behind > 0 else "within the margin"
+        grid.add_row(name, duration(loser.median_us), behind(loser.behind), verdict)
     for refusal in contest.unwilling:
         grid.add_row(refusal.tactic, "", "", Text(refusal.reason, "dim"))
     put(grid, console)
-
-
-def _verdict(loser: Loser) -> str:
-    return "slower" if loser.behind is None or loser.behind > 0 else "within the margin"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ SETTLE_S = 0.01
 APART, SLACK_US, RACES = 2.0, 20.0, 3
 # what timing the steps of one plan may take, and the most rounds that it needs
 IN_PLACE_S, MAX_ROUNDS = 0.05, 10
+Made = TypeVar("Made", bound=Instance)
 
 
 @dataclass
@@ -104,7 +106,7 @@ def race_plans(rivals: Sequence[Rival], *, each_s: float) -> tuple[list[float], 
     return times, True
 
 
-def run_once(instance: Instance) -> Instance:
+def run_once(instance: Made) -> Made:
     with torch.inference_mode():
         instance.execute()
     return instance

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TypeVar
 
 import torch
 
@@ -22,7 +21,7 @@ from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
 from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
-from ridgeline.select.plan_times import compare_plans, none_runs, run_once
+from ridgeline.select.plan_times import Made, compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cache import Entry
@@ -30,7 +29,6 @@ from ridgeline.tactics.cache import Entry
 REGIONS, MIXED = "regions", "mixed"
 # what a change from one library to another costs
 BORDER_US = 10.0
-Made = TypeVar("Made", bound=Instance)
 
 
 def compose_timed(context: SelectionContext, made: Selection) -> None:

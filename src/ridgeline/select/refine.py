@@ -13,6 +13,7 @@ from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
 from ridgeline.errors import failure
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.select.context import Contest, Selection, SelectionContext
+from ridgeline.select.plan_times import run_once
 from ridgeline.select.plans import instance_of
 from ridgeline.tactics.base import Launch
 
@@ -88,10 +89,7 @@ class Refinement:
                 best = own.entry.candidates[rival if own is contest else own.entry.chosen]
                 step = replace(step, tactic=best.tactic, config=best.config)
             steps.append(step)
-        instance = instance_of(self.context, steps, CudaInstance, self.launches)
-        with torch.inference_mode():
-            instance.execute()
-        return instance
+        return run_once(instance_of(self.context, steps, CudaInstance, self.launches))
 
 
 def _weight_us(contest: Contest) -> float:

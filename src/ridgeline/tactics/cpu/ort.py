@@ -144,8 +144,7 @@ class Ort(Tactic):
         # what cannot be handed over as an array travels inside the model
         lent = {n: t for n, t in weights.items() if t.nbytes >= LENT_BYTES and crosses(dtype_name(t))}
         constants |= {n: to_numpy(t) for n, t in weights.items() if n not in lent}
-        used = {n for op in site.body.ops for n in op.inputs} | set(site.body.outputs)
-        used |= set(site.body.inputs)
+        used = {n for op in site.body.ops for n in op.inputs} | {*site.body.inputs, *site.body.outputs}
         model = model_proto(
             site.body.ops,
             inputs={n: _port(site.specs.get(n), fixed=fixed) for n in live},
