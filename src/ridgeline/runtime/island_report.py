@@ -40,7 +40,7 @@ def report_islands(engine: Engine, *, is_timed: bool) -> tuple[Island, ...]:
         # a library that takes a step takes the bodies in it: those that lost are not told
         is_inside = step is not None and engine.fused.tactics[step.tactic].takes_spans
         inside = f"inside {step.tactic}: " if step is not None and is_inside else ""
-        keys = () if is_inside else [key for key, _ in subgraphs(regions[name]) if key in engine.plan.bodies]
+        keys = () if is_inside else [key for key, *_ in subgraphs(regions[name]) if key in engine.plan.bodies]
         body = "; ".join(_body_text(engine.plan.bodies[key]) for key in keys)
         share = us / total if us is not None and total else None
         made.append(Island(name, regions[name].op_types, inside + reason, body, us, share))

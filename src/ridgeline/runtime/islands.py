@@ -24,7 +24,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.instance import Instance
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.control import CONTROL_OPS, RunBody, first_trip
+from ridgeline.tactics.control import CONTROL_OPS, RunBody
 from ridgeline.tactics.fallback import Surroundings
 
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
@@ -49,19 +49,14 @@ def control_op(region: Region) -> Op | None:
     return op if op is not None and op.key in CONTROL_OPS else None
 
 
-def subgraphs(region: Region) -> Iterator[tuple[str, Body]]:
-    """The bodies of a control-flow region, each with the key of its plan."""
+def subgraphs(region: Region) -> Iterator[tuple[str, Op, Body]]:
+    """The bodies of a control-flow region, each with the key of its plan and the op that runs it."""
     op = control_op(region)
-    for name, attr in op.attrs.items() if op is not None else ():
+    if op is None:
+        return
+    for name, attr in op.attrs.items():
         if isinstance(attr, Body) and attr.graph is not None:
-            yield f"{region.name}.{name}", attr
-
-
-def entry_specs(region: Region, body: Body, inferred: Inferred) -> dict[str, TensorSpec] | None:
-    """What a body is given on its first run, by name; None where that depends on data."""
-    op = control_op(region)
-    assert op is not None, "only control flow has bodies"
-    return first_trip(op, body, inferred.specs)
+            yield f"{region.name}.{name}", op, attr
 
 
 class PlannedBody:
@@ -144,7 +139,7 @@ class Islands:
     def bind(self, region: Region, site: Site) -> Launch | None:
         """A launch for control flow with a planned body; None for anything else."""
         op = control_op(region)
-        planned = {id(body.graph): self.find(key, body) for key, body in subgraphs(region)}
+        planned = {id(body.graph): self.find(key, body) for key, _, body in subgraphs(region)}
         if op is None or not any(planned.values()):
             return None
 

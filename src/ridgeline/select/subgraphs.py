@@ -20,11 +20,12 @@ from ridgeline.plan.plan import Memory, Plan
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.islands import Islands, entry_specs, subgraphs
+from ridgeline.runtime.islands import Islands, subgraphs
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import SelectionContext
 from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.tactics.control import first_trip
 from ridgeline.tactics.cpu.ort import inside_bodies
 
 # a body's instances are made while it runs, one for each shape that its state takes: none is planned
@@ -36,8 +37,8 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
     bodies: dict[str, Variant] = {}
     keys: list[str] = []
     for region in context.fused.program.regions:
-        for key, body in subgraphs(region):
-            specs = entry_specs(region, body, context.inferred)
+        for key, op, body in subgraphs(region):
+            specs = first_trip(op, body, context.inferred.specs)
             if specs is None:
                 continue
             try:
