@@ -21,8 +21,11 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
+from unicodedata import category
 
 LISTED = 10
+# controls, formats such as a change of direction, separators of lines, halves of characters
+HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
 # what ONNX Runtime says before its reason: a status, the node, a place in its sources
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _NODE = re.compile(
@@ -42,6 +45,7 @@ class RidgelineError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
+        """Text of a file or a model inside it cannot pass for a line of ours, nor speak to the terminal."""
         lines = [self.what]
         lines += [f"  {row}" for row in self.rows[:LISTED]]
         if len(self.rows) > LISTED:
@@ -52,7 +56,7 @@ class RidgelineError(Exception):
             lines.append(f"  want  {self.want}")
         if self.help:
             lines.append(f"  help: {self.help}")
-        return "\n".join(lines)
+        return visible("\n".join(line.replace("\n", "\n      ") for line in lines))
 
 
 class ModelError(RidgelineError):
@@ -133,8 +137,17 @@ def last_lines(error: BaseException, limit: int = 600) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """A refusal that is somebody's exception."""
-    return f"failed: {type(error).__name__}: {first_line(error)}"
+    """A refusal that is somebody's exception; of ours, with the first thing that it lists."""
+    details = (error.got, *error.rows) if isinstance(error, RidgelineError) else ()
+    said = ": ".join([type(error).__name__, first_line(error), *list(filter(None, details))[:1]])
+    return f"failed: {said}"
+
+
+def visible(text: str) -> str:
+    """Text with every character written out that would move the cursor, or hide or turn other text."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c in "\n\t" or category(c) not in HIDDEN else ascii(c)[1:-1] for c in text)
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

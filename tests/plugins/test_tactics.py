@@ -299,7 +299,7 @@ def raises(x: Tensor, *, out: list[Tensor], scale: float) -> None:
         (with_nan, "output 0 has 1 NaN, the reference has none there"),
         (lazy, "output 1 is off by 0.5 at (0, 0), rounding explains"),
         (spoils_input, "changes input 0"),
-        (leaves_out, "output 1 has 64 NaN"),
+        (leaves_out, "output 1 is NaN everywhere"),
         (raises, "acme.haar.python failed: ValueError: no idea"),
     ],
 )
@@ -377,7 +377,7 @@ def test_a_tactic_that_raises_while_it_is_asked_is_refused() -> None:
 @needs_cpp
 def test_source_that_does_not_compile_is_refused() -> None:
     register_haar(tactics=[cpp("nonsense")])
-    assert "refused a generated kernel" in refusal(build(), "acme.haar.cpp")
+    assert "refused a kernel: <stdin>:" in refusal(build(), "acme.haar.cpp")
 
 
 def test_an_op_that_only_bad_tactics_and_no_reference_run_is_a_build_error() -> None:

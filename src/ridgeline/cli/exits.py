@@ -10,5 +10,5 @@ MEANINGS = {
     USAGE: "the command line does not read: no such command or option, a number out of range",
     FAILED_GATE: "a correctness gate failed: an engine or a peer does not compute what the model computes",
     BUG: "a bug in ridgeline: please report it, with the traceback that `-v` shows",
-    STOPPED: "stopped by Ctrl-C; no file was written",
+    STOPPED: "stopped by Ctrl-C; no engine was written",
 }

@@ -6,11 +6,14 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+from ridgeline.errors import visible
 
 PIPE_WIDTH = 100
 # of every form in docs/json.md: goes up when a field changes its meaning or goes; new fields may come
@@ -20,10 +23,19 @@ DASH = "–"
 Report = TypeVar("Report")
 
 
+class VisibleConsole(Console):
+    """Shows names of models and files as they are, but lets none of them speak to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            is_ours = bool(segment.control)
+            yield segment if is_ours else Segment(visible(segment.text), segment.style)
+
+
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # no markup: shapes and node names are full of brackets
-    return Console(
+    return VisibleConsole(
         stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False
     )
 

@@ -292,8 +292,8 @@ def _refuse_unknown_ops(proto: onnx.ModelProto) -> None:
         raise UnsupportedError(
             f"{count} {'node' if count == 1 else 'nodes'} cannot run in this build",
             rows=[_unknown_row(*key, nodes) for key, nodes in unknown.items()],
-            help="install a plugin that has them (`ridge plugins` lists those here), replace these nodes, "
-            "or give their meaning as model-local functions in the file",
+            help="install a plugin that has them (`ridge plugins` lists those here, with their problems), "
+            "replace these nodes, or give their meaning as model-local functions in the file",
         )
 
 

@@ -23,6 +23,7 @@ from ridgeline.kernels.elements import dtype_name, to_numpy, to_torch
 from ridgeline.plugins.schema import Schema, Shapes, Spec, is_open, is_size
 
 GROUP = "ridgeline.plugins"  # of entry points
+CHANGED = "; it is here "
 FEW = 64  # whole numbers that a shape may depend on
 
 
@@ -199,11 +200,14 @@ class Catalog:
         """Raise where a plugin that an engine was built with is not here, or is not the same here."""
         missing = [(need, why) for need in needed if (why := self._why_not(need)) is not None]
         if missing:
-            cures = [need.get or f"install {need.plugin} {need.version}" for need, _ in missing]
+            cures = [
+                "build the engine again" if why.startswith(CHANGED) else need.get or f"install {need.plugin}"
+                for need, why in missing
+            ]
             raise PluginError(
-                "this engine needs plugins that are not here",
+                "this engine needs plugins that are not here, or are not as they were",
                 rows=[f"{n.plugin} {n.version}, for {', '.join(n.uses)}{why}" for n, why in missing],
-                help=f"{'; '.join(cures)}; `ridge plugins` lists what is installed",
+                help=f"the file says: {'; '.join(cures)}; `ridge plugins` lists what is installed",
             )
 
     def _why_not(self, need: Needed) -> str | None:
@@ -214,9 +218,9 @@ class Catalog:
             return f"; it {broken[0]}" if broken else f"; here is {found[0]}" if found else ""
         lacks = [use for use in need.uses if use not in self.ops and use not in self.tactics]
         if lacks:
-            return f"; it is here without {', '.join(lacks)}"
+            return f"{CHANGED}without {', '.join(lacks)}"
         is_other = need.schemas not in ("", self._schemas(need.uses))
-        return "; it is here with another schema, under the same version" if is_other else None
+        return f"{CHANGED}with another schema, under the same version" if is_other else None
 
     def _schemas(self, uses: Iterable[str]) -> str:
         """A digest of the schemas of these ops."""

@@ -245,6 +245,8 @@ def _difference(made: Sequence[Any], want: Sequence[Tensor], limits: Sequence[fl
             return f"output {place} is {spec_of(got)}, want {spec_of(wanted)}"
         ours, theirs = _numbers(got), _numbers(wanted)
         stray, missing = (int((a.isnan() & ~b.isnan()).sum()) for a, b in ((ours, theirs), (theirs, ours)))
+        if stray == ours.numel():
+            return f"output {place} is NaN everywhere: is `out` filled?"
         if stray:
             return f"output {place} has {stray} NaN, the reference has none there"
         if missing:

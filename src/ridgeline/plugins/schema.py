@@ -136,10 +136,11 @@ class Schema:
             if name.endswith("*") and place + 1 < len(ports):
                 yield f"{role} {name!r} stands for any number, and is not the last"
             kinds = self._types(named)
-            unknown = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if kind not in ELEMENTS]
-            if unknown or not kinds:
-                want = f"a list of some of {', '.join(sorted(ELEMENTS))}"
-                yield f"{role} {name!r} has type {named!r}, with {unknown or 'nothing'} in it: want {want}"
+            if isinstance(kinds, str) or not kinds:
+                yield f"types[{named!r}] is {kinds!r}, want a list of types"
+            elif unknown := [kind for kind in kinds if kind not in ELEMENTS]:
+                want = f"a name in `types`, or one of {', '.join(sorted(ELEMENTS))}"
+                yield f"{role} {name!r} has type {', '.join(map(str, unknown))}: want {want}"
         if len({name.rstrip("?*") for name in ports}) < len(ports):
             yield f"two {role}s have one name"
 

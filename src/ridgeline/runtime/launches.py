@@ -94,12 +94,11 @@ class Launches:
         """A launch for any shape is none for a shape that the plan's tactic refuses."""
         return isinstance(self._offer(self._steps[index].tactic, site), Offer)
 
-    def _examined(self, index: int, site: Site, name: str, launch: Launch) -> Launch:
-        """A launch of a plugin is run and compared at shapes that selection has not seen it at."""
-        tactic, planned = self._tactics[name], self._planned_sites.get(self._steps[index].name)
-        if tactic.is_examined and (planned is None or planned.key != site.key):
-            weights = self._weights_of(index, site)
-            tactic.examine(site, launch, site_inputs(site, weights, device=site.target.traits.device))
+    def _examined(self, name: str, site: Site, weights: Mapping[str, Tensor], launch: Launch) -> Launch:
+        """A launch of a plugin is run and compared: the code may not be what the engine was built with."""
+        if self._tactics[name].is_examined:
+            inputs = site_inputs(site, weights, device=site.target.traits.device)
+            self._tactics[name].examine(site, launch, inputs)
         return launch
 
     def _offer(self, tactic: str, site: Site) -> Offer | Refused:
@@ -141,7 +140,7 @@ class Launches:
         weights = self._weights_of(index, site)
         for name, offer, config in self._willing(index, site):
             try:
-                return self._examined(index, site, name, offer.bind(config, weights))
+                return self._examined(name, site, weights, offer.bind(config, weights))
             except (CompileError, RefusedError) as error:
                 self._note(f"its kernel cannot be had: {first_line(error)}", step.name, name)
             except PluginError as error:

@@ -127,7 +127,7 @@ def read_lock(path: Path | None) -> TimingCache | None:
         raise OptionError(
             f"the lock {str(path)!r} cannot be used",
             rows=lock.problems,
-            help="delete the file and build again: the lock is then written anew",
+            help="name another file; a lock that is damaged can be deleted, and is then written anew",
         )
     return lock
 

@@ -130,7 +130,7 @@ def _compile(source: str, folder: Path) -> Path:
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit {done.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
-            raise CompileError(f"{compiler} refused a generated kernel", got=first)
+            raise CompileError(f"{compiler} refused a kernel", got=first)
         made.chmod(0o600)
         os.replace(made, library)
     prune(folder, "*.so", kept=KEPT_LIBRARIES)

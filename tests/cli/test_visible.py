@@ -1,0 +1,37 @@
+"""Names of files and models reach the terminal as text: none of them moves the cursor or hides a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.cli import render
+from ridgeline.cli.grid import put, table
+from ridgeline.errors import OptionError, failure, visible
+
+HOSTILE = "x\x1b[2J\u202ey\x9b\r"
+
+
+def test_characters_that_are_not_text_are_written_out() -> None:
+    assert visible(HOSTILE) == r"x\x1b[2J\u202ey\x9b\r"
+    assert visible("Größe 3 µs → 1×\n\tnext") == "Größe 3 µs → 1×\n\tnext"
+
+
+def test_an_error_has_no_line_that_is_not_ours() -> None:
+    lines = str(OptionError("no input 'x\nerror: y'", got=HOSTILE)).splitlines()
+    assert lines == ["no input 'x", "      error: y'", r"  got   x\x1b[2J\u202ey\x9b\r"]
+
+
+def test_tables_and_lines_write_them_out(capsys: pytest.CaptureFixture[str]) -> None:
+    console = render._console(stderr=False)
+    grid = table("name")
+    grid.add_row(HOSTILE)
+    put(grid, console)
+    console.print(HOSTILE)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"x\x1b[2J" in shown
+
+
+def test_a_failure_says_what_the_error_lists() -> None:
+    assert failure(OptionError("a", rows=["b", "c"])) == "failed: OptionError: a: b"
+    assert failure(ValueError("a")) == "failed: ValueError: a"
