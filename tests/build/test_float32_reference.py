@@ -32,12 +32,12 @@ half ({kind}[4, 64] x) => ({kind}[4, 64] y)
 NUMBERS = {"float16": 10, "bfloat16": 16}
 
 
-def half_model(kind: str) -> onnx.ModelProto:
+def half_model(kind: str, one: tuple[int, ...] = (1,)) -> onnx.ModelProto:
     model = onnx.parser.parse_model(GRAPH.format(kind=kind, number=NUMBERS[kind]))
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((64, 64)).astype(getattr(ml_dtypes, kind, np.float16))
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, weight.dtype), "one"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(one, weight.dtype), "one"))
     return model
 
 
@@ -46,9 +46,10 @@ def feeds() -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((4, 64)).astype(np.float16)}
 
 
+@pytest.mark.parametrize("one", [(1,), ()], ids=["row", "scalar"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_the_reference_computes_in_float32(kind: str, feeds: dict[str, Any]) -> None:
-    model = half_model(kind)
+def test_the_reference_computes_in_float32(kind: str, one: tuple[int, ...], feeds: dict[str, Any]) -> None:
+    model = half_model(kind, one)
     dtype = np.dtype(getattr(ml_dtypes, kind, np.float16))
     x = feeds["x"].astype(dtype)
     reference = Reference(load(model), threads=1)
@@ -57,6 +58,8 @@ def test_the_reference_computes_in_float32(kind: str, feeds: dict[str, Any]) -> 
     scores = x.astype(np.float64) @ weight + 1
     want = np.exp(scores - scores.max(-1, keepdims=True))
     want /= want.sum(-1, keepdims=True)
+    assert "in float32" in reference.who
+    assert [limit.note for limit in reference.tolerance({"x": x}, {"y": got}).values()] == [""]
     assert got.dtype == dtype
     # one rounding, that of the output itself
     assert np.abs(got.astype(np.float64) - want).max() <= 2**-8 * want.max()

@@ -94,10 +94,9 @@ class Float32Model:
             if tensor.name not in is_read or (tensor.data_type not in HALVES and not is_cast):
                 self.proto.graph.initializer.append(numpy_helper.from_array(array, tensor.name))
                 continue
-            self.weights[tensor.name] = np.ascontiguousarray(array.astype(np.float32))
-            light = TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=array.shape)
-            n_bytes = self.weights[tensor.name].nbytes
-            self.proto.graph.initializer.append(outside(light, PLACE, offset=0, length=n_bytes))
+            wide = self.weights[tensor.name] = np.asarray(array, np.float32, order="C")
+            light = TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=wide.shape)
+            self.proto.graph.initializer.append(outside(light, PLACE, offset=0, length=wide.nbytes))
         self._half_values = _half_values(model)
         _widen_graph(self.proto.graph)
         for function in self.proto.functions:
