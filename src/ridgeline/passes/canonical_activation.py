@@ -114,13 +114,16 @@ class HardSwish(Fusion):
         return _as_large(op, m, op.HardSwish(m.x), 6.0)
 
 
-class HardSigmoid(HardSwish):
+class HardSigmoid(Fusion):
     """min(max(x + 3, 0), 6) / 6"""
 
     may_change = (Change.ROUNDING,)
 
     def pattern(self, op: Any, x: Any) -> Any:
         return _sixth(op, _relu6_of_shifted(op, x))
+
+    def check(self, m: Match) -> None:
+        _require_float(m)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return op.HardSigmoid(m.x, alpha=1.0 / 6.0, beta=0.5)

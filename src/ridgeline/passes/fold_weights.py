@@ -152,6 +152,14 @@ class BatchNormAlone(Fusion):
         return op.Add(scaled, op.const(shift.reshape(shape).astype(dtype)))
 
 
+def _require_constants(m: Match) -> None:
+    """Weights and bias of a convolution, and what follows for each channel, are known."""
+    _require_float_weight(m)
+    _per_channel(m, "c")
+    if m.b is not None:
+        m.array("b")
+
+
 class ScaleIntoConv(Fusion):
     """Conv(x, w, b)·s = Conv(x, w·s, b·s): scale folded into Conv weights"""
 
@@ -161,10 +169,7 @@ class ScaleIntoConv(Fusion):
         return op.Mul(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
 
     def check(self, m: Match) -> None:
-        _require_float_weight(m)
-        _per_channel(m, "c")
-        if m.b is not None:
-            m.array("b")
+        _require_constants(m)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         scale = _per_channel(m, "c")
@@ -172,13 +177,16 @@ class ScaleIntoConv(Fusion):
         return _again(op, m, op.const(_scaled_weight(m, scale)), b)
 
 
-class ShiftIntoConv(ScaleIntoConv):
+class ShiftIntoConv(Fusion):
     """Conv(x, w, b) + c = Conv(x, w, b + c): per-channel constant folded into Conv bias"""
 
     may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
 
     def pattern(self, op: Any, x: Any, w: Any, b: Any, c: Any) -> Any:
         return op.Add(op.either(op.Conv(x, w, b), op.ConvTranspose(x, w, b)), op.known(c))
+
+    def check(self, m: Match) -> None:
+        _require_constants(m)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         return _again(op, m, m.w, op.const(_narrowed(m, _bias(m) + _per_channel(m, "c"))))
