@@ -46,7 +46,7 @@ from ridgeline.select.loop import select
 from ridgeline.select.padding import require_paddable
 from ridgeline.select.planner import SelectingPlanner
 from ridgeline.select.planning import plan_variant
-from ridgeline.select.shapes import Shapes, choose_every_shapes
+from ridgeline.select.shapes import Shapes, choose_every_shapes, require_tensors
 from ridgeline.select.subgraphs import with_bodies
 from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out
@@ -149,6 +149,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             guards = check_guards(reference, sample) if sample is not None else ()
             weights = weights_of(loaded.model) | default_weights(loaded.defaults)
             unfused = Inference.of(loaded.model, options.limits, weights)
+            require_tensors(loaded.model, target)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
             refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target)
             fused = fused_model(loaded, every_shapes, options, machine)

@@ -39,10 +39,9 @@ class CudaInstance(Instance):
         """Where the steps are captured, and where runs go that come without a stream of their own."""
         return own_stream(self)
 
-    def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
+    def _require_memory(self, inputs: Mapping[str, TensorSpec]) -> None:
         input_bytes = sum(spec.nbytes for spec in inputs.values())
         require_memory({"arena": self.layout.arena_bytes, "inputs": input_bytes})
-        super()._allocate(inputs)
 
     def execute(self) -> None:
         """Queue the whole run on the current stream."""

@@ -75,16 +75,20 @@ class Instance:
         )
 
     def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
+        self._require_memory(inputs)
+        with torch.inference_mode(False):  # memory that may be written to in any mode
+            self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8, device=self.device)
+            self._own_inputs = {name: empty(spec, self.device) for name, spec in inputs.items()}
+
+    def _require_memory(self, inputs: Mapping[str, TensorSpec]) -> None:
+        """Raise before more is allocated than there may be."""
         total = self.layout.arena_bytes + sum(spec.nbytes for spec in inputs.values())
-        if self.device == "cpu" and total > self.program.limits.planned_bytes:
+        if total > self.program.limits.planned_bytes:
             raise LimitError(
                 f"an engine at {', '.join(f'{n}: {spec}' for n, spec in inputs.items())} needs more memory "
                 "than its limit",
                 limit="planned_bytes", got=total, allowed=self.program.limits.planned_bytes,
             )  # fmt: skip
-        with torch.inference_mode(False):  # memory that may be written to in any mode
-            self.arena = torch.empty(self.layout.arena_bytes, dtype=torch.uint8, device=self.device)
-            self._own_inputs = {name: empty(spec, self.device) for name, spec in inputs.items()}
 
     def _bind_steps(self, sites: Sequence[PlacedSite], bind: Bind) -> list[BoundStep]:
         steps = []

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
+import onnx_ir as ir
 from torch import Tensor
 
 from ridgeline.base.guards import Term
-from ridgeline.base.spec import Port, TensorSpec
+from ridgeline.base.spec import Port, Target, TensorSpec
 from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedError, first_line
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
@@ -91,8 +92,6 @@ def choose_every_shapes(
 ) -> list[Shapes]:
     """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
     inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
-    if options.target != "cpu":
-        refuse_loose((*inputs, *ports(loaded.model.graph.outputs, what="output")))
     sized_by = shape_inputs(inference.program, inputs)
     made = []
     for profile in options.profiles or ({},):
@@ -209,10 +208,11 @@ def sample_shapes(inputs: Sequence[Port], profile: Resolved, sample: Sample) -> 
     return with_values(made, profile, "opt")
 
 
-def refuse_loose(every: Sequence[Port]) -> None:
+def require_tensors(model: ir.Model, target: Target) -> None:
     """A GPU holds numbers only."""
+    every = (*ports(model.graph.inputs, what="input"), *ports(model.graph.outputs, what="output"))
     rows = [f"{port.name}: {port}" for port in every if port.is_non_tensor]
-    if rows:
+    if rows and target.traits.is_gpu:
         raise UnsupportedError("a GPU takes and gives tensors of numbers", rows=rows, help="--target cpu")
 
 
