@@ -72,3 +72,14 @@ def test_every_heading_that_is_linked_exists() -> None:
         if heading and heading not in headings(to)
     ]
     assert not broken, "\n".join(broken)
+
+
+def test_files_that_pages_name_are_there() -> None:
+    named = re.compile(r"`((?:src/ridgeline|tests|bench|docs|examples)/[\w./-]+\.(?:py|md|json))`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
