@@ -110,7 +110,11 @@ def to_onnx(program: ExportedProgram, names: Sequence[str] | None = None) -> ir.
             assert exported is not None, "the dynamo exporter hands its program out"
             _fold(exported.model)
     except Exception as error:
-        raise UnsupportedError("PyTorch cannot write this module as ONNX", got=said(error)) from error
+        raise UnsupportedError(
+            "PyTorch cannot write this module as ONNX",
+            got=said(error),
+            help="an op of torch.library needs a plugin with an op of its name: ridgeline.register_op",
+        ) from error
     assert exported.exported_program is not None, "and what it was made of"
     signature = exported.exported_program.graph_signature
     called = dict(zip(signature.user_inputs, names or signature.user_inputs, strict=True))
