@@ -201,13 +201,15 @@ class Catalog:
         missing = [(need, why) for need in needed if (why := self._why_not(need)) is not None]
         if missing:
             cures = [
-                "build the engine again" if why.startswith(CHANGED) else need.get or f"install {need.plugin}"
+                "build the engine again" if why.startswith(CHANGED)
+                else f"the file says: {need.get}" if need.get
+                else f"install {need.plugin} {need.version}"
                 for need, why in missing
-            ]
+            ]  # fmt: skip
             raise PluginError(
                 "this engine needs plugins that are not here, or are not as they were",
                 rows=[f"{n.plugin} {n.version}, for {', '.join(n.uses)}{why}" for n, why in missing],
-                help=f"the file says: {'; '.join(cures)}; `ridge plugins` lists what is installed",
+                help=f"{'; '.join(cures)}; `ridge plugins` lists what is installed",
             )
 
     def _why_not(self, need: Needed) -> str | None:
