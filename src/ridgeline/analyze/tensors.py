@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.runtime.non_tensor import element_name, flattened
+from ridgeline.verify.metrics import as_float64, is_numeric, max_abs
 
 
 @dataclass(frozen=True)
@@ -49,38 +50,22 @@ def differences(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -
     for name, expected in want.items():
         b = np.asarray(expected)
         a = np.asarray(got[name]) if name in got else None
-        if a is None or a.shape != b.shape or not (_is_numeric(a) and _is_numeric(b)):
+        if a is None or a.shape != b.shape or not (is_numeric(a) and is_numeric(b)):
             same = a is not None and bool(np.array_equal(a, b))
             rows.append(Difference(name, 0.0 if same else math.inf, 0.0))
             continue
-        wide = b.astype(np.float64)
-        rows.append(Difference(name, _max_difference(a.astype(np.float64), wide), _largest(wide)))
+        rows.append(Difference(name, max_abs(a, b), _largest(as_float64(b))))
     return tuple(rows)
 
 
 def _row(name: str, array: np.ndarray, file: str) -> TensorRow:
     dtype, shape = element_name(array), tuple(array.shape)
-    numbers = array.astype(np.float64) if _is_numeric(array) else np.zeros(0)
+    numbers = as_float64(array) if is_numeric(array) else np.zeros(0)
     finite = numbers[np.isfinite(numbers)]
     nans = int(np.isnan(numbers).sum())
     infs = numbers.size - finite.size - nans
     low, mean, high = (float(take(finite)) if finite.size else None for take in (np.min, np.mean, np.max))
     return TensorRow(name, dtype, shape, low, mean, high, nans, infs, file)
-
-
-def _is_numeric(array: np.ndarray) -> bool:
-    # bfloat16 and the 8-bit floats come from ml_dtypes as kind V; they convert to float64 all the same
-    return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
-
-
-def _max_difference(a: np.ndarray, b: np.ndarray) -> float:
-    if not a.size:
-        return 0.0
-    if not bool(np.array_equal(np.isnan(a), np.isnan(b))):
-        return math.inf
-    with np.errstate(invalid="ignore"):
-        gap = np.where((a == b) | np.isnan(a), 0.0, np.abs(a - b))
-    return float(gap.max())
 
 
 def _largest(array: np.ndarray) -> float:

@@ -23,7 +23,8 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.padding import shapes_to_pad
-from ridgeline.verify.reference import Reference, Tolerance, distance_of, reach_of
+from ridgeline.verify.metrics import distance_of, reach_of, unequal_share
+from ridgeline.verify.reference import Reference, Tolerance
 
 Outputs = dict[str, np.ndarray]
 UNTOLD = (
@@ -56,7 +57,7 @@ def _compare_one(
         note = f"got {got.dtype}{list(got.shape)}, want {want.dtype}{list(want.shape)}"
         return Check(name, output, shapes, math.inf, limit.distance, False, note)
     if str(want.dtype) not in EPSILON:
-        share = float(np.mean(got != want)) if want.size else 0.0
+        share = unequal_share(got, want)
         is_near = share == 0 or distance_of(got, want) <= limit.distance
         note = "share of other values" if is_near else "values far from the reference's"
         return Check(name, output, shapes, share, limit.share, share <= limit.share and is_near, note)

@@ -35,6 +35,7 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import weights_of
 from ridgeline.verify.compare import compare, feeds_text
 from ridgeline.verify.limited_run import run_on_floor
+from ridgeline.verify.metrics import max_abs
 from ridgeline.verify.reference import Reference, Tolerance
 
 FIRST_WRONG = "the first stage that is wrong: "
@@ -240,8 +241,5 @@ def _off(got: Tensor, want: Tensor) -> float:
     if not want.is_floating_point():
         return 0.0 if torch.equal(got, want) else math.inf
     eps = EPSILON.get(str(want.dtype).removeprefix("torch."), EPSILON["bfloat16"])
-    distance = (got.double() - want.double()).abs()
-    both_special = ~torch.isfinite(got.double()) & (got.double().nan_to_num() == want.double().nan_to_num())
-    distance = torch.where(both_special, 0.0, distance.nan_to_num(nan=math.inf))
     scale = want.double().abs().nan_to_num(posinf=0.0).max()
-    return float(distance.max() / (1024 * eps * scale + 1e-300))
+    return max_abs(to_numpy(got), to_numpy(want)) / float(1024 * eps * scale + 1e-300)

@@ -39,6 +39,7 @@ from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_inside, widen_feeds
 from ridgeline.verify.limited_run import LimitedRun
+from ridgeline.verify.metrics import distance_of, reach_of, unequal_share
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
 
@@ -50,7 +51,6 @@ HALF_STEPS = 4
 FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
 COPIED_BYTES = 64 << 20
-PIECE = 1 << 16
 # ops whose operands may broadcast in ONNX, but not in ONNX Runtime
 NARROWER = ("Attention", "RotaryEmbedding")
 
@@ -349,7 +349,8 @@ def _is_narrower(error: Exception) -> bool:
 def _code_digest() -> str:
     """The digest of the code that measures tolerances and verdicts."""
     here = Path(__file__)
-    return hashlib.sha256(here.read_bytes() + here.with_name("float32_reference.py").read_bytes()).hexdigest()
+    files = (here, here.with_name("float32_reference.py"), here.with_name("metrics.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,7 @@ def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray], half: str) -> 
     kind = str(expected.dtype)
     same_shape = [m for m in moved if m.shape == expected.shape]
     if kind not in EPSILON:
-        share = max((float(np.mean(m != expected)) for m in same_shape if m.size), default=0.0)
+        share = max((unequal_share(m, expected) for m in same_shape if m.size), default=0.0)
         reach = max((distance_of(m, expected) for m in same_shape if m.size), default=0.0)
         return Tolerance(2 * reach, min(1.0, 2 * share))
     finite = np.isfinite(expected)
@@ -379,17 +380,3 @@ def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray], half: str) -> 
         both = finite & np.isfinite(m)
         reach = max(reach, reach_of(m, expected) if both.all() else reach_of(m[both], expected[both]))
     return Tolerance(2 * reach + 2 * max(EPSILON[kind], EPSILON.get(half, 0.0)) * scale)
-
-
-def reach_of(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest distance between finite floats, piece by piece: fresh memory costs more than the sums."""
-    one, other = got.reshape(-1), want.reshape(-1)
-    pieces = (slice(i, i + PIECE) for i in range(0, one.size, PIECE))
-    return max((float(np.abs(one[p].astype(np.float64) - other[p]).max()) for p in pieces), default=0.0)
-
-
-def distance_of(got: np.ndarray, want: np.ndarray) -> float:
-    """How far integers are apart; for strings and the like, infinitely if at all."""
-    if want.dtype.kind not in "iub":
-        return 0.0 if np.array_equal(got, want) else math.inf
-    return reach_of(got, want.astype(np.float64))
