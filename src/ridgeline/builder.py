@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.export import ExportedProgram
 
+from ridgeline.base.arrays import data_files
 from ridgeline.base.choices import Refusal
 from ridgeline.base.progress import Progress, shown
 from ridgeline.base.spec import Target
@@ -52,7 +53,7 @@ from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out
 from ridgeline.targets import Machine, TacticOptions, machine_of, target_named
 from ridgeline.verify import trials as checks
-from ridgeline.verify.compare import data_files, load_data, versions
+from ridgeline.verify.compare import load_data, versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.module import check_guards, check_sample
 from ridgeline.verify.reference import Reference

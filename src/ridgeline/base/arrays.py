@@ -40,3 +40,13 @@ def load_sample(path: Path, inputs: Sequence[str]) -> dict[str, np.ndarray]:
         if name not in inputs:
             raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
     return found
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The user's files of inputs, at least one."""
+    if not folder.exists():
+        raise OptionError(f"there is no folder {str(folder)!r}", want="a folder of .npz files, or one")
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    if not files:
+        raise OptionError(f"no .npz file is in {str(folder)!r}", want="files with one array per input")
+    return files

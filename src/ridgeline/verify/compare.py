@@ -15,9 +15,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
-from ridgeline.base.arrays import load_sample
+from ridgeline.base.arrays import data_files, load_sample
 from ridgeline.base.spec import EPSILON
-from ridgeline.errors import InputError, ModelError, OptionError, VerifyError
+from ridgeline.errors import InputError, ModelError, VerifyError
 from ridgeline.plan.report import Check
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.engine import Engine
@@ -180,16 +180,6 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
         rows += compare(f"padded along {dim}", got, want, limits, feeds_text(specs))
     require(rows, where="padding: rows that are cut off again reach others")
     return rows
-
-
-def data_files(folder: Path) -> list[Path]:
-    """The user's files of inputs, at least one."""
-    if not folder.exists():
-        raise OptionError(f"there is no folder {str(folder)!r}", want="a folder of .npz files, or one")
-    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
-    if not files:
-        raise OptionError(f"no .npz file is in {str(folder)!r}", want="files with one array per input")
-    return files
 
 
 def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:

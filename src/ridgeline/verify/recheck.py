@@ -9,6 +9,7 @@ from time import perf_counter
 
 from torch import nn
 
+from ridgeline.base.arrays import data_files
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
 from ridgeline.base.spec import Port
@@ -19,7 +20,7 @@ from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
-from ridgeline.verify.compare import data_files, versions
+from ridgeline.verify.compare import versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.trials import verify_profiles

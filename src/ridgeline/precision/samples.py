@@ -1,0 +1,224 @@
+"""Data sets to calibrate and judge with: any source of inputs, gone through as often as needed, checked once.
+
+A source is a folder of .npz files, a list or iterator of dicts, a torch DataLoader or a Hugging Face dataset.
+Samples are handed out one row at a time, so that nothing that is measured depends on the size of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ridgeline.base.arrays import data_files, load_sample
+from ridgeline.base.spec import Port
+from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.kernels.elements import numpy_dtype
+
+Feeds: TypeAlias = dict[str, np.ndarray]
+# one sample in so many is held back to judge with
+HELD_BACK = 4
+WANTED = "a folder of .npz files, dicts of arrays by input name, a DataLoader or a data set with such columns"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs of a model by name, row by row. Iterating it again gives the same rows."""
+
+    read: Callable[[], Iterator[tuple[str, Feeds]]]  # batches as the source has them, with their names
+    inputs: tuple[Port, ...]
+    keeps: Callable[[str], bool] = lambda digest: True  # by the digest of a row
+    drawn: bool = False  # at random, since the user gave none
+
+    @staticmethod
+    def of(source: Any, inputs: Sequence[Port]) -> Samples:
+        """The samples of a user's source; the first is looked at now, so that a wrong source is refused."""
+        ports = tuple(port for port in inputs if not port.is_non_tensor)
+        samples = Samples(_reader(source, [port.name for port in ports]), ports)
+        samples.require_some()
+        return samples
+
+    def __iter__(self) -> Iterator[Feeds]:
+        for name, batch in self.read():
+            checked = {port.name: _checked(name, port, batch[port.name]) for port in self.inputs}
+            for row in _rows(checked, self.inputs):
+                if self.keeps(row_digest(row)):
+                    yield row
+
+    def require_some(self) -> None:
+        if next(iter(self), None) is None:
+            raise OptionError("the data set has no sample", want=WANTED)
+
+    def split(self) -> tuple[Samples, Samples]:
+        """Rows to calibrate with and rows to judge with.
+
+        The content of a row decides, so that order and batches do not. A set that is too small to be divided
+        serves as both.
+        """
+        first = Samples(self.read, self.inputs, lambda digest: not _is_held_back(digest), self.drawn)
+        second = Samples(self.read, self.inputs, _is_held_back, self.drawn)
+        if next(iter(first), None) is None or next(iter(second), None) is None:
+            return self, self
+        return first, second
+
+    def digest(self) -> str:
+        """Equal for the same rows in any order and in any batches."""
+        total = sum(int(row_digest(row), 16) for row in self)
+        return f"{total % (1 << 128):032x}"
+
+
+def row_digest(row: Mapping[str, np.ndarray]) -> str:
+    made = hashlib.sha256()
+    for name in sorted(row):
+        made.update(f"{name} {row[name].dtype} {row[name].shape}".encode())
+        made.update(np.ascontiguousarray(row[name]).tobytes())
+    return made.hexdigest()[:32]
+
+
+def _is_held_back(digest: str) -> bool:
+    return int(digest, 16) % HELD_BACK == 0
+
+
+def drawn_samples(
+    draw: Callable[[int], Mapping[str, Any]], seeds: Sequence[int], inputs: Sequence[Port]
+) -> Samples:
+    """Random inputs, for a model of which no data is given."""
+    ports = tuple(port for port in inputs if not port.is_non_tensor)
+
+    def read() -> Iterator[tuple[str, Feeds]]:
+        for seed in seeds:
+            drawn = draw(seed)
+            yield f"drawn {seed}", {port.name: np.asarray(drawn[port.name]) for port in ports}
+
+    return Samples(read, ports, drawn=True)
+
+
+def _reader(source: Any, names: Sequence[str]) -> Callable[[], Iterator[tuple[str, Feeds]]]:
+    """How the source is gone through from the start."""
+    if isinstance(source, (str, Path)):
+        files = data_files(Path(source))
+        return lambda: ((path.name, load_sample(path, names)) for path in files)
+    if callable(source) and not hasattr(source, "__iter__"):
+        return lambda: _named(source(), names)
+    if isinstance(source, Mapping):
+        return lambda: _named([source], names)
+    if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+        raise OptionError("the data is no data set", got=type(source).__name__, want=WANTED)
+    if hasattr(source, "__next__"):  # it can be gone through once
+        return _Spooled(source, names).read
+    return lambda: _named(source, names)
+
+
+def _named(items: Iterable[Any], names: Sequence[str]) -> Iterator[tuple[str, Feeds]]:
+    for i, item in enumerate(items):
+        yield f"sample {i}", _by_name(item, names, f"sample {i}")
+
+
+def _by_name(item: Any, names: Sequence[str], where: str) -> Feeds:
+    """A sample as arrays by name: a mapping by its keys, a sequence by position."""
+    if isinstance(item, Mapping):
+        missing = [name for name in names if name not in item]
+        if missing:
+            found = [str(key) for key in item]
+            raise OptionError(
+                f"{where} has nothing for input {missing[0]!r}",
+                got=", ".join(found) or "nothing",
+                help=did_you_mean(missing[0], found) if found else "",
+            )
+        return {name: _array(item[name]) for name in names}
+    if isinstance(item, (list, tuple)) and not np.isscalar(item[0] if item else 0):
+        if len(item) < len(names):
+            raise OptionError(f"{where} has {len(item)} values", want=f"one for each of {', '.join(names)}")
+        return {name: _array(value) for name, value in zip(names, item, strict=False)}
+    if len(names) == 1:
+        return {names[0]: _array(item)}
+    raise OptionError(f"{where} does not say which input is which", got=type(item).__name__, want=WANTED)
+
+
+def _array(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+class _Spooled:
+    """What an iterator gives, kept in files, since an iterator can be gone through once only."""
+
+    def __init__(self, source: Any, names: Sequence[str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-samples-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._source: Iterator[Any] | None = iter(source)
+        self._names = list(names)
+        self._count = 0
+
+    def read(self) -> Iterator[tuple[str, Feeds]]:
+        for i in range(self._count):
+            yield f"sample {i}", load_sample(self._path(i), self._names)
+        while self._source is not None:
+            try:
+                item = next(self._source)
+            except StopIteration:
+                self._source = None
+                return
+            made = _by_name(item, self._names, f"sample {self._count}")
+            np.savez(self._path(self._count), allow_pickle=False, **made)
+            self._count += 1
+            yield f"sample {self._count - 1}", made
+
+    def _path(self, i: int) -> Path:
+        return self._folder / f"{i}.npz"
+
+
+def _checked(where: str, port: Port, array: np.ndarray) -> np.ndarray:
+    """An array as the input takes it, with the batch axis that a single row may lack."""
+    wanted = numpy_dtype(port.dtype)
+    if array.dtype != wanted:
+        is_python = (
+            array.dtype in (np.dtype(np.int64), np.dtype(np.float64)) and array.dtype.kind == wanted.kind
+        )
+        if not is_python:
+            raise OptionError(
+                f"{where} has {port.name!r} in another type", got=str(array.dtype), want=str(wanted)
+            )
+        array = array.astype(wanted)
+    dims = port.dims
+    if dims is not None and array.ndim == len(dims) - 1:
+        array = array[None]
+    fits = dims is None or (
+        array.ndim == len(dims)
+        and all(
+            isinstance(dim, str) or dim == size for dim, size in zip(dims[1:], array.shape[1:], strict=True)
+        )
+        and (not dims or isinstance(dims[0], str) or (dims[0] and array.shape[0] % dims[0] == 0))
+    )
+    if not fits:
+        raise OptionError(
+            f"{where} has {port.name!r} in another shape", got=str(list(array.shape)), want=str(port)
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        what = "NaN" if np.isnan(array).any() else "infinity"
+        raise OptionError(f"{where} has {what} in {port.name!r}", want="numbers that the model is meant for")
+    return array
+
+
+def _rows(batch: Feeds, inputs: Sequence[Port]) -> Iterator[Feeds]:
+    """The rows of a batch one by one, where all inputs have the same first axis; else the batch as it is.
+
+    Of a model whose first axis has a fixed size, as many rows at a time as it takes.
+    """
+    firsts = {port.dims[0] if port.dims else 0 for port in inputs}
+    sizes = {len(array) if array.ndim else 0 for array in batch.values()}
+    if len(firsts) != 1 or len(sizes) != 1:
+        yield batch
+        return
+    first, size = firsts.pop(), sizes.pop()
+    step = 1 if isinstance(first, str) else first
+    for i in range(0, size, max(step, 1)):
+        yield {name: array[i : i + step] if step else array for name, array in batch.items()}

@@ -1,0 +1,111 @@
+"""Data sets: every kind of source gives the same rows, and a wrong one is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.base.spec import Port
+from ridgeline.errors import OptionError
+from ridgeline.precision.samples import Samples
+
+PORTS = (Port("x", "float32", ("N", 3)), Port("ids", "int64", ("N",)))
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+IDS = np.arange(8, dtype=np.int64)
+
+
+def batches(size: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": X[i : i + size], "ids": IDS[i : i + size]} for i in range(0, 8, size)]
+
+
+def folder(path: Path, size: int) -> Path:
+    for i, batch in enumerate(batches(size)):
+        np.savez(path / f"{i}.npz", **batch)
+    return path
+
+
+class Columns:
+    """A data set with columns, as Hugging Face has them: rows without a batch axis, in plain lists."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i >= 8:
+            raise IndexError
+        return {"x": X[i].tolist(), "ids": int(IDS[i]), "label": "cat"}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(8))
+
+
+def loader(size: int) -> Any:
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(IDS)), batch_size=size
+    )
+
+
+def sources(path: Path) -> dict[str, Any]:
+    return {
+        "folder": folder(path, 4),
+        "text": str(path),
+        "list": batches(1),
+        "iterator": iter(batches(8)),
+        "function": lambda: batches(2),
+        "loader": loader(4),
+        "columns": Columns(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "text", "list", "iterator", "function", "loader", "columns"])
+def test_every_source_gives_the_same_rows_again_and_again(kind: str, tmp_path: Path) -> None:
+    samples = Samples.of(sources(tmp_path)[kind], PORTS)
+    for _ in range(2):
+        rows = list(samples)
+        assert [row["x"].shape for row in rows] == [(1, 3)] * 8
+        np.testing.assert_array_equal(np.concatenate([row["x"] for row in rows]), X)
+        np.testing.assert_array_equal(np.concatenate([row["ids"] for row in rows]), IDS)
+
+
+def test_batches_and_order_change_neither_the_digest_nor_the_split() -> None:
+    shuffled = [batches(1)[i] for i in (3, 1, 7, 0, 2, 6, 5, 4)]
+    sets = [Samples.of(source, PORTS) for source in (batches(1), batches(4), batches(8), shuffled)]
+    assert len({samples.digest() for samples in sets}) == 1
+    halves = [[sorted(float(row["x"][0, 0]) for row in part) for part in samples.split()] for samples in sets]
+    assert all(half == halves[0] for half in halves)
+    assert halves[0][0]
+    assert halves[0][1]
+    assert not set(halves[0][0]) & set(halves[0][1])
+
+
+def test_one_sample_is_not_divided() -> None:
+    samples = Samples.of(batches(1)[:1], PORTS)
+    first, second = samples.split()
+    assert len(list(first)) == len(list(second)) == 1
+
+
+def test_a_model_of_fixed_batch_takes_batches_of_many() -> None:
+    samples = Samples.of(batches(8), (Port("x", "float32", (2, 3)), Port("ids", "int64", (2,))))
+    assert [row["x"].shape for row in samples] == [(2, 3)] * 4
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ([], "no sample"),
+        ([{"y": X, "ids": IDS}], "nothing for input 'x'"),
+        ([{"x": X[:, :2], "ids": IDS}], "another shape"),
+        ([{"x": X.astype(np.float16), "ids": IDS}], "another type"),
+        ([{"x": X, "ids": IDS.astype(np.float64)}], "another type"),
+        ([{"x": np.full((1, 3), np.nan, np.float32), "ids": IDS[:1]}], "NaN in 'x'"),
+        ([{"x": np.full((1, 3), np.inf, np.float32), "ids": IDS[:1]}], "infinity in 'x'"),
+        ([(X,)], "1 values"),
+        (7, "no data set"),
+        ("/nowhere", "no folder"),
+    ],
+)
+def test_wrong_data_is_refused(source: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        Samples.of(source, PORTS)
