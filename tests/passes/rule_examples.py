@@ -34,6 +34,29 @@ def _heads(lines: str, more: str = "", consts: str = "") -> Example:
     return Example(body, sizes=(("B", 2), ("S", 3), ("T", 5)))
 
 
+def _levels(lines: str, *, made: str = "float[B,6] y", zero: str = "z") -> Example:
+    return Example(f"""g (float[B,6] x) => ({made})
+        <float s = {{0.5}}, int8 z = {{3}}, int8 zero = {{0}}, int8 least = {{-128}}, float low = {{-70.0}},
+        float high = {{64.0}}> {{
+        q = QuantizeLinear(x, s, {zero})
+        {lines}
+    }}""")
+
+
+def _dynamic(product: str, weight: str, x: str, y: str) -> Example:
+    return Example(
+        f"""g ({x}) => ({y})
+        <{weight} = {{127, -128, 5, -7, 100, 33, -60, 1}}, float ws = {{0.01}}, int8 wz = {{3}}> {{
+        q, s, z = DynamicQuantizeLinear(x)
+        {product}
+        f = Cast<to = 1>(i)
+        u = Mul(s, ws)
+        y = Mul(f, u)
+    }}""",
+        judge_of_nothing="",
+    )
+
+
 _GATE = "a = Add(x, three)\n c = Clip(a, zero, six)\n"
 _SCORES = "kt = Transpose<perm = [0, 1, 3, 2]>(k)\n s = MatMul(q, kt)\n d = Mul(s, part)\n"
 _CONV = "float[B,2,4,4] x, float[3,2,3,3] w, float[3] b"
@@ -175,4 +198,28 @@ EXAMPLES: dict[str, Example] = {
         c = Conv(x, w, b) y = Add(c, s) }}""", ("w", "b", "s")),
     "PadIntoWindow": Example(f"""g ({_CONV}) => (float[B,3,4,4] y)
         <int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}> {{ p = Pad(x, pads) y = Conv(p, w, b) }}""", ("w", "b")),
+    "NoZeroPoint": _levels("y = DequantizeLinear(q, s, zero)", zero="zero"),
+    "LevelsAgain": _levels("d = DequantizeLinear(q, s, z)\n p = QuantizeLinear(d, s, z)\n"
+        "y = DequantizeLinear(p, s, z)"),
+    "DequantizeLate": _levels("d = DequantizeLinear(q, s, z)\n y = Transpose(d)", made="float[6,B] y"),
+    "QuantizeEarly": _levels(
+        "d = Neg(x)\n t = Transpose(d)\n y = QuantizeLinear(t, s, z)", made="int8[6,B] y"),
+    "ReluOfLevels": _levels("d = DequantizeLinear(q, s, least)\n y = Relu(d)", zero="least"),
+    "ReluIntoLevels": _levels("r = Relu(x)\n y = QuantizeLinear(r, s, least)", made="int8[B,6] y"),
+    "ClipIntoLevels": _levels("r = Clip(x, low, high)\n y = QuantizeLinear(r, s, z)", made="int8[B,6] y"),
+    "QLinearConvAsConv": Example("""g (float[B,2,3,3] x) => (uint8[B,3,3,3] y)
+        <float s = {0.05}, uint8 z = {131}, int8[3,2,1,1] w = {127, -128, 5, -7, 100, 33},
+        float[3] ws = {0.01, 0.02, 0.007}, int8[3] wz = {0, 3, -1}, float ys = {0.1}, uint8 yz = {7},
+        int32[3] b = {300, -5000, 17}> {
+        q = QuantizeLinear(x, s, z)
+        y = QLinearConv(q, s, z, w, ws, wz, ys, yz, b) }""", judge="reference", judge_of_nothing=""),
+    "QLinearMatMulAsMatMul": Example("""g (float[B,3] x) => (int8[B,2] y)
+        <float s = {0.05}, int8 z = {-7}, int8[3,2] w = {127, -128, 5, -7, 100, 33},
+        float[2] ws = {0.01, 0.02}, int8[2] wz = {0, 3}, float ys = {0.1}, int8 yz = {7}> {
+        q = QuantizeLinear(x, s, z)
+        y = QLinearMatMul(q, s, z, w, ws, wz, ys, yz) }"""),
+    "IntegerMatMul": _dynamic(
+        "i = MatMulInteger(q, w, z, wz)", "int8[4,2] w", "float[B,4] x", "float[B,2] y"),
+    "IntegerConv": _dynamic("i = ConvInteger<pads = [1, 1, 1, 1]>(q, w, z, wz)", "int8[2,1,2,2] w",
+        "float[B,1,3,3] x", "float[B,2,4,4] y"),
 }  # fmt: skip

@@ -60,12 +60,13 @@ class Case:
         return self.name
 
 
-LARGE = frozenset({Change.INTERMEDIATE, Change.HALF_OVERFLOW})
+LARGE = frozenset({Change.INTERMEDIATE, Change.HALF_OVERFLOW, Change.DYNAMIC_SCALE})
+NOT_FINITE = frozenset({Change.BARRED_KEYS, Change.DYNAMIC_SCALE})
 CASES = [
     Case("plain", 1.0),
-    Case("nan", math.nan, frozenset({Change.BARRED_KEYS})),
-    Case("inf", math.inf, frozenset({Change.BARRED_KEYS})),
-    Case("-inf", -math.inf, frozenset({Change.BARRED_KEYS})),
+    Case("nan", math.nan, NOT_FINITE),
+    Case("inf", math.inf, NOT_FINITE),
+    Case("-inf", -math.inf, NOT_FINITE),
     Case("squares that overflow", 1e21, frozenset({Change.BARRED_KEYS})),
     Case("largest", math.nan, LARGE),
     Case("zero", 0.0),
@@ -122,6 +123,8 @@ def test_the_same_outcome(name: str) -> None:
         finite = np.abs(want[np.isfinite(want)].astype(np.float64))
         step = np.finfo(want.dtype).eps if want.dtype.kind == "f" else 0.0
         slack = 64 * step * max(finite.max(initial=0.0), 1e-30)
+        if Change.LEVEL in may_change and want.dtype.kind in "iu":
+            slack = 1.0
         np.testing.assert_allclose(
             got.astype(np.float64), want.astype(np.float64), rtol=0.0, atol=slack, err_msg=str(case)
         )

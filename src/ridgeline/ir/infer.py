@@ -24,6 +24,7 @@ from ridgeline.ir.host_ops import HOST_OPS
 from ridgeline.ir.op_given import MisfitError
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a, row_of
+from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
 # more than any mask or index that shapes alone decide; computed once for each new set of shapes
@@ -229,6 +230,8 @@ def _evaluate(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Sequ
     is_computed = not is_a(op, Kind.RANDOM) and not has(op, Trait.WRONG_IN_REFERENCE)
     if not is_computed or any(n not in state.values for n in op.inputs if n):
         return []
+    if quantizes(op) or dequantizes(op):
+        return []  # levels are never shape arithmetic, and weights stay as small as they are
     made_bytes = sum(state.specs[n].nbytes for n in op.outputs if n in state.specs)
     if any(n not in state.specs or state.specs[n].numel > HOST_NUMEL for n in op.outputs if n):
         return []

@@ -13,6 +13,7 @@ from ridgeline.ir.body import Program
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a
+from ridgeline.ir.quant import LEVEL_TYPES, dequantizes
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # what generated code computes, in any order of the elements
@@ -36,7 +37,12 @@ def assign_layouts(program: Program, inferred: Inferred) -> None:
         ops, _ = program.flat_ops([region])
         for name in {n for op in ops for n in op.outputs} | set(region.outputs):
             spec = inferred.specs.get(name)
-            if spec is not None and len(spec.shape) == 4 and spec.is_float and name not in program.outputs:
+            if (
+                spec is not None
+                and len(spec.shape) == 4
+                and _holds_images(spec)
+                and name not in program.outputs
+            ):
                 last.add(name)
     for name in last:
         inferred.specs[name] = replace(inferred.specs[name], layout="channels_last")
@@ -48,10 +54,15 @@ def _only_convolved(program: Program) -> set[str]:
     others: set[str] = set(program.outputs)
     for region in program.regions:
         first = {op.inputs[0] for op in region.body.ops if op.op_type in CONVOLUTIONS}
+        first |= {op.inputs[0] for op in region.body.ops if dequantizes(op) and op.outputs[0] in first}
         for inner, outer in zip(region.body.inputs, region.inputs, strict=True):
             uses = [op for op in region.body.ops if inner in op.inputs]
             (images if inner in first and len(uses) == 1 else others).add(outer)
     return images - others
+
+
+def _holds_images(spec: TensorSpec) -> bool:
+    return spec.is_float or spec.dtype in LEVEL_TYPES
 
 
 def _is_wide(spec: TensorSpec | None) -> bool:

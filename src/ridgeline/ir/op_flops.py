@@ -50,6 +50,7 @@ FLOPS: Mapping[str, Flops | int] = {
     "Attention": _attention, "Shape": 0, "Constant": 0, "Cast": 0,
     "Softmax": 5, "LogSoftmax": 6, "LayerNormalization": 8, "RMSNormalization": 5, "GroupNormalization": 8,
     "InstanceNormalization": 8, "BatchNormalization": 2, "Gelu": 8, "Erf": 8, "Tanh": 8, "Sigmoid": 4,
+    "QuantizeLinear": 4, "DequantizeLinear": 2,
     "Exp": 4, "Log": 4, "HardSwish": 4, "Swish": 5, "Mish": 12, "Pow": 8,
 }  # fmt: skip
 

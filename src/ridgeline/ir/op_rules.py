@@ -28,6 +28,7 @@ from ridgeline.ir.op_given import (
 )
 from ridgeline.ir.op_row import InferRule, Kind
 from ridgeline.ir.op_rules_products import PRODUCT_RULES
+from ridgeline.ir.op_rules_quant import QUANT_RULES
 
 GivenSpecs: TypeAlias = Sequence[TensorSpec | None]
 GivenValues: TypeAlias = Sequence[np.ndarray | None]
@@ -245,7 +246,7 @@ _ELEMENTWISE = """
 Mod BitwiseAnd BitwiseOr BitwiseXor BitShift Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cosh Sinh
 """
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **PRODUCT_RULES,
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise), **PRODUCT_RULES, **QUANT_RULES,
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice,
     "Pad": _pad, "Gather": _gather, "Tile": _tile, "DepthToSpace": _depth_to_space,

@@ -51,6 +51,7 @@ _POINTWISE = """
 Add Sub Mul Div Pow Sqrt Reciprocal Neg Abs Exp Log Erf Tanh Sigmoid Relu LeakyRelu PRelu Clip HardSigmoid
 HardSwish Gelu Swish Softplus Softsign Elu Selu Celu Mish ThresholdedRelu Min Max Mean Sum Where Equal Greater
 Less GreaterOrEqual LessOrEqual And Or Not Xor Cast Floor Ceil Round Sign IsNaN IsInf Sin Cos Tan Identity
+QuantizeLinear DequantizeLinear
 """
 _VIEWS = "Reshape Squeeze Unsqueeze Flatten Identity"
 _KINDS = {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ridgeline.base.spec import Body, Site, Target
 from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.quant import levels_and_scales
 from ridgeline.ir.validate import validate
 
 # a float this short is a scale or a bound that decides how a region runs; a longer one is data
@@ -42,8 +43,10 @@ def make_site(program: Program, region: Region, inferred: Inferred, target: Targ
     outer = {name: region.outer(name) for name in names if name}
     specs = {name: inferred.specs[out] for name, out in outer.items() if out in inferred.specs}
     weights = frozenset(n for n in region.body.inputs if outer.get(n) in program.weights)
-    values = {}
+    values, quantized = {}, levels_and_scales(region.body)
     for name in region.body.inputs:
+        if name in quantized:
+            continue
         array = inferred.values.get(outer.get(name, ""))
         if array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
             values[name] = array

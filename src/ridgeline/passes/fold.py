@@ -35,8 +35,7 @@ BOUNDED_BY_INPUT = frozenset({"NonZero", "Compress", "Unique"})
 SIZES_READ = 64  # elements of a constant that may say how large a result is
 
 _NEVER = of_kind(Kind.RANDOM | Kind.CONTROL) | with_trait(Trait.WRONG_IN_REFERENCE) | {
-    # folding these would undo the quantisation of the weights
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+    "DynamicQuantizeLinear",
     # the reference evaluator takes seconds for them, and no exporter leaves them on constants
     "Conv", "ConvInteger", "Resize", "LSTM", "GRU", "RNN",
 }  # fmt: skip
@@ -107,7 +106,7 @@ def _fold_known_elements(node: ir.Node, names: Names) -> bool:
 
 def _evaluate(node: ir.Node, names: Names, room: Room) -> bool:
     inputs = [None if value is None else constant(value) for value in node.inputs]
-    if node.op_type in _NEVER or not inputs:
+    if node.op_type in _NEVER or not inputs or _undoes_quantisation(node):
         return False
     if any(value is not None and array is None for value, array in zip(node.inputs, inputs, strict=True)):
         return False
@@ -125,6 +124,16 @@ def _evaluate(node: ir.Node, names: Names, room: Room) -> bool:
         return False
     arrays = [np.asarray(array) for array in outputs]
     return sum(array.nbytes for array in arrays) <= limit and _settle(node, arrays, names)
+
+
+def _undoes_quantisation(node: ir.Node) -> bool:
+    """Whether folding would make a weight larger: a scale, and a bias in 32 bits, stay as they are."""
+    if node.op_type != "DequantizeLinear" or node.inputs[0].dtype == ir.DataType.INT32:
+        return False
+    readers = list(node.outputs[0].uses())
+    return not readers or any(
+        use.idx == 0 or use.node.op_type not in ("QuantizeLinear", "DequantizeLinear") for use in readers
+    )
 
 
 def _output_bytes(node: ir.Node, inputs: list[np.ndarray | None], read_bytes: int) -> int | None:

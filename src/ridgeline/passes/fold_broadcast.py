@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
+from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.passes.broadcast import Cores, broadcast_values, known
 from ridgeline.passes.fold_shape import Size, sizes
 from ridgeline.passes.match import attribute, constant
@@ -30,6 +31,8 @@ def fold_broadcast(model: ir.Model) -> None:
                 continue
             if node.op_type == "Attention":
                 _settle_mask(node, cores, names)
+            elif quantizes(node) or dequantizes(node):
+                continue  # their operands are not broadcast
             elif is_a(node, Kind.POINTWISE) and node.outputs[0] not in cores:
                 _read_constants(node, cores, made, names)
                 _read_unbroadcast(node)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import DOMAIN, node_sources, op_of
 from ridgeline.ir.provenance import SOURCES, node_name
+from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.passes.rule import replace_value
 
 # constants up to this size say what a region computes (axes, epsilons, bounds) and live inside it
@@ -83,6 +84,9 @@ def is_inlined(value: ir.Value) -> bool:
     tensor = value.const_value
     if tensor is None or value.is_graph_input():
         return False
+    # scales differ from layer to layer: inside a body they would make regions of one shape different ones
+    if any(quantizes(node) or dequantizes(node) for node, _ in value.uses()):
+        return False
     limit = INLINE_INT_NUMEL if tensor.dtype.is_integer() else INLINE_NUMEL
     return bool(tensor.size <= limit)
 
@@ -127,9 +131,9 @@ def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.
 
 def _call(model: ir.Model, name: str, group: _Group, taken: set[str]) -> None:
     nodes, outputs = group.nodes, group.outputs
-    call = ir.Node(
-        DOMAIN, name, group.inputs, num_outputs=len(outputs), name=_unique(node_name(nodes[0]), taken)
-    )
+    # what a region computes says more than what it reads its operands with
+    lead = next((node for node in nodes if not dequantizes(node)), nodes[0])
+    call = ir.Node(DOMAIN, name, group.inputs, num_outputs=len(outputs), name=_unique(node_name(lead), taken))
     sources = dict.fromkeys(source for node in nodes for source in node_sources(node))
     call.metadata_props[SOURCES] = ";".join(sources)
     model.graph.insert_after(nodes[-1], call)

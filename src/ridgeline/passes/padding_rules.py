@@ -109,6 +109,12 @@ def _pointwise(at: At) -> int | None:
     return _aligned(at, range(len(at.op.inputs)))
 
 
+def _first_operand(at: At) -> int | None:
+    """Scales and zero points lie along an axis of their own."""
+    at.only(0)
+    return _aligned(at, (0,))
+
+
 def _expand(at: At) -> int | None:
     axis = _aligned(at, (0,))
     if axis is not None:
@@ -320,6 +326,7 @@ _IMAGES = (
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(of_kind(Kind.POINTWISE), _pointwise),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _first_operand),
     **dict.fromkeys(_IMAGES, _batch_only),
     **{name: _along(default) for name, default in _ALONG.items()},
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),

@@ -16,6 +16,13 @@ from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.outline import leaving, name_nodes, outline
+from ridgeline.passes.quant_regions import (
+    drop_trailing,
+    ends_dequantized,
+    repeat_dequantizers,
+    take_dequantizers,
+    take_levels,
+)
 from ridgeline.passes.take_moves import guard_of, views_after, views_before
 
 MAX_POINTWISE_OUTPUTS = 4
@@ -27,12 +34,18 @@ EPILOGUE_OPS: set[str] = set()
 
 def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> list[Refusal]:
     """Fuse the model in place. Returns what was refused, and why."""
+    inferred = repeat_dequantizers(model, inferred)
     name_nodes(model.graph)
     part = Partition(model.graph, inferred, target)
-    for name, kind in (("product", Kind.PRODUCT), ("row", Kind.ROW)):
-        for node in model.graph:
-            if is_a(node, kind) and _settles(part, node):
-                _start(part, part.start(name, node))
+    products = [part.start("product", n) for n in model.graph if is_a(n, Kind.PRODUCT) and _settles(part, n)]
+    # before any region grows: the one before would take them behind its QuantizeLinear
+    for draft in products:
+        take_dequantizers(part, draft, [draft.anchor])
+    for draft in products:
+        _start(part, draft)
+    for node in model.graph:
+        if is_a(node, Kind.ROW) and _settles(part, node):
+            _start(part, part.start("row", node))
     for node in model.graph if target.traits.reads_by_index else ():
         if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
             _start(part, part.start("product", node))
@@ -69,9 +82,11 @@ def _grow_down(part: Partition, draft: Draft) -> None:
     while True:
         found = _next_tip(part, draft, tip)
         if found is None:
+            take_levels(part, draft, tip)
             return
         added, tip = found
         part.take(draft, added)
+        take_dequantizers(part, draft, added)
 
 
 def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Node], ir.Value] | None:
@@ -94,7 +109,7 @@ def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Nod
             if node not in added:
                 added.append(node)
         live = leaving([*draft.nodes, *added])
-        if len(live) == 1 and live[0] is not tip:
+        if len(live) == 1 and live[0] is not tip and not ends_dequantized(live[0], [*draft.nodes, *added]):
             return added, live[0]
         frontier = [node for value in live for node in part.consumers(value) if node not in added]
         frontier = [node for node in frontier if node not in draft.nodes]
@@ -168,7 +183,9 @@ def _pointwise_regions(part: Partition) -> None:
                         part.refuse("pointwise", "too many results would leave the region", follower, value)
                         continue
                     part.take(draft, [follower])
+                    take_dequantizers(part, draft, [follower])
                     grown = True
+        drop_trailing(part, draft)
         _note_boundaries(part, draft)
 
 

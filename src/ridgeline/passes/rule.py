@@ -129,6 +129,8 @@ class Change(Enum):
     SIGNED_ZERO = "the sign of a zero"
     HALF_OVERFLOW = "half types: an overflow that wider sums or an unrounded intermediate avoid"
     INTERMEDIATE = "where an intermediate overflows, once a constant factor or a sum has moved past it"
+    LEVEL = "one level of a quantised result, where a sum falls between two"
+    DYNAMIC_SCALE = "which of NaN and infinity comes out where a scale found at run time is not finite"
     BARRED_KEYS = "whether NaN and infinities of keys that a mask bars reach the result"
 
 

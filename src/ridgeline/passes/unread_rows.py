@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
+from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.passes.fold_shape import part_of, sizes
 from ridgeline.passes.match import attribute, captured_values, constant, is_read
 from ridgeline.passes.rule import GraphOps, Names, replace_value
@@ -95,6 +96,9 @@ def _row_operands(node: ir.Node, rows: Rows) -> list[int] | None:
         return [0] if not is_masked and len(out) == 3 and rows.axis == 1 else None
     if not is_a(node, Kind.POINTWISE):
         return None
+    if quantizes(node) or dequantizes(node):  # a scale of several numbers lies along an axis of its own
+        scale = sizes(node.inputs[1])
+        return [0] if scale is not None and all(size == 1 for size in scale) else None
     found = []
     for index, value in enumerate(node.inputs):
         dims = sizes(value) if value is not None else ()

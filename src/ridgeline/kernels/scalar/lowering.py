@@ -310,3 +310,13 @@ class Lowering:
         leaves = [leaf for axis in val.axes if axis != ONE for leaf in self.axes.leaves(axis)]
         if len(set(leaves)) != len(leaves):
             raise RefusedError("a value meets its own transpose")
+
+
+def reshaped(low: Lowering, x: Val, shape: Sequence[int]) -> Val:
+    """The same items in the same order, as another shape."""
+    axes = [axis for axis in x.axes if axis != ONE]
+    sizes = [size for size in shape if size != 1]
+    if list(low.axes.sizes_of(axes)) != sizes:
+        axes = low.axes.reshaped(axes, sizes)
+    rest = iter(axes)
+    return replace(x, shape=tuple(shape), axes=tuple(ONE if s == 1 else next(rest) for s in shape))

@@ -12,8 +12,8 @@ from ridgeline.base.spec import Op
 from ridgeline.ir.moves import cuts, pads, parts
 from ridgeline.ir.op_given import Given, MisfitError, NotKnownError, given_at
 from ridgeline.kernels.scalar.axes import ONE
-from ridgeline.kernels.scalar.lowering import Lowering, Move, Val
-from ridgeline.kernels.scalar.ops import Handler, args_of, number, permuted, reshaped
+from ridgeline.kernels.scalar.lowering import Lowering, Move, Val, reshaped
+from ridgeline.kernels.scalar.ops import Handler, args_of, number, permuted
 
 Found = TypeVar("Found")
 

@@ -14,7 +14,8 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
 from ridgeline.frontend.types import ELEMENT_NAMES
 from ridgeline.kernels.scalar.axes import ONE
-from ridgeline.kernels.scalar.lowering import Lowering, Val
+from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
+from ridgeline.kernels.scalar.quant import dequantize, quantize
 
 Handler: TypeAlias = Callable[[Lowering, Op], Sequence[Val]]
 
@@ -204,16 +205,6 @@ def permuted(x: Val, order: Sequence[int]) -> Val:
     return replace(x, shape=tuple(x.shape[d] for d in order), axes=tuple(x.axes[d] for d in order))
 
 
-def reshaped(low: Lowering, x: Val, shape: Sequence[int]) -> Val:
-    """The same items in the same order, as another shape."""
-    axes = [axis for axis in x.axes if axis != ONE]
-    sizes = [size for size in shape if size != 1]
-    if list(low.axes.sizes_of(axes)) != sizes:
-        axes = low.axes.reshaped(axes, sizes)
-    rest = iter(axes)
-    return replace(x, shape=tuple(shape), axes=tuple(ONE if s == 1 else next(rest) for s in shape))
-
-
 def _reshape(low: Lowering, op: Op) -> Sequence[Val]:
     """Reshape, Squeeze, Unsqueeze, Flatten."""
     return [reshaped(low, low.value(op.inputs[0]), low.site.specs[op.outputs[0]].shape)]
@@ -272,4 +263,5 @@ POINTWISE: dict[str, Handler] = {
     "IsNaN": _text("{0} != {0}", "bool"), "IsInf": _is_inf, "BatchNormalization": _batch_norm,
     "Identity": _identity, "Transpose": _transpose, "Expand": _expand, "Reshape": _reshape,
     "Squeeze": _reshape, "Unsqueeze": _reshape, "Flatten": _reshape,
+    "QuantizeLinear": quantize, "DequantizeLinear": dequantize,
 }  # fmt: skip

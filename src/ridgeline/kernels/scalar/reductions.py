@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
-from ridgeline.kernels.scalar.lowering import Lowering, Val
+from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
 from ridgeline.kernels.scalar.ops import (
     FLOATS,
     POINTWISE,
@@ -18,7 +18,6 @@ from ridgeline.kernels.scalar.ops import (
     number,
     per_channel,
     require_float,
-    reshaped,
 )
 from ridgeline.kernels.scalar.program import Program, Traits
 

@@ -1,0 +1,84 @@
+"""QuantizeLinear and DequantizeLinear in scalar steps, with one scale, one per channel, or one per block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.base.choices import RefusedError
+from ridgeline.base.spec import Op
+from ridgeline.kernels.scalar.axes import ONE
+from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
+
+# the ends of the integer types that have a C type of their own
+LEVELS = {
+    "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535),
+}  # fmt: skip
+FLOAT32 = 1  # as ONNX counts element types
+
+
+def dequantize(low: Lowering, op: Op) -> Sequence[Val]:
+    """(x - zero) * scale, computed in float32."""
+    x, scale, zero, whole = _operands(low, op)
+    wide = low.cast(x, "float32")
+    if zero is not None:
+        wide = low.map("{0} - {1}", wide, low.cast(zero, "float32"))
+    made = low.map("{0} * {1}", wide, low.cast(scale, "float32"))
+    return [_as_whole(low, low.cast(made, low.site.specs[op.outputs[0]].dtype), whole)]
+
+
+def quantize(low: Lowering, op: Op) -> Sequence[Val]:
+    """x / scale rounded to the nearest, ties to even, + zero, saturated; NaN becomes the least level."""
+    x, scale, zero, whole = _operands(low, op)
+    if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
+        raise RefusedError("it divides in another type than float32")
+    dtype = low.site.specs[op.outputs[0]].dtype
+    if dtype not in LEVELS:
+        raise RefusedError(f"levels are {dtype}, which has no type in generated kernels")
+    level = low.map("rl_round(rl_div({0}, {1}))", low.cast(x, "float32"), low.cast(scale, "float32"))
+    if zero is not None:
+        level = low.map("{0} + {1}", level, low.cast(zero, "float32"))
+    least, most = (low.constant(float(end), "float32") for end in LEVELS[dtype])
+    # a NaN fails the first test
+    level = low.map("rl_where({0} >= {1}, {0}, {1})", level, least)
+    level = low.map("rl_where({0} <= {1}, {0}, {1})", level, most)
+    return [_as_whole(low, low.cast(level, dtype), whole)]
+
+
+def _operands(low: Lowering, op: Op) -> tuple[Val, Val, Val | None, tuple[int, ...] | None]:
+    """x, scale and zero point side by side, and the shape of x where it was cut into blocks for that."""
+    x, scale = (low.value(name) for name in op.inputs[:2])
+    zero = low.value(op.inputs[2]) if len(op.inputs) > 2 and op.inputs[2] else None
+    for name in op.inputs:
+        if name and low.site.specs[name].dtype == "float64":
+            raise RefusedError("scales in double")
+    block = int(op.attrs.get("block_size", 0))
+    axis = int(op.attrs.get("axis", 1))
+    if block and _numel(scale) > 1:
+        axis %= len(x.shape)
+        if x.shape[axis] % block:
+            raise RefusedError(f"the last block of {block} is not whole in {x.shape[axis]}")
+        cut = (*x.shape[:axis], x.shape[axis] // block, block, *x.shape[axis + 1 :])
+        blocks = (*cut[: axis + 1], 1, *cut[axis + 2 :])
+        spread = None if zero is None else reshaped(low, zero, blocks)
+        return reshaped(low, x, cut), reshaped(low, scale, blocks), spread, x.shape
+    return x, _along(scale, x, axis), None if zero is None else _along(zero, x, axis), None
+
+
+def _numel(val: Val) -> int:
+    count = 1
+    for size in val.shape:
+        count *= size
+    return count
+
+
+def _along(val: Val, x: Val, axis: int) -> Val:
+    """[C] as channels of x along `axis`; one number as a scalar."""
+    if _numel(val) == 1:
+        return replace(val, shape=(), axes=())
+    after = len(x.shape) - 1 - axis % len(x.shape)
+    return replace(val, shape=(*val.shape, *(1,) * after), axes=(*val.axes, *(ONE,) * after))
+
+
+def _as_whole(low: Lowering, val: Val, shape: tuple[int, ...] | None) -> Val:
+    return val if shape is None else reshaped(low, val, shape)
