@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ridgeline.analyze.bench import BenchReport
 from ridgeline.analyze.buckets import Proposal
+from ridgeline.analyze.compare import Comparison
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
@@ -52,6 +53,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "engine": ("`ridge build`, `show`, `settle`", Summary, ("file", "file_bytes", "source")),
     "outputs": ("`ridge run`, in `rows`", TensorRow, ("file",)),
     "checks": ("`ridge verify`", Report, ("file", "source")),
+    "comparison": ("`ridge compare`", Comparison, ()),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),

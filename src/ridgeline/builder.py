@@ -28,6 +28,7 @@ from ridgeline.ir.infer import Inferred
 from ridgeline.options import Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
+from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.check import check_ports
@@ -85,6 +86,7 @@ def build(
     data: str | Path | None = None,
     new_shapes: str = "serve",
     pad: bool = False,
+    fusion: bool = True,
     limits: Limits | Mapping[str, int] | None = None,
     **unknown: Any,
 ) -> Engine:
@@ -152,7 +154,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             unfused = Inference.of(loaded.model, options.limits, weights)
             require_tensors(loaded.model, target)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
-            refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target)
+            refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target, is_wanted=options.fusion)
             fused = fused_model(loaded, every_shapes, options, machine)
             contexts = selection_contexts(fused, every_shapes, options, machine)
         with clock.stage("reference"):
@@ -242,8 +244,11 @@ class Clock:
         logger.info("%s took %.1f s", name, self.seconds[name])
 
 
-def fuse(loaded: Loaded, inferred: Inferred, target: Target) -> list[Refusal]:
+def fuse(loaded: Loaded, inferred: Inferred, target: Target, *, is_wanted: bool = True) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
+    if not is_wanted:
+        name_nodes(loaded.model.graph)
+        return []
     refusals = partition(loaded.model, inferred, target=target)
     remove_unused(loaded.model)  # constants that now live inside functions
     return refusals

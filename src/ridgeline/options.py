@@ -133,6 +133,7 @@ class Options:
     without: tuple[str, ...] = ()  # tactics (by name or family) that must not be used
     new_shapes: NewShapes = "serve"  # at once, while kernels are compiled behind it; or wait for them
     pad: bool = False  # to the next profile, where that cannot change results
+    fusion: bool = True  # False: every op is a step of its own, so that each value exists and can be compared
     data: Path | None = None  # folder of .npz files to verify with, besides random inputs
     limits: Limits = DEFAULT_LIMITS
 
@@ -156,7 +157,7 @@ class Options:
                 got=repr(self.progress),
                 want="progress(stage: str, done: int, total: int, detail: str), or False for silence",
             )
-        for name in ("deterministic", "pad"):
+        for name in ("deterministic", "pad", "fusion"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} is not True or False", got=repr(getattr(self, name)))
         if self.pad and not self.profiles:

@@ -14,6 +14,7 @@ import typer
 from ridgeline import __version__
 from ridgeline.cli.commands_bench import bench
 from ridgeline.cli.commands_build import build, run
+from ridgeline.cli.commands_compare import compare
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
@@ -36,8 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    build, run, verify, bench, show, explain, shapes, kernels, settle, plugins, extract, lint, reduce,
-    demo,
+    build, run, verify, compare, bench, show, explain, shapes, kernels, settle, plugins, extract, lint,
+    reduce, demo,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 

@@ -1,0 +1,68 @@
+"""`ridge compare` as a command: tables, JSON, exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Ridge = Callable[..., tuple[int, str, str]]
+
+
+def test_an_engine_against_its_model(ridge: Ridge, tiny_engine: Path, tiny_model: Path) -> None:
+    status, out, _ = ridge("compare", tiny_engine, tiny_model, "--layers")
+    assert status == 0
+    assert "same" in out
+    assert "needs atol" in out
+    assert "no tensor diverges" in out
+
+
+def test_the_form_of_json(ridge: Ridge, tiny_model: Path) -> None:
+    status, out, _ = ridge("compare", f"{tiny_model}@floor", tiny_model, "--layers", "--json", "--draws", "2")
+    report = json.loads(out)
+    assert status == 0
+    assert report["schema"] == "ridgeline/comparison/1"
+    assert report["passed"]
+    assert len(report["layers"]) == 5
+    (row,) = report["outputs"]
+    assert row["metrics"]["relative_l2"] < 1e-5
+
+
+def test_sides_that_differ_exit_with_3(ridge: Ridge, tiny_model: Path, tiny_engine: Path) -> None:
+    status, out, err = ridge("compare", f"{tiny_model}@floor", tiny_model, "--atol", "0", "--layers")
+    assert status == 3
+    assert "first divergence" in out
+    assert "differ by more than is allowed" in err
+
+
+def test_two_machines(ridge: Ridge, tiny_model: Path, here: Path) -> None:
+    status, out, err = ridge("compare", f"{tiny_model}@floor", "--save-outputs", "there.npz")
+    assert (status, out) == (0, "")
+    assert "wrote there.npz" in err
+    status, out, _ = ridge("compare", tiny_model, "--load-outputs", here / "there.npz")
+    assert status == 0
+    assert "one op at a time" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "nothing to compare with"),
+        (("{model}", "--load-outputs", "x.npz"), "given together"),
+        (("--save-outputs", "x.txt"), "no file of saved outputs"),
+        (("{model}@fp17",), "names no way to run"),
+        (("{model}", "--budget", "-1"), "no tolerance"),
+        (("{engine}", "--unfused"), "fused already"),
+        (("{engine}@floor",), "built already"),
+        (("{model}", "--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_compared(
+    ridge: Ridge, tiny_model: Path, tiny_engine: Path, more: tuple[str, ...], said: str
+) -> None:
+    words = [word.format(model=tiny_model, engine=tiny_engine) for word in more]
+    status, out, err = ridge("compare", tiny_model, *words)
+    assert (status, out) == (1, "")
+    assert said in err
