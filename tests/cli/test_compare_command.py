@@ -53,7 +53,7 @@ def test_two_machines(ridge: Ridge, tiny_model: Path, here: Path) -> None:
         (("{model}", "--load-outputs", "x.npz"), "given together"),
         (("--save-outputs", "x.txt"), "no file of saved outputs"),
         (("{model}@fp17",), "names no way to run"),
-        (("{model}", "--budget", "-1"), "no tolerance"),
+        (("{model}", "--allow", "-1"), "no tolerance"),
         (("{engine}", "--unfused"), "fused already"),
         (("{engine}@floor",), "built already"),
         (("{model}", "--data", "nowhere"), "nowhere"),

@@ -26,25 +26,25 @@ STAGE = "compare"
 class Allowed:
     """What counts as the same: a relative L2 error per output, or |a - b| <= atol + rtol * |b| everywhere."""
 
-    budget: float = 1e-2
+    relative_l2: float = 1e-2
     atol: float | None = None
     rtol: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("budget", self.budget), ("atol", self.atol), ("rtol", self.rtol)):
+        for name, value in (("relative L2", self.relative_l2), ("atol", self.atol), ("rtol", self.rtol)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise OptionError(f"{name} is no tolerance", got=str(value), want="a number from 0 on")
 
     def takes(self, got: np.ndarray, want: np.ndarray) -> bool:
         if self.atol is None and self.rtol is None:
-            return relative_l2(got, want) <= self.budget
+            return relative_l2(got, want) <= self.relative_l2
         if not is_numeric(want):
             return bool(np.array_equal(got, want))
         return required_rtol(got, want, self.atol or 0.0) <= (self.rtol or 0.0)
 
     def __str__(self) -> str:
         if self.atol is None and self.rtol is None:
-            return f"relative L2 at most {self.budget:g}"
+            return f"relative L2 at most {self.relative_l2:g}"
         return f"|a - b| at most {self.atol or 0:g} + {self.rtol or 0:g}·|b| everywhere"
 
 

@@ -25,6 +25,8 @@ from ridgeline.plugins.entry_points import load_plugins
 
 REFERENCE, RUNTIME, FLOOR, ENGINE = "reference", "onnxruntime", "floor", "engine"
 LIBRARY = "ort"
+# options of a build in another precision, which other sides do without
+LOWERING = ("precision", "budget", "keep", "metric", "io", "data")
 HOWS = (REFERENCE, RUNTIME, FLOOR, ENGINE, *PRECISIONS)
 
 
@@ -46,7 +48,7 @@ def open_side(
     load_plugins()
     if how not in (REFERENCE, RUNTIME, FLOOR):
         return _built(text, path, how, options, is_unfused=is_unfused)
-    asked = make_options(dict(options))
+    asked = make_options({name: value for name, value in options.items() if name not in LOWERING})
     loaded = load(path, asked.limits)
     if how == FLOOR:
         return FloorSide(text, loaded, asked)

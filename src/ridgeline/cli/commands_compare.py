@@ -34,9 +34,9 @@ Samples = Annotated[
     typer.Option("--data", metavar="DIR", help="folder of .npz files; without it inputs are drawn"),
 ]
 Draws = Annotated[int, typer.Option(min=1, help="how many inputs are drawn")]
-Budget = Annotated[float, typer.Option(metavar="ERROR", help="largest relative L2 error of an output")]
+Allow = Annotated[float, typer.Option(metavar="ERROR", help="largest relative L2 error of an output")]
 Atol = Annotated[
-    float | None, typer.Option(metavar="ERROR", help="in place of the budget: |a - b| <= atol + rtol·|b|")
+    float | None, typer.Option(metavar="ERROR", help="in place of --allow: |a - b| <= atol + rtol·|b|")
 ]
 Rtol = Annotated[float | None, typer.Option(metavar="ERROR", help="as --atol")]
 SaveOutputs = Annotated[
@@ -55,7 +55,7 @@ def compare(
     unfused: Unfused = False,
     data: Samples = None,
     draws: Draws = DRAWS,
-    budget: Budget = 1e-2,
+    allow: Allow = 1e-2,
     atol: Atol = None,
     rtol: Rtol = None,
     save_outputs: SaveOutputs = None,
@@ -88,7 +88,7 @@ def compare(
     if save_outputs is not None:
         require_writable(save_outputs, option="--save-outputs")
     request = Request(
-        a, b if load_outputs is None else str(load_outputs), Allowed(budget, atol, rtol), options,
+        a, b if load_outputs is None else str(load_outputs), Allowed(allow, atol, rtol), options,
         data=data, draws=draws, with_layers=layers, is_unfused=unfused, trust=trust, save_to=save_outputs,
     )  # fmt: skip
     _show(request, as_json=json)
