@@ -1,0 +1,198 @@
+"""Accuracy, size and time of every precision on real models and real data, beside ONNX Runtime's own.
+
+python -m bench.accuracy                              # all tasks, bench/results/accuracy-DATE.json
+python -m bench.accuracy --only digits --rows fp32,int8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+import ridgeline
+from bench.accuracy_rows import ROWS, Made, Unavailable, Workspace, made
+from bench.accuracy_tasks import TASKS, Feeds, Score, Task
+from bench.zoo import MODELS
+from ridgeline.base.timing import wall_times_in_turn
+from ridgeline.verify.metrics import worst_relative_l2
+
+RESULTS = Path(__file__).parent / "results"
+BASE = "onnxruntime fp32"
+ROUNDS = 30
+# calls whose outputs are compared with fp32's, element by element
+COMPARED = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One precision of one task. `agreement` is with the answers of ONNX Runtime in fp32."""
+
+    task: str
+    row: str
+    metric: str
+    samples: int
+    calibration: int
+    score: float | None = None
+    agreement: float | None = None
+    error: float | None = None  # worst relative L2 of an output, over the first calls
+    size_bytes: int | None = None
+    median_us: float | None = None
+    speed: float | None = None  # time of ONNX Runtime in fp32, in turn with this, divided by ours
+    note: str = ""
+    why: str = ""  # why there is none
+
+
+class Recorded:
+    """A runner that remembers its first calls."""
+
+    def __init__(self, row: Made) -> None:
+        self._row = row
+        self.calls: list[tuple[Feeds, dict[str, np.ndarray]]] = []
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        outputs = dict(self._row.run(feeds))
+        if len(self.calls) < COMPARED:
+            self.calls.append((feeds, {name: np.asarray(array).copy() for name, array in outputs.items()}))
+        return outputs
+
+
+def measure(task: Task, rows: Sequence[str], workspace: Workspace) -> list[Row]:
+    """Every row of a task; the first is what the others are compared with."""
+    base = made(BASE, workspace, task)
+    recorded = Recorded(base)
+    reference = task.evaluate(recorded)
+    found = []
+    for name in rows:
+        start = time.perf_counter()
+        row = _row(task, name, workspace, base, recorded, reference)
+        found.append(row)
+        print(f"{_line(row)}  ({time.perf_counter() - start:.0f} s)", flush=True)
+    return found
+
+
+def _row(
+    task: Task, name: str, workspace: Workspace, base: Made, recorded: Recorded, reference: Score
+) -> Row:
+    head = (task.name, name, task.metric, task.samples, len(task.calibration))
+    try:
+        row = made(name, workspace, task)
+        score = task.evaluate(row.run)
+    except Unavailable as error:
+        return Row(*head, why=str(error))
+    except Exception as error:  # it was built, and does not run
+        return Row(*head, why=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    error = 0.0
+    for feeds, want in recorded.calls:
+        got = {n: np.asarray(a) for n, a in row.run(feeds).items()}
+        error = max(error, *worst_relative_l2(got, want).values())
+    feeds = recorded.calls[0][0]
+    ours, theirs = wall_times_in_turn([lambda: row.run(feeds), lambda: base.run(feeds)], ROUNDS)
+    return Row(
+        *head, score=score.value, agreement=task.agreement(score.answers, reference.answers), error=error,
+        size_bytes=row.size_bytes, median_us=ours, speed=theirs / ours, note=row.note,
+    )  # fmt: skip
+
+
+def _line(row: Row) -> str:
+    if row.score is None:
+        return f"{row.task:12} {row.row:28} –  {row.why[:140]}"
+    return (
+        f"{row.task:12} {row.row:28} {row.score:7.4f}  agrees {row.agreement:7.4f}  rel. L2 {row.error:8.2g}"
+        f"  {(row.size_bytes or 0) / 1e6:7.2f} MB  {row.median_us:9.0f} us  {row.speed:5.2f}x  {row.note}"
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of a page."""
+    lines = ["| task | row | score | agrees with fp32 | rel. L2 | MB | ms | × ORT fp32 | |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for row in rows:
+        if row.score is None:
+            lines.append(f"| {row.task} | {row.row} | – | – | – | – | – | – | {row.why} |")
+            continue
+        size, time_ms = (row.size_bytes or 0) / 1e6, (row.median_us or 0) / 1e3
+        figures = [f"{row.score:.4f}", f"{row.agreement:.4f}", f"{row.error:.2g}", f"{size:.2f}"]
+        figures += [f"{time_ms:.2f}", f"{row.speed:.2f}"]
+        lines.append(f"| {row.task} | {row.row} | {' | '.join(figures)} | {row.note} |")
+    return "\n".join(lines)
+
+
+def cpu_flags() -> list[str]:
+    """What of the processor decides about low precision."""
+    wanted = (
+        "avx512_vnni",
+        "avx_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+        "amx_int8",
+        "amx_bf16",
+        "avx512f",
+        "avx2",
+    )
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii")
+        return [flag for flag in wanted if f" {flag} " in text.replace("\n", " \n")]
+    return []
+
+
+def surroundings(arguments: argparse.Namespace) -> dict[str, object]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "target": arguments.target,
+        "threads": arguments.threads,
+        "level": arguments.level,
+        "machine": platform.processor() or platform.machine(),
+        "flags": cpu_flags(),
+        "load_average": os.getloadavg()[0],
+        "ridgeline": ridgeline.__version__,
+        "onnxruntime": ort.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(TASKS), help="tasks, by comma")
+    parser.add_argument("--rows", default=",".join(ROWS), help="rows, by comma")
+    parser.add_argument("--models", type=Path, default=MODELS)
+    parser.add_argument("--work", type=Path, help="folder for files that are made (default: a temporary one)")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--level", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    rows = [name.strip() for name in arguments.rows.split(",")]
+    for name in rows:
+        if name not in ROWS:
+            parser.error(f"no row {name!r}: {', '.join(ROWS)}")
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory(prefix="ridge-accuracy-") as temporary:
+        folder = arguments.work or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        workspace = Workspace(folder, arguments.target, arguments.threads, arguments.level)
+        found: list[Row] = []
+        for name in arguments.only.split(","):
+            found += measure(TASKS[name](arguments.models), rows, workspace)
+    path = arguments.output or RESULTS / f"accuracy-{datetime.now(UTC):%Y-%m-%d}.json"
+    report = {"about": surroundings(arguments), "rows": [asdict(row) for row in found]}
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{markdown(found)}\n\nwrote {path}")
+
+
+if __name__ == "__main__":
+    main()
