@@ -154,6 +154,7 @@ class Tactic:
     is_floor = False  # runs any region, op by op
     takes_open_shapes = False  # also where shapes inside a region depend on data
     is_examined = False  # a plugin's: it is run and compared at every set of shapes before it is believed
+    reads_levels = False  # takes quantised weights as they are; others get the numbers, evaluated at bind
     takes_spans = False  # may run neighbouring regions as one step
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False

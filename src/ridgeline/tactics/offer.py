@@ -15,6 +15,7 @@ from ridgeline.kernels.cpp.compiler import compile_many
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Bind, Launch, Offer, Refused, Tactic
+from ridgeline.tactics.constant_ops import offer_evaluated, without_constant_ops
 
 
 def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
@@ -23,15 +24,24 @@ def read_offer(tactic: Tactic, site: Site) -> Offer | Refused:
         return Refused(f"target is {site.target}, want {tactic.runs_on}")
     if not (tactic.takes_open_shapes or site.is_inferred):
         return Refused("a shape inside depends on data")
+    found = without_constant_ops(site) if site.is_inferred else None
+    # the floor is fastest on numbers; any other tactic may have a use for the levels
+    offer = Refused("") if tactic.is_floor and found is not None else _asked(tactic, site)
+    if isinstance(offer, Refused) and found is not None and not tactic.reads_levels:
+        offer = _asked(tactic, found.site)
+        offer = offer if isinstance(offer, Refused) else offer_evaluated(offer, found)
+    if isinstance(offer, Refused) or offer.extents is None:
+        return offer
+    return replace(offer, bind=partial(_bind_within, offer.bind, offer.extents))
+
+
+def _asked(tactic: Tactic, site: Site) -> Offer | Refused:
     try:
-        offer = tactic.offer(site)
+        return tactic.offer(site)
     except RefusedError as refusal:
         return Refused(str(refusal))
     except Exception as error:  # a site that the tactic's author did not think of
         return Refused(failure(error))
-    if isinstance(offer, Refused) or offer.extents is None:
-        return offer
-    return replace(offer, bind=partial(_bind_within, offer.bind, offer.extents))
 
 
 def _bind_within(

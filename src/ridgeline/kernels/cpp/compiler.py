@@ -57,6 +57,11 @@ def cpu_lanes(compiler: str) -> int:
     return 16 if "__AVX512F__" in macros else 8 if "__AVX2__" in macros else 4
 
 
+def cpu_has(compiler: str, features: Sequence[str]) -> bool:
+    """Whether this machine has one of these, as the compiler names them."""
+    return any(feature in _macros(compiler) for feature in features)
+
+
 class Library:
     """A loaded shared object. It is unloaded when neither it nor a function of it is referred to any more.
 

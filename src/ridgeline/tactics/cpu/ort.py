@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -25,6 +26,7 @@ from ridgeline.ir.body import model_proto
 from ridgeline.ir.infer import type_proto
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
+from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic, once
@@ -41,6 +43,7 @@ class Ort(Tactic):
 
     name = "ort"
     takes_open_shapes = True
+    reads_levels = True
     takes_spans = True
     spins_threads = True
 
@@ -145,11 +148,12 @@ class Ort(Tactic):
         lent = {n: t for n, t in weights.items() if t.nbytes >= LENT_BYTES and crosses(dtype_name(t))}
         constants |= {n: to_numpy(t) for n, t in weights.items() if n not in lent}
         used = {n for op in site.body.ops for n in op.inputs} | {*site.body.inputs, *site.body.outputs}
+        ops, zeros = _with_zero_points(site)
         model = model_proto(
-            site.body.ops,
+            ops,
             inputs={n: _port(site.specs.get(n), fixed=fixed) for n in live},
             outputs={n: _port(site.specs.get(n), fixed=fixed) for n in site.body.outputs},
-            constants={n: a for n, a in constants.items() if n in used},
+            constants={n: a for n, a in constants.items() if n in used} | zeros,
             opset_imports=self.opset_imports,
         )
         limit_trips(model.graph, self.limits.loop_trips)
@@ -158,7 +162,10 @@ class Ort(Tactic):
             "session.intra_op.allow_spinning": "1" if config.get("spin", False) else "0",
             # products with 4-bit weights would round their other operand to 8 bits
             "session.qdq_matmulnbits_accuracy_level": "1",
+            # without VNNI its products of 8-bit levels would saturate at 16 bits
+            "session.x64quantprecision": "1",
         }
+        settings |= QUANTISED if any(quantizes(op) or dequantizes(op) for op in ops) else {}
         options = session_options(threads=site.target.threads, settings=settings)
         options.use_deterministic_compute = bool(config.get("deterministic", False))
         if lent:
@@ -166,6 +173,33 @@ class Ort(Tactic):
             values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]
             options.add_external_initializers(list(lent), values)
         return open_session(model, options), sum(t.nbytes for t in lent.values())
+
+
+# its integer products need the bias behind them, and levels with a sign are off on x86 unless asked for
+QUANTISED = {
+    "optimization.disable_specified_optimizers": "MatMulAddFusion",
+    "session.qdqisint8allowed": "1",
+}
+
+
+def _with_zero_points(site: Site) -> tuple[list[Op], dict[str, np.ndarray]]:
+    """The ops, with a zero written wherever 8-bit levels have none: the integer kernels look for it."""
+    ops: list[Op] = []
+    zeros: dict[str, np.ndarray] = {}
+    for op in site.body.ops:
+        is_quantized = quantizes(op) or dequantizes(op)
+        levels = site.specs.get(op.outputs[0] if quantizes(op) else op.inputs[0]) if is_quantized else None
+        scale = site.specs.get(op.inputs[1]) if is_quantized else None
+        if levels is None or scale is None or levels.dtype not in ("int8", "uint8"):
+            ops.append(op)
+            continue
+        zero = op.inputs[2] if len(op.inputs) > 2 else ""
+        if not zero:
+            zero = f"{levels.dtype}{list(scale.shape)}.zero"
+            zeros[zero] = np.zeros(scale.shape, levels.dtype)
+        attrs = {name: value for name, value in op.attrs.items() if name != "output_dtype"}
+        ops.append(replace(op, inputs=(*op.inputs[:2], zero), attrs=attrs))
+    return ops, zeros
 
 
 def inside_bodies(tactics: Sequence[Tactic]) -> tuple[Tactic, ...]:

@@ -1,0 +1,182 @@
+"""Products of 8-bit levels in generated C++: exact sums at both ends of the types, any sizes and epilogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cpp_cases import empty
+from torch import Tensor
+
+from ridgeline.base.choices import RefusedError
+from ridgeline.base.spec import Body, Layout, Op, Site, Target, TensorSpec
+from ridgeline.kernels.cpp.compiler import cpu_has, find_compiler
+from ridgeline.tactics.base import Offer, Refused
+from ridgeline.tactics.cpu import cpp_levels
+from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels
+from ridgeline.tactics.offer import read_offer
+
+needs_vnni = pytest.mark.skipif(not cpu_has(find_compiler() or "c++", VNNI), reason="no VNNI here")
+KINDS = {"int8": torch.int8, "uint8": torch.uint8}
+
+
+def spec(tensor: Tensor, layout: Layout = "contiguous") -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), layout)
+
+
+def levels(shape: tuple[int, ...], kind: str, seed: int, extreme: str = "") -> Tensor:
+    ends = torch.iinfo(KINDS[kind])
+    if extreme:
+        return torch.full(shape, ends.max if extreme == "high" else ends.min, dtype=KINDS[kind])
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(ends.min, ends.max + 1, shape, generator=generator).to(KINDS[kind])
+
+
+class Case:
+    """A region DQ(x), DQ(w), product, bias, Relu, residual, Q, with its exact result."""
+
+    def __init__(self, x: Tensor, w: Tensor, *, zero: int | None, per_channel: bool, made: str = "uint8",
+                 attrs: dict[str, object] | None = None, last: bool = False, residual: bool = False,
+                 made_zero: int = 3, scale: float = 0.05) -> None:  # fmt: skip
+        is_conv = w.ndim > 2
+        n = w.shape[0] if is_conv else w.shape[1]
+        generator = torch.Generator().manual_seed(5)
+        scales = torch.rand(n if per_channel else 1, generator=generator) * 0.01 + 0.001
+        bias = torch.randn(n, generator=generator)
+        self.tensors = {
+            "x": x, "sx": torch.tensor(scale), "w": w, "b": bias,
+            "sw": scales if per_channel else scales.reshape(()),
+        }  # fmt: skip
+        if zero is not None:
+            self.tensors["zx"] = torch.tensor(zero).to(x.dtype)
+        shape = (-1, *(1,) * (w.ndim - 2)) if is_conv else (-1,)
+        centred = x.double() - (zero or 0)
+        weight = w.double()
+        if is_conv:
+            a = attrs or {}
+            sums = torch.nn.functional.conv2d(
+                centred,
+                weight,
+                None,
+                a.get("strides", 1),
+                a.get("pads", (0, 0))[:2],
+                a.get("dilations", 1),
+            )
+        else:
+            sums = centred @ weight
+        y = sums * float(np.float32(scale)) * scales.double().reshape(shape if per_channel else (1,))
+        y = (y + bias.double().reshape(shape)).clamp(min=0)
+        layout: Layout = "channels_last" if last else "contiguous"
+        ops = [
+            Op("DequantizeLinear", ("x", "sx", "zx") if zero is not None else ("x", "sx"), ("xf",)),
+            Op("DequantizeLinear", ("w", "sw"), ("wf",), {"axis": 0 if is_conv else 1}),
+        ]
+        if is_conv:
+            ops.append(Op("Conv", ("xf", "wf", "b"), ("c",), attrs or {}))
+        else:
+            ops += [Op("MatMul", ("xf", "wf"), ("m",)), Op("Add", ("m", "b"), ("c",))]
+        ops.append(Op("Relu", ("c",), ("r",)))
+        tip = "r"
+        if residual:
+            self.tensors["o"] = levels(tuple(y.shape), "uint8", 9)
+            if last:
+                self.tensors["o"] = self.tensors["o"].contiguous(memory_format=torch.channels_last)
+            self.tensors["so"] = torch.tensor(0.02)
+            ops += [Op("DequantizeLinear", ("o", "so"), ("of",)), Op("Add", ("r", "of"), ("a",))]
+            y = y + self.tensors["o"].double() * float(np.float32(0.02))
+            tip = "a"
+        self.step = 0.0
+        if made:
+            self.tensors["sy"] = torch.tensor(max(float(y.abs().max()) / 200, 1e-3))
+            self.tensors["zy"] = torch.tensor(made_zero).to(KINDS[made])
+            ops.append(Op("QuantizeLinear", (tip, "sy", "zy"), ("y",)))
+            ends, self.step = torch.iinfo(KINDS[made]), float(self.tensors["sy"])
+            y = ((y / self.step).round() + made_zero).clamp(ends.min, ends.max)
+        else:
+            ops[-1] = Op(ops[-1].op_type, ops[-1].inputs, ("y",))
+        self.exact = y
+        floats = {name: TensorSpec("float32", tuple(self.exact.shape), layout) for name in "cmra"}
+        specs = {
+            **floats, **{name: spec(t) for name, t in self.tensors.items()},
+            "x": spec(x, layout), "xf": TensorSpec("float32", tuple(x.shape), layout),
+            "wf": TensorSpec("float32", tuple(w.shape)), "of": TensorSpec("float32", tuple(y.shape), layout),
+            "y": TensorSpec(made or "float32", tuple(y.shape), layout),
+        }  # fmt: skip
+        if residual:
+            specs["o"] = spec(self.tensors["o"], layout)
+        self.weights = frozenset(self.tensors) - {"x", "o"}
+        body = Body(tuple(self.tensors), ("y",), tuple(ops))
+        self.site = Site(body, specs, self.weights, {}, Target(threads=2))
+
+    def check(self, cache_dir: Path) -> None:
+        offer = read_offer(CppLevels(cache_dir=cache_dir), self.site)
+        assert isinstance(offer, Offer), offer
+        for config in offer.configs:
+            launch = offer.bind(config, {name: self.tensors[name] for name in self.weights})
+            out = empty(self.site.outputs[0])
+            launch.run(list(self.tensors.values()), [out])
+            error = (out.double() - self.exact).abs().max()
+            if self.step:
+                assert error <= 1
+                assert (out.double() != self.exact).double().mean() <= 0.02
+            else:
+                assert error <= 1e-6 * self.exact.abs().max() + 1e-6
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 4, 1), (7, 36, 50), (130, 64, 33)])
+def test_products(tmp_path: Path, kind: str, m: int, k: int, n: int) -> None:
+    for zero, per_channel, made in ((None, True, "uint8"), (torch.iinfo(KINDS[kind]).max, False, "int8"),
+                                    (torch.iinfo(KINDS[kind]).min, True, "")):  # fmt: skip
+        case = Case(levels((m, k), kind, 1), levels((k, n), "int8", 2), zero=zero, per_channel=per_channel,
+                    made=made, residual=n == 50)  # fmt: skip
+        case.check(tmp_path)
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("ends", [("high", "high"), ("high", "low"), ("low", "low"), ("low", "high")])
+def test_no_sum_saturates(tmp_path: Path, kind: str, ends: tuple[str, str]) -> None:
+    """Pairs of extreme levels pass 16 bits, which is where instructions before VNNI saturate."""
+    x, w = levels((9, 1024), kind, 0, ends[0]), levels((1024, 20), "int8", 0, ends[1])
+    for zero in (None, torch.iinfo(KINDS[kind]).max):
+        Case(x, w, zero=zero, per_channel=True, made="").check(tmp_path)
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("channels", "kernel", "attrs"),
+    [
+        (8, 1, {}),
+        (8, 1, {"strides": (2, 2)}),
+        (3, 3, {"pads": (1, 1, 1, 1)}),
+        (5, 3, {"pads": (2, 1, 2, 1), "strides": (2, 1), "dilations": (2, 1)}),
+    ],
+)
+def test_convolutions(tmp_path: Path, channels: int, kernel: int, attrs: dict[str, tuple[int, ...]]) -> None:
+    for kind, zero in (("uint8", 255), ("int8", None)):
+        x = levels((2, channels, 7, 6), kind, 3).contiguous(memory_format=torch.channels_last)
+        w = levels((17, channels, kernel, kernel), "int8", 4)
+        Case(x, w, zero=zero, per_channel=True, attrs=dict(attrs), last=True, residual=True).check(tmp_path)
+
+
+def test_a_processor_without_vnni_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_levels, "cpu_has", lambda compiler, features: False)
+    case = Case(levels((4, 8), "uint8", 1), levels((8, 16), "int8", 2), zero=None, per_channel=True)
+    answer = read_offer(CppLevels(), case.site)
+    assert isinstance(answer, Refused)
+    assert "no VNNI" in answer.reason
+
+
+def test_weights_with_zero_points_and_blocks_are_refused() -> None:
+    case = Case(levels((4, 8), "uint8", 1), levels((8, 16), "int8", 2), zero=None, per_channel=True)
+    body = case.site.body
+    dequantize = Op("DequantizeLinear", ("w", "sw", "zx"), ("wf",), {"axis": 1})
+    ops = (body.ops[0], dequantize, *body.ops[2:])
+    specs = {**case.site.specs, "zx": TensorSpec("int8", (16,))}
+    site = Site(Body((*body.inputs, "zx"), body.outputs, ops), specs, case.weights | {"zx"}, {}, Target())
+    with pytest.raises(RefusedError, match="zero points"):
+        CppLevels().offer(site)
