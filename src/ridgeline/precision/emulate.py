@@ -49,9 +49,9 @@ class Emulator:
         self.ops, self._constants = program.flat_ops(program.regions)
         self.device = device
         self._last_read = {name: i for i, op in enumerate(self.ops) for name in reads_of(op)}
-        self._given = {n: on_device(t, device) for n, t in self.inference.weights.items()}
-        self._given |= {n: self._placed(taken_in(a)) for n, a in self._constants.items()}
-        self._kept = {*self._given, *self.outputs}
+        self.given = {n: on_device(t, device) for n, t in self.inference.weights.items()}
+        self.given |= {n: self._placed(taken_in(a)) for n, a in self._constants.items()}
+        self._kept = {*self.given, *self.outputs}
         self._runners: dict[int, list[RunOp]] = {}  # by the shapes that they were made for
 
     @property
@@ -98,7 +98,7 @@ class Emulator:
         return {name: values[name] for name in self.outputs}
 
     def _begin(self, feeds: Mapping[str, Any], observe: Observe | None) -> Values:
-        values: Values = dict(self._given)
+        values: Values = dict(self.given)
         for name in self.inference.program.inputs:
             values[name] = self._placed(taken_in(feeds[name]))
             if observe is not None and isinstance(values[name], Tensor):
