@@ -1,4 +1,4 @@
-"""How far outputs are from the original's, and how far they may be."""
+"""How far outputs are from the original's on held-out samples, and how far they may be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ridgeline.base.spec import EPSILON
 from ridgeline.errors import OptionError
+from ridgeline.verify.metrics import worst_relative_l2
 
 Outputs: TypeAlias = Mapping[str, np.ndarray]
 # (outputs of the engine, of the original, the inputs) -> an error, 0 for none
@@ -18,32 +18,9 @@ Metric: TypeAlias = Callable[[Outputs, Outputs, Outputs], float]
 DEFAULT_BUDGET, QUANTISED_BUDGET = 1e-2, 5e-2
 
 
-def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
-    """‖got − want‖ / ‖want‖ where both are finite; infinite where a number became NaN or infinite.
-
-    Of integers and booleans, the share of elements that differ.
-    """
-    if got.shape != want.shape:
-        return math.inf
-    if not want.size:
-        return 0.0
-    if str(want.dtype) not in EPSILON:
-        return float(np.mean(got != want))
-    a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    special = ~(np.isfinite(a) & np.isfinite(b))
-    if special.any():
-        if not np.array_equal(a[special], b[special], equal_nan=True):
-            return math.inf
-        a, b = a[~special], b[~special]
-    size, off = float(np.linalg.norm(b)), float(np.linalg.norm(a - b))
-    if size == 0.0:
-        return 0.0 if off == 0.0 else math.inf
-    return off / size
-
-
 @dataclass
 class Judgement:
-    """Errors of all samples: by output the worst, or what the user's metric says on average."""
+    """Errors over all samples: by output the worst, or the mean of what the user's metric says."""
 
     metric: Metric | None = None
     worst: dict[str, float] = field(default_factory=dict)
@@ -56,8 +33,7 @@ class Judgement:
         if self.metric is not None:
             self.total += _called(self.metric, got, want, feeds)
             return
-        for name, array in want.items():
-            error = relative_l2(np.asarray(got[name]), np.asarray(array))
+        for name, error in worst_relative_l2(got, want).items():
             self.worst[name] = max(self.worst.get(name, 0.0), error)
 
     @property

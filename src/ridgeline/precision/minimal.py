@@ -25,14 +25,14 @@ def minimal_set(
     known = dict.fromkeys(candidates)
     ordered = [name for name in dict.fromkeys(order) if name in known]
     ordered += [name for name in known if name not in set(ordered)]
-    asked = Asked(is_inside)
+    asked = Questions(is_inside)
     if asked(()):
         return frozenset()
-    found = _shortest_prefix(ordered, asked)
-    return None if found is None else frozenset(_without_spare(found, asked))
+    found = shortest_prefix(ordered, asked)
+    return None if found is None else frozenset(without_spare(found, asked))
 
 
-class Asked:
+class Questions:
     """The question with its answers so far."""
 
     def __init__(self, is_inside: IsInside) -> None:
@@ -46,7 +46,7 @@ class Asked:
         return self._answers[key]
 
 
-def _shortest_prefix(ordered: list[str], asked: Asked) -> list[str] | None:
+def shortest_prefix(ordered: list[str], asked: Questions) -> list[str] | None:
     """A sufficient prefix, the shortest one if sufficiency is monotone; None if there is none."""
     too_few, enough = 0, min(1, len(ordered))
     while not asked(ordered[:enough]):
@@ -62,7 +62,7 @@ def _shortest_prefix(ordered: list[str], asked: Asked) -> list[str] | None:
     return ordered[:enough]
 
 
-def _without_spare(names: list[str], asked: Asked) -> list[str]:
+def without_spare(names: list[str], asked: Questions) -> list[str]:
     """Take out pieces, large ones first and the least important first, until no name can be spared."""
     piece = max(1, len(names) // 2)
     while True:

@@ -17,10 +17,9 @@ from torch import Tensor
 from ridgeline.base.spec import Op
 from ridgeline.precision.emulate import WIDE, Emulator, node_key
 
-# binary exponents that a float32 can have, subnormals included, as `frexp` counts them
-LOWEST_EXPONENT, HIGHEST_EXPONENT = -149, 128
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+# the exponent field of a float32 has 256 values; |x| of field f is in [2^(f - 127), 2^(f - 126))
+BIAS, _FIELDS = 127, 256
 
 
 @dataclass
@@ -33,46 +32,58 @@ class Range:
     infinities: int = 0
     low: float = math.inf
     high: float = -math.inf
-    # how many elements have each binary exponent: |x| is in [2^(e-1), 2^e)
-    exponents: np.ndarray = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+    # how many elements have each exponent field as float32; field 0 has zeros and float32 subnormals
+    exponents: np.ndarray = field(default_factory=lambda: np.zeros(_FIELDS, np.int64))
     # the worst sample's ‖rounded − x‖ / ‖x‖, by half type
     rounding: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HALVES, 0.0))
 
     def add(self, tensor: Tensor) -> None:
         """The elements of one sample."""
         values = tensor.detach().reshape(-1).to(torch.float32)
-        finite = values[torch.isfinite(values)]
         self.count += values.numel()
-        self.nans += int(torch.isnan(values).sum())
-        self.infinities += int(torch.isinf(values).sum())
-        if not finite.numel():
+        if not values.numel():
             return
-        low, high = torch.aminmax(finite)
-        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
-        nonzero = finite[finite != 0]
-        self.zeros += finite.numel() - nonzero.numel()
-        places = torch.frexp(nonzero).exponent.long() - LOWEST_EXPONENT
-        self.exponents += torch.bincount(places.clamp(0, _BINS - 1), minlength=_BINS).cpu().numpy()
-        norm = float(finite.double().norm())
+        fields = (values.view(torch.int32) >> 23) & (_FIELDS - 1)
+        counts = torch.bincount(fields, minlength=_FIELDS).cpu().numpy()
+        if counts[-1]:  # the largest field has NaN and infinities
+            self.nans += int(torch.isnan(values).sum())
+            self.infinities += int(torch.isinf(values).sum())
+            values = values[torch.isfinite(values)]
+            counts[-1] = 0
+        self.exponents += counts
+        if not values.numel():
+            return
+        self.zeros += int((values == 0).sum())
+        low, high = (float(end) for end in torch.aminmax(values))
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self._add_rounding(values, max(abs(low), abs(high)))
+
+    def _add_rounding(self, values: Tensor, largest: float) -> None:
+        if not largest:
+            return
+        size = _norm(values, largest)
         for name, dtype in HALVES.items():
-            off = float((finite.to(dtype).double() - finite.double()).norm())
-            worst = off / norm if norm else 0.0
-            self.rounding[name] = max(self.rounding[name], worst if math.isfinite(worst) else math.inf)
+            off = _norm(values.to(dtype).float() - values, largest)
+            self.rounding[name] = max(self.rounding[name], off / size if math.isfinite(off) else math.inf)
 
     @property
     def largest(self) -> float:
         """Of all magnitudes; 0 for a value that was never finite."""
         return max(abs(self.low), abs(self.high)) if self.count > self.nans + self.infinities else 0.0
 
-    def share_below(self, magnitude: float) -> float:
-        """The share of elements that are not zero and smaller than a power of two."""
-        place = max(math.frexp(magnitude)[1] - LOWEST_EXPONENT, 0)
-        return float(self.exponents[:place].sum()) / self.count if self.count else 0.0
+    def share_below(self, power: int) -> float:
+        """The share of elements that are not zero and smaller than this power of two."""
+        small = int(self.exponents[: max(power + BIAS, 0)].sum()) - self.zeros
+        return max(small, 0) / self.count if self.count else 0.0
 
-    def share_above(self, magnitude: float) -> float:
-        """The share of elements at or above a power of two."""
-        place = math.frexp(magnitude)[1] - LOWEST_EXPONENT
-        return float(self.exponents[place:].sum()) / self.count if self.count else 0.0
+    def share_above(self, power: int) -> float:
+        """The share of finite elements at or above this power of two."""
+        return int(self.exponents[max(power + BIAS, 0) :].sum()) / self.count if self.count else 0.0
+
+
+def _norm(values: Tensor, largest: float) -> float:
+    """Of values divided by the largest, so that squares neither overflow nor vanish."""
+    return float(torch.linalg.vector_norm(values / largest))
 
 
 @dataclass
@@ -109,7 +120,7 @@ def observe(emulator: Emulator, samples: Iterable[Mapping[str, Any]]) -> Statist
 
 
 def _root_mean_square(tensor: Tensor) -> float:
-    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+    return float(torch.linalg.vector_norm(tensor)) / math.sqrt(tensor.numel()) if tensor.numel() else 0.0
 
 
 def _cancelled(op: Op, sizes: Mapping[str, float]) -> float:
