@@ -1,11 +1,12 @@
-"""`build()`: a model goes in, a verified engine comes out. `build_with` reads as the table of contents."""
+"""`build()`: a model goes in, a verified engine comes out. `build_typed` reads as the table of contents."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +29,14 @@ from ridgeline.ir.infer import Inferred
 from ridgeline.options import Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
+from ridgeline.passes.keep import require_kept
 from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
+from ridgeline.precision.flow import build_lowered
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
@@ -73,7 +76,11 @@ def build(
     dynamic_shapes: Any = None,
     target: str | None = None,
     profiles: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    precision: str = "fp32",
+    precision: str = "typed",
+    budget: float | None = None,
+    keep: str | Sequence[str] = (),
+    metric: Callable[..., float] | None = None,
+    io: str | None = None,
     level: int = 3,
     timing_cache: str | Path | None = None,
     lock: str | Path | None = None,
@@ -83,7 +90,7 @@ def build(
     progress: Progress | Literal[False] | None = None,
     threads: int = 0,
     without: str | Sequence[str] = (),
-    data: str | Path | None = None,
+    data: Any = None,
     new_shapes: str = "serve",
     pad: bool = False,
     fusion: bool = True,
@@ -133,7 +140,19 @@ def build_exported(exported: Exported, options: Options) -> Engine:
 
 
 def build_with(source: Source, options: Options, sample: Sample | None = None) -> Engine:
-    """The table of contents. A sample is a call of the PyTorch module that the source came from."""
+    """An engine in the model's own types, or in those that `options.precision` asks for."""
+    if options.precision == "typed":
+        return build_typed(source, options, sample)
+    return build_lowered(source, options, sample, partial(build_typed, is_judged=True))
+
+
+def build_typed(
+    source: Source, options: Options, sample: Sample | None = None, *, is_judged: bool = False
+) -> Engine:
+    """The table of contents. A sample is a call of the PyTorch module that the source came from.
+
+    `is_judged` if the model was lowered: somebody else compares the engine with what it was lowered from.
+    """
     clock = Clock(options, {} if sample is None else {"export": round(sample.export_s, 3)})
     target = require_process(target_named(options))
     machine = machine_of(target)
@@ -152,6 +171,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
             guards = check_guards(reference, sample) if sample is not None else ()
             weights = weights_of(loaded.model) | default_weights(loaded.defaults)
             unfused = Inference.of(loaded.model, options.limits, weights)
+            require_kept(loaded.model)
             require_tensors(loaded.model, target)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
             refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target, is_wanted=options.fusion)
@@ -168,7 +188,7 @@ def build_with(source: Source, options: Options, sample: Sample | None = None) -
         engine = Engine([plan_variant(loaded, *each, refusals) for each in chosen], PLANNER)
         require_paddable(fused.inference, [variant.plan for variant in engine.variants])
     with clock.stage("verify"):
-        report = check_engine(engine, reference, options, sample)
+        report = check_engine(engine, reference, options, None if is_judged else sample)
         facts.write()
     engine.report = replace(
         report,

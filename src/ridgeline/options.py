@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,9 @@ TARGETS = (
     *(f"{kind}:{arch}" for kind, traits in TRAITS.items() for arch in traits.architectures),
     *NULL_TARGETS,
 )
-PRECISIONS = ("fp32",)
+PRECISIONS = ("typed", "fp32", "fp16", "bf16", "auto")
+HALF_PORTS = ("fp16", "bf16")
+DEFAULT_BUDGET = 1e-2
 MAX_LEVEL = 5
 MAX_THREADS = 1024
 MAX_DIM = 2**31 - 1
@@ -119,7 +121,7 @@ class Options:
 
     target: str = "cpu"
     profiles: tuple[Profile, ...] = ()  # none: shapes are guessed, and any that the model takes may come
-    precision: str = "fp32"
+    precision: str = "typed"  # as the model has it
     level: int = 3
     timing_cache: Path | None = None
     lock: Path | None = None
@@ -134,7 +136,12 @@ class Options:
     new_shapes: NewShapes = "serve"  # at once, while kernels are compiled behind it; or wait for them
     pad: bool = False  # to the next profile, where that cannot change results
     fusion: bool = True  # False: every op is a step of its own, so that each value exists and can be compared
-    data: Path | None = None  # folder of .npz files to verify with, besides random inputs
+    # what to calibrate, judge and verify with, besides random inputs: a folder of .npz files, or a data set
+    data: Any = None
+    budget: float | None = None  # the error that lower precision may cause; None: the default
+    keep: tuple[str, ...] = ()  # "fp32:*/norm*": nodes that stay, by name
+    metric: Callable[..., float] | None = None  # in place of the relative L2 error
+    io: str | None = None  # half ports; None: those of the model
     limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
@@ -147,10 +154,10 @@ class Options:
         if self.precision not in PRECISIONS:
             raise OptionError(
                 f"precision {self.precision!r} is not known on target {self.target!r}",
-                want=" or ".join(PRECISIONS),
-                help="an engine computes in its model's types, and nothing is converted: for fp16 or bf16"
-                " hand in a model that has them (module.half() or module.bfloat16() before the export)",
+                want=", ".join(PRECISIONS),
+                help=did_you_mean(str(self.precision), PRECISIONS),
             )
+        self._check_budget()
         if self.progress not in (None, False) and not callable(self.progress):
             raise OptionError(
                 "progress is not a function",
@@ -183,6 +190,37 @@ class Options:
         if self.workspace_bytes is not None and self.workspace_bytes < 0:
             raise OptionError("workspace_bytes is negative", got=str(self.workspace_bytes), want="0 or more")
 
+    def _check_budget(self) -> None:
+        """What is said about precision fits together."""
+        given = [name for name in ("budget", "keep", "metric", "io") if getattr(self, name) not in (None, ())]
+        if given and self.precision == "typed":
+            raise OptionError(
+                f"{given[0]} is for models that are lowered",
+                help=f"say to what: precision={PRECISIONS[2]!r}, or --precision {PRECISIONS[2]}",
+            )
+        if self.precision == "typed" and self.data is not None and not isinstance(self.data, Path):
+            raise OptionError(
+                "data is not a folder", got=type(self.data).__name__,
+                want="a folder of .npz files; other data sets are for models that are lowered",
+            )  # fmt: skip
+        budget = self.budget
+        if budget is not None and not (_is_number(budget) and 0 < budget < float("inf")):
+            raise OptionError("budget is not a number above 0", got=repr(budget), want="0.01 for one percent")
+        if self.metric is not None and not callable(self.metric):
+            raise OptionError("metric is not a function", got=repr(self.metric))
+        if self.metric is not None and budget is None:
+            raise OptionError("a metric needs a budget", help="budget=… says how large its error may be")
+        if self.io is not None and self.io not in HALF_PORTS:
+            raise OptionError(f"io={self.io!r} is not known", want=" or ".join(HALF_PORTS))
+        for each in self.keep:
+            kind, colon, pattern = each.partition(":") if isinstance(each, str) else ("", "", "")
+            if kind != "fp32" or not colon or not pattern:
+                raise OptionError("keep does not read as TYPE:PATTERN", got=repr(each), want="fp32:*/norm*")
+
+    @property
+    def budget_or_default(self) -> float:
+        return DEFAULT_BUDGET if self.budget is None else self.budget
+
     @property
     def cores(self) -> int:
         return self.threads or available_cores()
@@ -194,6 +232,10 @@ class Options:
             logger.debug("%s: %s", stage, detail)
         if self.progress:
             self.progress(stage, done, total, detail)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def available_cores() -> int:
@@ -211,14 +253,17 @@ def make_options(given: Mapping[str, Any]) -> Options:
     if "profiles" in values:
         values["profiles"] = parse_profiles(values["profiles"])
     for name in ("timing_cache", "lock", "data"):
-        if name in values:
+        if name in values and (name != "data" or isinstance(values[name], (str, Path))):
             values[name] = path_given(values[name], what=name)
-    if "without" in values:
-        without = values["without"]
-        names = without.split(",") if isinstance(without, str) else without
-        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-            raise OptionError("without is not a list of tactics", got=repr(without), want='("ort", "cpp")')
-        values["without"] = tuple(names)
+    for name, what, want in (
+        ("without", "tactics", '("ort", "cpp")'),
+        ("keep", "patterns", '("fp32:*/norm*",)'),
+    ):
+        if name in values:
+            names = values[name].split(",") if isinstance(values[name], str) else values[name]
+            if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+                raise OptionError(f"{name} is not a list of {what}", got=repr(values[name]), want=want)
+            values[name] = tuple(names)
     if "limits" in values:
         values["limits"] = make_limits(values["limits"])
     return Options(**values)

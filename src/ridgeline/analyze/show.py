@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import Check, Report
+from ridgeline.plan.report import Check, Precision, Report
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class Summary:
     versions: dict[str, str]
     slow_ops: tuple[str, ...]
     warnings: tuple[str, ...]
+    lowered: Precision | None = None  # how the model was lowered; null: it was built in its own types
     profiles: tuple[str, ...] = ()  # the sizes that each takes; steps and times are those of the first
     pads: bool = False
 
@@ -134,6 +135,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         versions=dict(report.versions),
         slow_ops=plan.slow_ops,
         warnings=report.warnings,
+        lowered=report.precision,
         profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
         pads=plan.pads,
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import runpy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.options import VERIFY_MODES, Limits
+from ridgeline.options import HALF_PORTS, PRECISIONS, VERIFY_MODES, Limits
 
 # separates inputs; the spaces inside the values of a shape tensor, [1, 2], separate nothing
 _SPACES = re.compile(r"\s+(?![^\[]*\])")
@@ -102,7 +103,37 @@ NewEngine = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    _building("--data", metavar="DIR", help="folder of .npz files to verify with"),
+    _building(
+        "--data", metavar="DIR", help="folder of .npz files to verify with, and to decide precision with"
+    ),
+]
+_lowering = partial(typer.Option, rich_help_panel="Precision")
+PrecisionOption = Annotated[
+    str | None,
+    _lowering(
+        "--precision", metavar="|".join(PRECISIONS), help="types to compute in (default: typed, the model's)"
+    ),
+]
+Budget = Annotated[
+    float | None,
+    _lowering(
+        "--budget", metavar="ERROR", help="relative L2 error that lower precision may cause (default: 0.01)"
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    _lowering(
+        "--keep", metavar="fp32:PATTERN", help="nodes that stay in float32, by name; give it several times"
+    ),
+]
+MetricOption = Annotated[
+    str | None,
+    _lowering(
+        "--metric", metavar="FILE.py:FUNCTION", help="your own error, in place of the relative L2 error"
+    ),
+]
+Io = Annotated[
+    str | None, _lowering("--io", metavar="|".join(HALF_PORTS), help="half inputs and outputs as well")
 ]
 
 LimitOption = Annotated[
@@ -144,6 +175,24 @@ def parse_profiles(
     ]
 
 
+def read_metric(given: str | None) -> Callable[..., float] | None:
+    """The function of ``script.py:function``. It is the user's own code, and is run."""
+    if given is None:
+        return None
+    path, colon, name = given.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise OptionError("--metric does not read as FILE.py:FUNCTION", got=given)
+    if not Path(path).is_file():
+        raise OptionError(f"--metric names no file: {path}", want="a Python file")
+    try:
+        found = runpy.run_path(path).get(name)
+    except Exception as error:
+        raise OptionError(f"{path} does not run", got=f"{type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise OptionError(f"{path} has no function {name!r}")
+    return cast("Callable[..., float]", found)
+
+
 def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:
     """``["ort,cpp", "onednn"]`` as three names."""
     return tuple(name for text in given or () for name in text.split(",") if name) or None
@@ -156,8 +205,13 @@ def build_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "timing_cache": given["cache"],
         "without": parse_without(given["without"]),
         "limits": parse_limits(given["limit"]),
+        "keep": tuple(given.get("keep") or ()) or None,
+        "metric": read_metric(given.get("metric")),
     }
-    same = ("threads", "level", "verify", "pad", "target", "lock", "data", "deterministic")
+    same = (
+        "threads", "level", "verify", "pad", "target", "lock", "data", "deterministic", "precision", "budget",
+        "io",
+    )  # fmt: skip
     options = read | {name: given.get(name) for name in same}
     return {name: value for name, value in options.items() if value is not None and value is not False}
 

@@ -25,6 +25,7 @@ def draw_built(summary: Summary, console: Console) -> None:
             ("tactics", _tactics_text(summary)),
             ("memory", _memory_text(summary)),
             ("time", _time_text(summary)),
+            ("precision", _precision_text(summary)),
             ("verified", verdict_text(summary.verdict)),
             ("build", _stages_text(summary)),
         ),
@@ -40,6 +41,8 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _paragraph("Profiles", _profiles_text(summary), console)
     _steps(summary, console)
     _memory(summary, console)
+    _paragraph("Precision", _precision_text(summary), console)
+    _kept(summary, console)
     _paragraph("Verification", verdict_text(summary.verdict), console)
     _paragraph("Time", _time_text(summary), console)
     _paragraph("Versions", ", ".join(f"{k} {v}" for k, v in summary.versions.items()), console)
@@ -168,6 +171,27 @@ def _stages_text(summary: Summary) -> str:
     ]
     parts = f" ({each})" if each else ""
     return f"{sum(stages.values()):.1f} s{parts}" + (f"; {', '.join(sites)}" if sites else "")
+
+
+def _precision_text(summary: Summary) -> str:
+    """Empty for a model that was built in its own types."""
+    found = summary.lowered
+    if found is None:
+        return ""
+    kinds = ", ".join(f"{count} in {kind}" for kind, count in found.nodes.items())
+    what = "random samples" if found.drawn else "held-out samples"
+    judged = f"off {error_size(found.error)} of {error_size(found.budget)} allowed on {found.samples} {what}"
+    kept = f"; {plural(len(found.kept), 'node')} kept, `ridge show` says why" if found.kept else ""
+    return f"{kinds} nodes; {judged if found.samples else 'not judged yet'}{kept}"
+
+
+def _kept(summary: Summary, console: Console) -> None:
+    if summary.lowered is None or not summary.lowered.kept:
+        return
+    grid = table("node", "kept in float32 because")
+    for kept in summary.lowered.kept:
+        grid.add_row(kept.node, kept.why)
+    put(grid, console, title="Kept")
 
 
 def _warnings(summary: Summary, console: Console) -> None:

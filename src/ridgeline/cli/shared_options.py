@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ridgeline.cli.arguments import (
+    Budget,
     Cache,
     Data,
     Deterministic,
+    Io,
+    Keep,
     Level,
     LimitOption,
     Lock,
+    MetricOption,
     Pad,
+    PrecisionOption,
     Profiles,
     Shapes,
     Target,
@@ -28,7 +33,8 @@ Command = Callable[..., None]
 # of every command that may build an engine, and of `ridge build` alone; each is None or False if not given
 BUILDING = {
     "shapes": Shapes, "threads": Threads, "level": Level, "cache": Cache, "verify": VerifyMode,
-    "without": Without, "limit": LimitOption,
+    "without": Without, "limit": LimitOption, "precision": PrecisionOption, "budget": Budget, "keep": Keep,
+    "metric": MetricOption, "io": Io,
 }  # fmt: skip
 BUILD_ONLY = {
     "profile": Profiles, "pad": Pad, "target": Target, "lock": Lock, "data": Data,

@@ -141,10 +141,3 @@ def _unmark_maps(kind: onnx.TypeProto) -> None:
         kind.Clear()
         kind.map_type.key_type = key
         kind.map_type.value_type.tensor_type.elem_type = values
-
-
-def half_type(model: onnx.ModelProto) -> str:
-    """The half type a model's weights or inputs have; "" for none."""
-    kinds = [t.data_type for t in model.graph.initializer]
-    kinds += [port.type.tensor_type.elem_type for port in model.graph.input]
-    return next((HALVES[kind] for kind in kinds if kind in HALVES), "")

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 SOURCES = "ridgeline.sources"
 RULE = "ridgeline.rule"
+KEEP = "ridgeline.keep"  # the type that a node must compute in, whatever it is fused with
 
 
 def node_name(node: ir.Node) -> str:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ridgeline.base.choices import Refusal
 from ridgeline.errors import failure
-from ridgeline.ir.provenance import RULE, SOURCES, node_name
+from ridgeline.ir.provenance import KEEP, RULE, SOURCES, node_name
 from ridgeline.passes.fold_shape import Size, reshape_target, sizes
 from ridgeline.passes.match import (
     Found,
@@ -194,6 +194,9 @@ class GraphOps:
         for node in self.nodes:
             node.name = node.outputs[0].name
             node.metadata_props.update({SOURCES: merged_sources(old), RULE: rule})
+            node.metadata_props.update(
+                (KEEP, n.metadata_props[KEEP]) for n in old if KEEP in n.metadata_props
+            )
         before.graph.insert_before(before, self.nodes)
 
     def call(self, key: str, *inputs: ir.Value | None, **attrs: Any) -> ir.Value:
@@ -263,6 +266,7 @@ def _try_rule(
         m = Match(found)
         try:
             rule.check(m)
+            _require_kept_types(m)
             inner = m.escaping()
             if inner is not None:
                 maker = inner.producer()
@@ -281,6 +285,13 @@ def _try_rule(
     if first is not None and len(first[1].nodes) > 1:
         refused.append(first)
     return False
+
+
+def _require_kept_types(m: Match) -> None:
+    """A rewrite that takes a Cast along changes the type that nodes compute in."""
+    kept = [node for node in m.nodes if KEEP in node.metadata_props]
+    if kept and any(node.op_type == "Cast" for node in m.nodes):
+        m.refuse(f"{node_name(kept[0])} is to compute in {kept[0].metadata_props[KEEP]}", kept[0].outputs[0])
 
 
 def _replace(rule: Fusion, m: Match, names: Names) -> None:

@@ -38,6 +38,29 @@ class Island:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Nodes of the model that stayed in high precision, and why."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model was lowered, and how far that carried its outputs on held-out samples."""
+
+    asked: str
+    nodes: dict[str, int] = field(default_factory=dict)  # how many compute in each type
+    kept: tuple[Kept, ...] = ()
+    budget: float = 0.0
+    error: float = 0.0  # of the worst output of the worst sample, or the mean of the user's metric
+    errors: dict[str, float] = field(default_factory=dict)  # by output, the worst sample
+    samples: int = 0
+    drawn: bool = False  # at random: no data was given
+    sensitivity: dict[str, float] = field(default_factory=dict)  # by node, its error alone, if a search ran
+
+
+@dataclass(frozen=True)
 class Report:
     """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
 
@@ -56,6 +79,7 @@ class Report:
     # by output: the distance and the share of other values that its first run is allowed
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     islands: tuple[Island, ...] = ()
+    precision: Precision | None = None  # None: the model was built in its own types
 
     @property
     def verified(self) -> bool:

@@ -68,7 +68,7 @@ def judge(
     return made
 
 
-def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[Outputs]:
+def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[dict[str, np.ndarray]]:
     """Rows joined to batches of exactly this size; the last is filled up with the first rows."""
     for start in range(0, len(rows), size):
         chosen = [rows[i % len(rows)] for i in range(start, start + size)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,7 +23,6 @@ from ridgeline.precision.search import Found, raise_nodes
 
 # samples that the search emulates; the engine is judged with all
 SEARCHED = 4
-# emulation rounds more often than the engine, so what it allows the engine keeps
 WORST_SHOWN = 3
 Tell = Callable[[str, int, int, str], None]
 
@@ -40,10 +38,13 @@ class Decision:
     error: float = 0.0  # as emulated
     alone: Mapping[str, float] = field(default_factory=dict)  # by node, its error alone; empty if not needed
 
+    def named(self, node: str) -> str:
+        return ", ".join(self.names[node])
+
     def worst(self) -> list[str]:
         """The nodes that cost most, in words."""
         ranked = sorted(self.alone.items(), key=lambda item: -item[1])[:WORST_SHOWN]
-        return [f"{', '.join(self.names[node])}: {error:.3g} alone" for node, error in ranked]
+        return [f"{self.named(node)}: {error:.3g} alone" for node, error in ranked]
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,26 @@ class Lowering:
         """Guards, then emulation, then the search if that is over the budget."""
         version = self.model.opset_imports.get("", 1)
         able = [value_key(n) for n in self.model.graph if lowerable(n, half, version) is not None]
-        kept = {node: reason for node, reason in guard(self.emulator, seen, half).items() if node in set(able)}
+        kept = {
+            node: reason for node, reason in guard(self.emulator, seen, half).items() if node in set(able)
+        }
         kept |= dict.fromkeys(self.user_kept, "asked for") | dict(keep or {})
         free = [node for node in able if node not in kept]
         error_of = self._error_of(half, rows)
         error = error_of(frozenset(free))
         found = Found(frozenset(), error, {})
         if error > self.asked.budget:
-            tell = lambda done, total, node: self.tell("sensitivity", done, total, ", ".join(self.names[node]))  # noqa: E731
-            found = raise_nodes(free, error_of, self.asked.budget, saved_us, tell)
+            found = raise_nodes(free, error_of, self.asked.budget, saved_us, self._tell_node)
             kept |= {
-                node: f"off by {found.alone[node]:.3g} alone, over budget with the rest" for node in found.raised
+                node: f"off by {found.alone[node]:.3g} alone, over budget with the rest"
+                for node in found.raised
             }
         lowered = {node: half for node in free if node not in found.raised}
-        followed = follow_neighbours(self.model, {n: h for n, h in lowered.items()}, half)
+        followed = follow_neighbours(self.model, lowered, half)
         return Decision(half, frozenset(followed), kept, self.names, found.error, found.alone)
+
+    def _tell_node(self, done: int, total: int, node: str) -> None:
+        self.tell("sensitivity", done, total, ", ".join(self.names[node]))
 
     def _error_of(self, half: str, rows: Sequence[Feeds]) -> Callable[[frozenset[str]], float]:
         """The worst error when some nodes round, from runs that begin where the first of them stands."""
@@ -145,7 +151,3 @@ def over_budget(decision: Decision, error: float, budget: float) -> BuildError:
         want=f"at most {budget:.3g}",
         help="raise --budget, keep more nodes with --keep fp32:NAME, or look at `ridge debug precision`",
     )
-
-
-def with_error(decision: Decision, error: float) -> Decision:
-    return replace(decision, error=error if math.isfinite(error) else math.inf)

@@ -37,7 +37,7 @@ BY_KIND = {
 def guard(emulator: Emulator, seen: Statistics, half: str) -> dict[str, str]:
     """The nodes to keep, by `node_key`, each with its reason."""
     kept: dict[str, str] = {}
-    counted = _counted(emulator.ops, seen)
+    counted = _counted(emulator, seen)
     for op in emulator.ops:
         key = node_key(op)
         reason = (
@@ -86,19 +86,17 @@ def _lost(found: Range, half: str) -> str:
     return f"{min(found.rounding[half], 1.0):.1%}"
 
 
-def _counted(ops: tuple[Op, ...], seen: Statistics) -> set[str]:
+def _counted(emulator: Emulator, seen: Statistics) -> set[str]:
     """Nodes whose floats all come from integers: positions, lengths, times a constant or through a sine."""
     made: set[str] = set()  # values
     nodes: set[str] = set()
-    produced = {name for op in ops for name in op.outputs}
-    for op in ops:
-        operands = [name for name in op.inputs if name in produced]
+    for op in emulator.ops:
+        operands = [name for name in op.inputs if name and name not in emulator.given]
         if op.op_type == "Cast" and op.inputs[0] not in seen.ranges:  # only floats have ranges
             made.update(op.outputs)
-        elif is_a(op, _STEPS) or op.op_type == "MatMul":
-            if operands and made.issuperset(operands):
-                made.update(op.outputs)
-                nodes.add(node_key(op))
+        elif operands and made.issuperset(operands) and (is_a(op, _STEPS) or op.op_type == "MatMul"):
+            made.update(op.outputs)
+            nodes.add(node_key(op))
     return nodes
 
 

@@ -6,7 +6,7 @@ float32, such as the scales of Resize, does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -18,10 +18,11 @@ from ridgeline.errors import BuildError
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
-from ridgeline.ir.provenance import SOURCES, node_name
+from ridgeline.ir.provenance import KEEP, SOURCES, node_name
 from ridgeline.kernels.elements import numpy_dtype
 
 FLOAT = ir.DataType.FLOAT
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
 # operands of these variables are never lowered: they are sizes, or a mask that may hold the largest float
 _STAYS = {("Resize", "T2"), ("Attention", "U"), ("QuantizeLinear", "T2"), ("QuantizeLinear", "T3")}
 
@@ -92,9 +93,7 @@ class _Versions:
         if (value, dtype) not in self.forms:
             constant = value.const_value if value.is_initializer() else None
             is_fixed = constant is not None and value not in self.model.graph.inputs
-            self.forms[value, dtype] = (
-                self._converted(value, dtype) if is_fixed else self._cast(value, dtype)
-            )
+            self.forms[value, dtype] = self._converted(value, dtype) if is_fixed else self._cast(value, dtype)
         return self.forms[value, dtype]
 
     def _converted(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -127,8 +126,16 @@ def _short(dtype: ir.DataType) -> str:
     return {FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}[dtype]
 
 
-def lower(model: ir.Model, nodes: Mapping[str, str], *, io: str | None = None) -> None:
-    """Rewrite in place. `nodes` has the half type of each lowered node, by `value_key`; `io` that of ports."""
+def lower(
+    model: ir.Model, nodes: Mapping[str, str], *, io: str | None = None, keep: Collection[str] = ()
+) -> None:
+    """Rewrite in place. `nodes` has the half type of each lowered node by `value_key`, `io` that of ports.
+
+    The nodes of `keep` are marked: no later rewrite changes the type that they compute in.
+    """
+    for node in model.graph:
+        if value_key(node) in keep:
+            node.metadata_props[KEEP] = "float32"
     halves = {*nodes.values(), *([io] if io else [])}
     if len(halves) > 1:
         raise BuildError("a graph is lowered to one half type", got=", ".join(sorted(halves)))
@@ -228,3 +235,41 @@ def _is_exact(value: ir.Value | None, half: str) -> bool:
     array = value.const_value.numpy()
     with np.errstate(over="ignore"):
         return bool(np.array_equal(array.astype(numpy_dtype(half)).astype(array.dtype), array))
+
+
+def widen(model: ir.Model) -> None:
+    """Every half tensor inside as float32, in place; ports keep their types, with Casts behind them."""
+    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    graph = model.graph
+    taken = [(value, value.dtype) for value in graph.inputs if value.dtype in halves]
+    given = [(place, value.dtype) for place, value in enumerate(graph.outputs) if value.dtype in halves]
+    for inner in model.graphs():
+        for value in inner.initializers.values():
+            if value.dtype in halves and value.const_value is not None:
+                array = value.const_value.numpy().astype(np.float32)
+                value.const_value = ir.tensor(array, name=value.name)
+                value.type = ir.TensorType(FLOAT)
+        for node in inner:
+            _widen_attributes(node, halves)
+            for out in node.outputs:
+                if out.dtype in halves:
+                    out.type = ir.TensorType(FLOAT)
+    versions = _Versions(model, "float16")
+    for value, _ in taken:
+        users = list(value.uses())
+        wide = versions.form(value, FLOAT)
+        for node, place in users:
+            node.replace_input_with(place, wide)
+    for place, dtype in given:
+        assert dtype is not None, "only half outputs are listed"
+        _give_port(graph, place, versions.form(graph.outputs[place], dtype))
+
+
+def _widen_attributes(node: ir.Node, halves: tuple[ir.DataType, ...]) -> None:
+    """Types that attributes name, and tensors that they hold."""
+    for name, attr in list(node.attributes.items()):
+        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype in halves:
+            array = attr.as_tensor().numpy().astype(np.float32)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+        elif name in TYPE_ATTRIBUTES and attr.type == ir.AttributeType.INT and attr.as_int() in halves:
+            node.attributes[name] = ir.AttrInt64(name, int(FLOAT))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ridgeline.base.choices import Refusal
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
-from ridgeline.frontend.types import half_type
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, work_of
 from ridgeline.plan.plan import Plan, RegionNote, Step
@@ -17,7 +17,6 @@ from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.shapes import Shapes
 
-# the types of the model decide; fp32 is what is left of the option
 HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -36,7 +35,7 @@ def plan_variant(
     plan = Plan(
         model=loaded.name,
         target=context.fused.target,
-        precision=HALVES.get(half_type(loaded.original), context.options.precision),
+        precision=_computed_in(context),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
         guards=shapes.guards,
@@ -56,6 +55,18 @@ def plan_variant(
         why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
     )
     return Variant(plan, executable)
+
+
+def _computed_in(context: SelectionContext) -> str:
+    """The float type that most ops make."""
+    ops, _ = context.fused.program.flat_ops(context.fused.program.regions)
+    made = Counter(
+        spec.dtype
+        for op in ops
+        for name in op.outputs
+        if op.op_type != "Cast" and (spec := context.inferred.specs.get(name)) is not None and spec.is_float
+    )
+    return HALVES.get(made.most_common(1)[0][0] if made else "", "fp32")
 
 
 def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def _plan_body(
     plan = Plan(
         model=key,
         target=context.fused.target,
-        precision=context.options.precision,
+        precision="fp32",
         inputs=tuple(Port(name, spec.dtype, None) for name, spec in given.items()),
         outputs=(),
         profile={},

@@ -20,6 +20,12 @@ class Cpu(Machine):
 
     plans_bodies = True
 
+    @property
+    def half_types(self) -> tuple[str, ...]:
+        """What oneDNN says of this processor: AVX512-FP16 or AMX-FP16, AVX512-BF16 or AMX."""
+        asked = (("float16", "_is_mkldnn_fp16_supported"), ("bfloat16", "_is_mkldnn_bf16_supported"))
+        return tuple(half for half, name in asked if getattr(torch.ops.mkldnn, name)())
+
     @staticmethod
     def named(arch: str, cores: int) -> Target:
         return Target("cpu", platform.machine(), cores)

@@ -16,6 +16,12 @@ from ridgeline.targets.machine import Machine
 class Cuda(Machine):
     """Candidates are timed as CUDA graphs if the GPU is here; else they are compiled and predicted."""
 
+    half_always_pays = True  # tensor cores, and half the bytes
+
+    @property
+    def half_types(self) -> tuple[str, ...]:
+        return ("float16", "bfloat16")
+
     @property
     def device_key(self) -> str:
         return require_device(self.target).key if self.is_here else ""

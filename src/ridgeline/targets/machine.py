@@ -14,8 +14,15 @@ class Machine:
 
     plans_bodies = False  # bodies of control flow are planned as the main graph is
 
+    half_always_pays = False  # a half type is faster than float32 wherever it is exact enough
+
     def __init__(self, target: Target) -> None:
         self.target = target
+
+    @property
+    def half_types(self) -> tuple[str, ...]:
+        """Those that it computes with natively, the one with more digits first."""
+        return ()
 
     @property
     def is_here(self) -> bool:

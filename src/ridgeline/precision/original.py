@@ -1,0 +1,109 @@
+"""The model that an engine is judged by: samples of its inputs, and what it computes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ridgeline.base.spec import Port
+from ridgeline.frontend.from_onnx import Loaded
+from ridgeline.frontend.from_torch import Sample
+from ridgeline.kernels.elements import numpy_dtype
+from ridgeline.options import Options
+from ridgeline.precision.budget import Judgement, in_batches
+from ridgeline.precision.samples import Feeds, Samples, drawn_samples
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.examples import example_feeds
+from ridgeline.runtime.inference import Inference
+from ridgeline.select.shapes import Shapes, choose_every_shapes
+from ridgeline.verify.reference import Reference
+
+# random inputs, when no data is given: to find ranges with, and to judge with
+CALIBRATION_SEEDS, HELD_OUT_SEEDS = range(100, 108), range(200, 204)
+
+
+@dataclass
+class Original:
+    """The model as it was given, the samples, and what the original computes of them."""
+
+    loaded: Loaded
+    options: Options
+    sample: Sample | None
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.loaded, threads=self.options.cores)
+
+    @cached_property
+    def inference(self) -> Inference:
+        return Inference.of(self.loaded.model, self.options.limits)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        reference = None if self.options.verify == "off" else self.reference
+        return choose_every_shapes(self.loaded, self.inference, reference, self.options, self.sample)[0]
+
+    @cached_property
+    def samples(self) -> tuple[Samples, Samples]:
+        """To calibrate with, and to judge with."""
+        if self.options.data is not None:
+            return Samples.of(self.options.data, self.shapes.inputs).split()
+        return self._drawn(CALIBRATION_SEEDS), self._drawn(HELD_OUT_SEEDS)
+
+    def _drawn(self, seeds: Sequence[int]) -> Samples:
+        def draw(seed: int) -> dict[str, Any]:
+            return example_feeds(self.inference, self.shapes.opt, seed=seed)
+
+        return drawn_samples(draw, seeds, self.shapes.inputs)
+
+    @cached_property
+    def held_out(self) -> list[Feeds]:
+        return list(self.samples[1])
+
+    def judge(self, engine: Engine, options: Options) -> Judgement:
+        """The engine on all held-out samples, in batches of a size that it takes."""
+        made = Judgement(options.metric)
+        context = engine.context(wait=True)
+        batches = list(in_batches(self.held_out, self._batch))
+        for i, feeds in enumerate(batches):
+            options.tell("judge", i, len(batches))
+            want = self.reference.run(feeds)
+            got = context.run(as_ports_take(feeds, engine.plan.inputs))
+            for row in _by_rows(self._batch, got, want, feeds):
+                made.add(*row)
+        return made
+
+    @property
+    def _batch(self) -> int:
+        """How many rows the planned shapes hold where samples are single rows; else 1."""
+        rows = {len(array) for array in self.held_out[0].values() if array.ndim}
+        planned = {spec.shape[0] for spec in self.shapes.opt.values() if spec.shape}
+        has_range = self.shapes.low is not None
+        is_batched = has_range and rows == {1} and len(planned) == 1
+        return next(iter(planned)) if is_batched else 1
+
+
+def as_ports_take(feeds: Feeds, inputs: Sequence[Port]) -> Feeds:
+    """With floats in the types of half ports."""
+    from_port = {port.name: port.dtype for port in inputs}
+    return {n: a.astype(numpy_dtype(from_port[n])) if a.dtype.kind == "f" else a for n, a in feeds.items()}
+
+
+def _by_rows(
+    batch: int, got: Mapping[str, Any], want: Mapping[str, Any], feeds: Feeds
+) -> Iterator[tuple[Feeds, Feeds, Feeds]]:
+    """A batch as its rows, where every output has one for each."""
+    arrays = [np.asarray(a) for a in (*got.values(), *want.values())]
+    if batch == 1 or any(not a.ndim or len(a) != batch for a in arrays):
+        yield dict(got), dict(want), feeds
+        return
+    for i in range(batch):
+        yield _row(got, i), _row(want, i), _row(feeds, i)
+
+
+def _row(batch: Mapping[str, Any], i: int) -> Feeds:
+    return {name: np.asarray(array)[i : i + 1] for name, array in batch.items()}
