@@ -199,10 +199,7 @@ def build_typed(
         islands=report_islands(engine, is_timed=machine.is_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
-            *machine.missing_tools(),
-            *corrections,
-            *report.warnings,
-            *engine.notes,
+            *(*machine.missing_tools(), *corrections, *report.warnings, *engine.notes),
             *(f"{problem}: ignored" for problem in contexts[0].cache.problems),
             *facts.problems,
         ))),

@@ -48,5 +48,5 @@ def test_other_doors(
 
 
 def test_another_precision_is_explained() -> None:
-    with pytest.raises(OptionError, match=r"module.half\(\)"):
-        ridgeline.build(onnx.parser.parse_model(MODEL), precision="fp16")
+    with pytest.raises(OptionError, match=r"did you mean 'fp16'"):
+        ridgeline.build(onnx.parser.parse_model(MODEL), precision="fp61")
