@@ -37,6 +37,7 @@ from ridgeline.frontend.node_checks import check_depth, check_nodes
 from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
 from ridgeline.frontend.other_runtimes import known_to_runtimes
+from ridgeline.frontend.quant_checks import check_scales
 from ridgeline.frontend.strings import keep_strings_in_graph
 from ridgeline.frontend.tensor_data import data_problem, external_problem
 from ridgeline.frontend.types import say_shapes, tensor_type, to_ir, to_proto
@@ -88,6 +89,7 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
         write_out_contrib(model)
         keep_strings_in_graph(model)
         _check_weights(model)
+        check_scales(model)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ModelError(f"{name!r} holds tensors that do not read", got=last_lines(error)) from error
     return Loaded(name=name, original=proto, path=path, model=model, defaults=defaults)
