@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from ridgeline.builder import build
     from ridgeline.builder import load_engine as load
     from ridgeline.plugins.register import register_op
+    from ridgeline.precision.quantize import quantize
     from ridgeline.runtime.engine import Engine
     from ridgeline.torch_in.module import compile_module as compile
     from ridgeline.verify.recheck import verify_engine
 
 __version__ = "0.1.0"
 __all__ = [
-    "Engine", "__version__", "build", "compile", "errors", "load", "onnx_backend", "register_op",
-    "verify_engine",
+    "Engine", "__version__", "build", "compile", "errors", "load", "onnx_backend", "quantize",
+    "register_op", "verify_engine",
 ]  # fmt: skip
 
 _HOMES = {
     "build": ("ridgeline.builder", "build"),
     "compile": ("ridgeline.torch_in.module", "compile_module"),
+    "quantize": ("ridgeline.precision.quantize", "quantize"),
     "register_op": ("ridgeline.plugins.register", "register_op"),
     "load": ("ridgeline.builder", "load_engine"),
     "verify_engine": ("ridgeline.verify.recheck", "verify_engine"),

@@ -17,6 +17,7 @@ PUBLIC = {
     "build",
     "compile",
     "load",
+    "quantize",
     "register_op",
     "verify_engine",
     "Engine",

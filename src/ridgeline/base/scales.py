@@ -263,9 +263,9 @@ def encode(
     granularity: Granularity = PER_TENSOR,
     *,
     symmetric: bool = True,
-    clip: float = 1.0,
+    clip: np.ndarray | float = 1.0,
 ) -> Encoded:
-    """The array in this format, with scales from its largest elements times `clip`."""
+    """The array in this format, with scales from its largest elements times `clip`, one share per group."""
     if fmt.block:
         assert granularity.block == fmt.block, f"{fmt} has blocks of {fmt.block}"
     if fmt.has_tensor_scale:
@@ -275,7 +275,9 @@ def encode(
     return Encoded(fmt, granularity, quantize(array, scale, zero, fmt, granularity), scale, zero)
 
 
-def _encode_two_levels(array: np.ndarray, fmt: Format, granularity: Granularity, clip: float) -> Encoded:
+def _encode_two_levels(
+    array: np.ndarray, fmt: Format, granularity: Granularity, clip: np.ndarray | float
+) -> Encoded:
     """Block scales in E4M3 under one float32 scale; a block of zeros has the scale 1."""
     low, high = granularity.limits(array)
     amax = np.maximum(-low, high) * clip

@@ -38,6 +38,7 @@ class Group:
     fmt: Format
     symmetric: bool = True
     fixed: Range | None = None
+    aliases: tuple[str, ...] = ()  # tensors that products read, made of members by moving elements
 
     @property
     def name(self) -> str:
@@ -213,7 +214,12 @@ def output_errors(
 
     One group is quantised at a time, with the quantised weights; a group that no layer reads is left out.
     """
-    group_of = {name: group for group in groups for name in group.members if group.name in candidates}
+    group_of = {
+        name: group
+        for group in groups
+        if group.name in candidates
+        for name in (*group.members, *group.aliases)
+    }
     wanted = {name for layer in layers for name in layer.op.inputs}
     fakes = {
         group.name: {

@@ -1,0 +1,239 @@
+"""`ridgeline.quantize`: a float model in, standard Q/DQ ONNX out, with every decision and its reason.
+
+Load, fold norms into weights, smooth if asked, place, store weights, calibrate, insert, check, judge.
+The file that is written computes what the emulator judged; ONNX Runtime runs it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ridgeline.base.scales import Encoded
+from ridgeline.errors import BuildError, OptionError
+from ridgeline.frontend.from_onnx import Source, load
+from ridgeline.frontend.ports import ports
+from ridgeline.ir.body import op_of
+from ridgeline.options import DEFAULT_LIMITS, Limits
+from ridgeline.passes.outline import name_nodes
+from ridgeline.passes.pipeline import PASSES
+from ridgeline.precision.calibrate import (
+    AUTO,
+    Calibrated,
+    Group,
+    Layer,
+    calibrate,
+    check_method,
+    compared_rows,
+)
+from ridgeline.precision.calibration_file import (
+    VERSION,
+    CalibrationFile,
+    model_digest,
+    read_calibration,
+    rows_of,
+    write_calibration,
+)
+from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.insert import insert_quantization
+from ridgeline.precision.place import Decision, Edge, Placement, place
+from ridgeline.precision.qdq_file import finished, weight_bytes, write_qdq
+from ridgeline.precision.samples import Feeds, Samples
+from ridgeline.precision.schemes import Scheme, scheme_named
+from ridgeline.precision.weights import encode_weight
+from ridgeline.verify.metrics import relative_l2
+
+# what is done before placing: norms become weights, and patterns of exporters the ops they mean
+PREPARED = ("shapes", "fold", "clean", "weights", "norms", "activations", "sweep")
+# rows that the quantised model is judged on
+JUDGED_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantised model, and how it came to be. `errors` are of the rows that calibration did not see."""
+
+    model: ir.Model
+    scheme: Scheme
+    decisions: tuple[Decision, ...]
+    ranges: Mapping[str, Calibrated]
+    groups: tuple[Group, ...]
+    errors: Mapping[str, float]  # relative L2 of each output, the worst row
+    judged_rows: int
+    float_bytes: int  # of all weights
+    quantized_bytes: int
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write the ONNX file, whole or not at all."""
+        write_qdq(self.model, Path(path))
+
+
+def quantize(
+    source: Source,
+    *,
+    format: str = "int8",
+    data: Any = None,
+    method: str = AUTO,
+    exclude: Sequence[str] = (),
+    calibration: str | Path | None = None,
+    block: int = 0,
+    reduced_range: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Quantized:
+    """A model as standard Q/DQ ONNX.
+
+    Parameters: a keyword for every option of `ridge quantize`, so that a wrong one is an error.
+    """
+    scheme = scheme_named(format, block=block, reduced_range=reduced_range)
+    check_method(method, [scheme.activation] if scheme.activation else [])
+    model, opset = prepared(source, limits)
+    before = weight_bytes(model)
+    samples = None if data is None else Samples.of(data, ports(model.graph.inputs, what="inputs"))
+    fitting, judging = (None, None) if samples is None else samples.split()
+    reference = None if samples is None else Emulator(model, limits)
+    placement = place(model, scheme, exclude=exclude)
+    _require_products(placement)
+    stored = stored_weights(placement)
+    ranges: dict[str, Calibrated] = {}
+    notes: list[str] = []
+    if not scheme.is_weight_only:
+        layers = product_layers(placement, stored)
+        wanted = _Wanted(model, placement, layers, method, limits)
+        ranges, note = _ranges(wanted, fitting, None if calibration is None else Path(calibration))
+        notes += [note] if note else []
+    insert_quantization(model, placement, stored, ranges)
+    model = finished(model, scheme, opset)
+    errors: dict[str, float] = {}
+    rows: list[Feeds] = []
+    if reference is not None and judging is not None:
+        rows = compared_rows(judging, JUDGED_ROWS)
+        errors = output_distances(reference, Emulator(model, limits), rows)
+    return Quantized(
+        model,
+        scheme,
+        tuple(placement.decisions),
+        ranges,
+        tuple(placement.groups),
+        errors,
+        len(rows),
+        before,
+        weight_bytes(model),
+        tuple(notes),
+    )
+
+
+def prepared(source: Source, limits: Limits) -> tuple[ir.Model, int]:
+    """The model in the canonical opset, its norms folded into weights; and the opset it came in."""
+    loaded = load(source, limits)
+    model = loaded.model
+    opset = max((e.version for e in loaded.original.opset_import if e.domain in ("", "ai.onnx")), default=1)
+    name_nodes(model.graph)
+    for stage in PASSES:
+        if stage.name in PREPARED:
+            stage.run(model)
+    return model, opset
+
+
+def stored_weights(placement: Placement) -> dict[Edge, Encoded]:
+    """Every weight of the placement in its format."""
+    return {
+        w.edge: encode_weight(
+            w.array, placement.scheme.weight, w.granularity, where=repr(str(w.edge.value.name))
+        )
+        for w in placement.weights
+    }
+
+
+def product_layers(placement: Placement, stored: Mapping[Edge, Encoded]) -> list[Layer]:
+    """The products that judge the ranges of their operands."""
+    made = []
+    for node in placement.products:
+        op = op_of(node)
+        weights = {}
+        edge = Edge(node, 1)
+        if edge in stored:
+            tensor = ir.convenience.get_const_tensor(edge.value)
+            assert tensor is not None, "weights are constant"
+            pair = (torch.from_numpy(tensor.numpy().copy()), torch.from_numpy(stored[edge].decoded()))
+            weights[str(edge.value.name)] = pair
+        made.append(Layer(replace(op, inputs=op.inputs[:2]), weights))
+    return made
+
+
+def output_distances(reference: Emulator, emulator: Emulator, rows: Sequence[Feeds]) -> dict[str, float]:
+    """The relative L2 error of each output, on the worst row."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        want, got = reference.run(row), emulator.run(row)
+        for name in reference.outputs:
+            if hasattr(want[name], "numpy"):
+                error = relative_l2(got[name].numpy(), want[name].numpy())
+                worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def _require_products(placement: Placement) -> None:
+    if not placement.products and not placement.activations:
+        raise BuildError(
+            f"nothing in this model can be quantised to {placement.scheme.name}",
+            rows=[f"{d.op} {d.node}: {d.why}" for d in placement.decisions] or ["it has no matrix products"],
+        )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be calibrated."""
+
+    model: ir.Model
+    placement: Placement
+    layers: Sequence[Layer]
+    method: str
+    limits: Limits
+
+    def file(self, samples: Samples | None, ranges: Mapping[str, Calibrated]) -> CalibrationFile:
+        return CalibrationFile(
+            VERSION,
+            model_digest(self.model),
+            "" if samples is None else samples.digest(),
+            0 if samples is None else sum(1 for _ in samples),
+            self.method,
+            rows_of(self.placement.groups, ranges),
+        )
+
+
+def _ranges(wanted: _Wanted, samples: Samples | None, path: Path | None) -> tuple[dict[str, Calibrated], str]:
+    """From the file if it is of this model and data, else from the data; with a note on which."""
+    note = ""
+    if path is not None and path.exists():
+        found = read_calibration(path)
+        misfit = found.misfit(wanted.file(samples, {}), with_data=samples is not None)
+        if not misfit:
+            return found.ranges(), f"ranges of {path.name}, made with {found.samples} samples"
+        if samples is None:
+            raise OptionError(
+                f"the calibration file {str(path)!r} does not fit: {misfit}",
+                help="give --data to calibrate again",
+            )
+        note = f"calibrated again, since {path.name} did not fit: {misfit}"
+    if samples is None:
+        raise OptionError(
+            f"{wanted.placement.scheme.name} quantises activations, whose ranges come from data",
+            want="--data FOLDER of .npz files, or a calibration file made earlier",
+            help="weights alone need none: --format w8 or w4",
+        )
+    made = calibrate(
+        Emulator(wanted.model, wanted.limits),
+        samples,
+        wanted.placement.groups,
+        layers=wanted.layers,
+        method=wanted.method,
+    )
+    if path is not None:
+        write_calibration(wanted.file(samples, made), path)
+    return made, note
