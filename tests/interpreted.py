@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from ridgeline.kernels.triton.source import Kernel, constants_of, function_of
+
+# of Triton's float8 types
+FLOAT8 = {"fp8e4nv": ml_dtypes.float8_e4m3fn, "fp8e5": ml_dtypes.float8_e5m2}
+
+
+@cache
+def convert_float8_rightly() -> None:
+    """The interpreter rounds halves up and loses carries on the way to float8; a GPU does not."""
+    from triton.runtime import interpreter
+
+    plain: Callable[..., np.ndarray] = interpreter._convert_float
+
+    def convert(data: np.ndarray, source: Any, target: Any, mode: Any) -> np.ndarray:
+        if target.name in FLOAT8 and source.name in ("fp16", "fp32"):
+            with np.errstate(invalid="ignore", over="ignore"):
+                return np.asarray(data).astype(FLOAT8[target.name]).view(np.uint8)
+        if source.name in FLOAT8 and target.name in ("fp16", "fp32"):
+            wide = np.float16 if target.name == "fp16" else np.float32
+            return np.asarray(data).view(FLOAT8[source.name]).astype(wide)
+        return plain(data, source, target, mode)
+
+    interpreter._convert_float = convert
 
 
 def interpret(kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
     """Run a kernel on CPU tensors; TRITON_INTERPRET=1 must be in the environment."""
+    convert_float8_rightly()
     given = iter(args)
     call: dict[str, Any] = constants_of(kernel)
     for name, kind in kernel.signature:

@@ -14,6 +14,7 @@ from cpp_cases import check, empty, make_site, needs_compiler, random
 from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import CompileError, compile_cpp, compile_many
+from ridgeline.kernels.floor import call_floor
 from ridgeline.tactics.cpu import cpp
 from ridgeline.tactics.cpu.cpp import CppPointwise
 from ridgeline.tactics.offer import precompile
@@ -266,3 +267,29 @@ def test_a_frozen_call_keeps_its_tensors_alive(tactic: CppPointwise) -> None:
     kept = alive()
     assert kept is not None
     torch.testing.assert_close(kept, inputs["x"].relu())
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_quantised_numbers(tactic: CppPointwise, dtype: str) -> None:
+    """To codes and back, bit for bit as the floor has it: ties, ends of the range, infinities and NaN."""
+    x = random(7, 9) * 90
+    x.view(-1)[:9] = torch.tensor([0.5, 1.5, -0.5, 127.5, -128.5, 255.5, torch.inf, -torch.inf, torch.nan])
+    zeros = torch.arange(9).to(getattr(torch, dtype))
+    ops = [
+        Op("QuantizeLinear", ("x", "s", "z"), ("q",), {"axis": 1}),
+        Op("DequantizeLinear", ("q", "s", "z"), ("y",), {"axis": 1}),
+    ]
+    inputs = {"x": x, "s": torch.tensor([1.0, 0.5, 0.37] * 3), "z": zeros}
+    codes = call_floor(ops[0], list(inputs.values()))[0]
+    back = call_floor(ops[1], [codes, inputs["s"], zeros])[0]
+    names = {**inputs, "q": codes, "y": back}
+    specs = {
+        name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in names.items()
+    }
+    site = Site(Body(("x", "s", "z"), ("q", "y"), tuple(ops)), specs, frozenset("sz"), {}, Target(threads=1))
+    launch = offered(tactic, site).bind(offered(tactic, site).configs[0], {})
+    made = [empty(spec) for spec in site.outputs]
+    launch.call(list(inputs.values()), made)
+    assert torch.equal(made[0], codes)
+    assert torch.equal(made[1], back)

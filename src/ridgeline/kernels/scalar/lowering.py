@@ -15,6 +15,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import ONE, Axes
 from ridgeline.kernels.scalar.program import (
+    FLOAT8_LARGEST,
     Guard,
     Memory,
     Number,
@@ -272,6 +273,9 @@ class Lowering:
             self._require_distinct(val)
             strides = {a: s for a, s in zip(val.axes, spec.strides, strict=True) if a != ONE}
             stores.append(Memory(val.term, f"q{place}", spec.dtype, self.axes.spread(strides)))
+        stored = {*(m.dtype for m in (*loads, *stores)), *(step.cast for step in kept)}
+        if not self.traits.has_float8 and stored & FLOAT8_LARGEST.keys():
+            raise RefusedError(f"{self.traits.name} kernels have no {min(stored & FLOAT8_LARGEST.keys())}")
         used = {axis for m in (*loads, *stores) for axis in m.strides}
         return Program(
             sizes={axis: self.axes.size(axis) for axis in sorted(used)},

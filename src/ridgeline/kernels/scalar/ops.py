@@ -15,7 +15,8 @@ from ridgeline.base.spec import Op
 from ridgeline.frontend.types import ELEMENT_NAMES
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
-from ridgeline.kernels.scalar.quant import dequantize, quantize
+from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
+from ridgeline.kernels.scalar.quant import dequantize, quantize, to_float8
 
 Handler: TypeAlias = Callable[[Lowering, Op], Sequence[Val]]
 
@@ -159,6 +160,8 @@ def _cast(low: Lowering, op: Op) -> Sequence[Val]:
     dtype = to if isinstance(to, str) else ELEMENT_NAMES.get(int(to), f"ONNX type {to}")
     if dtype == "bool":
         return [low.map("{0} != 0", x, dtype="bool")]
+    if dtype in FLOAT8_LARGEST:
+        return [to_float8(low, op, low.cast(x, "float32"), dtype)]
     return [low.cast(x, dtype)]
 
 

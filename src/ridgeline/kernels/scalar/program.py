@@ -17,8 +17,12 @@ from ridgeline.kernels.scalar.axes import Coordinate
 
 DTYPES = frozenset({
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32",
-    "uint16", "uint8", "bool",
+    "uint16", "uint8", "bool", "float8_e4m3fn", "float8_e5m2",
 })  # fmt: skip
+# float8 types, which only some dialects store, and the largest value of each
+FLOAT8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+# types that are computed in float32
+NARROW_FLOATS = frozenset({"float16", "bfloat16", *FLOAT8_LARGEST})
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Traits:
     name: str
     baked_items: int = 0  # constants up to this many items become part of the source
     folds_keep_nan: bool = False  # it has the folds max_nan and min_nan
+    has_float8: bool = False  # it loads, stores and rounds to float8
 
 
 @dataclass(frozen=True)
@@ -116,4 +121,4 @@ class Program:
 def compute_dtype(dtype: str) -> str:
     if dtype not in DTYPES:
         raise RefusedError(f"dtype {dtype} has no type in generated kernels")
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return "float32" if dtype in NARROW_FLOATS else dtype

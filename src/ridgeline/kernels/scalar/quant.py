@@ -9,6 +9,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
+from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
 
 # the ends of the integer types that have a C type of their own
 LEVELS = {
@@ -33,9 +34,12 @@ def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
         raise RefusedError("it divides in another type than float32")
     dtype = low.site.specs[op.outputs[0]].dtype
+    quotient = low.map("rl_div({0}, {1})", low.cast(x, "float32"), low.cast(scale, "float32"))
+    if dtype in FLOAT8_LARGEST:
+        return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
     if dtype not in LEVELS:
         raise RefusedError(f"levels are {dtype}, which has no type in generated kernels")
-    level = low.map("rl_round(rl_div({0}, {1}))", low.cast(x, "float32"), low.cast(scale, "float32"))
+    level = low.map("rl_round({0})", quotient)
     if zero is not None:
         level = low.map("{0} + {1}", level, low.cast(zero, "float32"))
     least, most = (low.constant(float(end), "float32") for end in LEVELS[dtype])
@@ -45,10 +49,20 @@ def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     return [_as_whole(low, low.cast(level, dtype), whole)]
 
 
+def to_float8(low: Lowering, op: Op, val: Val, dtype: str) -> Val:
+    """A float32 value rounded to the nearest of a float8 type, ties to even, saturated; a NaN stays."""
+    if not int(op.attrs.get("saturate", 1)):
+        raise RefusedError(f"{op.op_type} to float8 without saturation")
+    ends = (low.constant(end, "float32") for end in (-FLOAT8_LARGEST[dtype], FLOAT8_LARGEST[dtype]))
+    return low.cast(low.map("rl_max({1}, rl_min({2}, {0}))", val, *ends), dtype)
+
+
 def _operands(low: Lowering, op: Op) -> tuple[Val, Val, Val | None, tuple[int, ...] | None]:
     """x, scale and zero point side by side, and the shape of x where it was cut into blocks for that."""
     x, scale = (low.value(name) for name in op.inputs[:2])
     zero = low.value(op.inputs[2]) if len(op.inputs) > 2 and op.inputs[2] else None
+    if zero is not None and (low.scalar(zero) == 0.0 or zero.dtype == "float32"):
+        zero = None  # those of float8 types are zero
     for name in op.inputs:
         if name and low.site.specs[name].dtype == "float64":
             raise RefusedError("scales in double")

@@ -11,17 +11,27 @@ import numpy as np
 from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.axes import Coordinate
 from ridgeline.kernels.scalar.moves import MOVES
-from ridgeline.kernels.scalar.program import Memory, Number, Program, Step, Term, Traits, compute_dtype
+from ridgeline.kernels.scalar.program import (
+    FLOAT8_LARGEST,
+    Memory,
+    Number,
+    Program,
+    Step,
+    Term,
+    Traits,
+    compute_dtype,
+)
 from ridgeline.kernels.scalar.reductions import ARITHMETIC, lower_body
 
-TRITON = Traits("Triton", folds_keep_nan=True)
+TRITON = Traits("Triton", folds_keep_nan=True, has_float8=True)
 # dtype -> the type in a kernel's signature, the type in its text
 TYPES = {
     "float32": ("fp32", "tl.float32"), "float64": ("fp64", "tl.float64"), "float16": ("fp16", "tl.float16"),
     "bfloat16": ("bf16", "tl.bfloat16"), "int64": ("i64", "tl.int64"), "int32": ("i32", "tl.int32"),
     "int16": ("i16", "tl.int16"), "int8": ("i8", "tl.int8"), "uint64": ("u64", "tl.uint64"),
     "uint32": ("u32", "tl.uint32"), "uint16": ("u16", "tl.uint16"), "uint8": ("u8", "tl.uint8"),
-    "bool": ("i1", "tl.int1"),
+    "bool": ("i1", "tl.int1"), "float8_e4m3fn": ("fp8e4nv", "tl.float8e4nv"),
+    "float8_e5m2": ("fp8e5", "tl.float8e5"),
 }  # fmt: skip
 HEAD = """\
 import triton
@@ -202,7 +212,8 @@ def stored_text(memory: Memory, terms: Sequence[str], mask: str, index: Mapping[
     for guard in memory.guards:
         where = place(guard.coordinate, index)
         tests += [f"({where} >= {guard.low})", f"({where} < {guard.high})"]
-    masked = f", mask={' & '.join(tests)}, other=0" if tests else ""
+    zero = "0.0" if memory.dtype in FLOAT8_LARGEST else "0"  # whole numbers do not convert to float8
+    masked = f", mask={' & '.join(tests)}, other={zero}" if tests else ""
     return f"tl.load({offset_text(memory, terms)}{masked})"
 
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import TRAITS, Site
+from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
 FIRST_ARCH = 80  # the first with asynchronous copies
+FLOAT8_ARCH = 89  # the first that converts to and from float8 in hardware
 PDL_ARCH = TRAITS["cuda"].dependent_launch_from
 
 
@@ -30,6 +32,11 @@ class KernelTactic(Tactic):
         if site.target.arch_number < first_arch:
             raise RefusedError(
                 f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
+            )
+        float8 = [spec.dtype for spec in site.specs.values() if spec.dtype in FLOAT8_LARGEST]
+        if float8 and site.target.arch_number < FLOAT8_ARCH:
+            raise RefusedError(
+                f"{site.target.arch} does not convert {float8[0]}, want sm_{FLOAT8_ARCH} or newer"
             )
         reason = self.store.why_none(site.target.arch)
         if reason is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Config, Site
+from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
@@ -292,7 +293,7 @@ def _require_room(together: int) -> None:
 
 def bind_stages(stages: Stages, launchers: Sequence[Launcher]) -> Freeze:
     """Loaded kernels, one after the other; every frozen call has scratch memory of its own."""
-    extras = [torch.from_numpy(array).to("cuda") for array in stages.pointers.extras]
+    extras = [to_torch(array).to("cuda") for array in stages.pointers.extras]
 
     def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
         given = [*(inputs[i] for i in stages.pointers.inputs), *extras, *outputs]

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Op, Site
+from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
@@ -154,7 +154,7 @@ class ProductSite:
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
             if problem_bytes(reading.problem)[1] > weight.nbytes:
                 raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
-        extras = tuple(torch.from_numpy(array).to(device) for array in self.tail.extras)
+        extras = tuple(to_torch(array).to(device) for array in self.tail.extras)
         return Operands(reading.problem, cut, self.tail, reading.x, weight, extras, packed_bytes, device)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
+from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.floor import call_floor
 
 Apply: TypeAlias = Callable[[Tensor, Sequence[Any]], object]
@@ -252,7 +253,7 @@ def find_anchor(body: Body, op_types: Sequence[str]) -> Op:
 
 def constant_tensors(site: Site, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Everything that never changes between runs, by name."""
-    known = {name: torch.from_numpy(np.array(array)) for name, array in site.body.constants.items()}
+    known = {name: to_torch(array) for name, array in site.body.constants.items()}
     return known | dict(weights)
 
 
