@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site
@@ -14,12 +15,29 @@ from ridgeline.kernels.scalar.program import Program, Traits
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
+@dataclass(frozen=True)
+class Dequantized:
+    """Operands that an anchor's kernel takes as codes.
+
+    `values` are what the kernel makes of them itself. `scales` are applied to the sum: the name of each, and
+    the dim of the result along which it varies; None if it broadcasts over the result as it is.
+    """
+
+    values: frozenset[str] = frozenset()
+    scales: tuple[tuple[str, int | None], ...] = ()
+
+
+NO_CODES = Dequantized()
+
+
 def lower_around(
-    site: Site, anchor: Op, handlers: Mapping[str, Handler], traits: Traits, *, first: str = ""
-) -> tuple[Program, tuple[tuple[int, ...], ...]]:
+    site: Site, anchor: Op, handlers: Mapping[str, Handler], traits: Traits, *, first: str = "",
+    codes: Dequantized = NO_CODES,
+) -> tuple[Program, tuple[tuple[int, ...], ...]]:  # fmt: skip
     """The program after the anchor's sum, and the axes of each dim of `acc`.
 
-    `first` is an input that gets the first pointer, even if the epilogue does not read it.
+    `first` is an input that gets the first pointer, even if the epilogue does not read it. `codes` says which
+    operands of the anchor are multiplied as codes.
     """
     low = Lowering(site, handlers, traits)
     if first:
@@ -29,13 +47,26 @@ def lower_around(
         if op is anchor:
             acc = low.declare("acc", site.specs[op.outputs[0]])
             dims = acc.axes
-            low.values[op.outputs[0]] = _own_terms(low, op, acc)
+            low.values[op.outputs[0]] = _own_terms(low, op, _scaled(low, acc, codes))
             continue
-        if anchor.outputs[0] not in low.values and any(name in anchor.inputs for name in op.outputs):
+        if codes.values & set(op.outputs):
+            continue
+        if anchor.outputs[0] not in low.values and any(name in anchor.inputs[:2] for name in op.outputs):
             raise RefusedError(f"{op.op_type} comes before the {anchor.op_type}")
         low.run(op)
     program = low.finish()
     return program, tuple(() if axis == ONE else low.axes.leaves(axis) for axis in dims)
+
+
+def _scaled(low: Lowering, acc: Val, codes: Dequantized) -> Val:
+    for name, dim in codes.scales:
+        scale = low.value(name)
+        if all(size == 1 for size in scale.shape):
+            scale = replace(scale, shape=(), axes=())
+        elif dim is not None:
+            scale = per_channel(scale, len(acc.shape) - dim + 1)
+        acc = low.map("{0} * {1}", acc, scale, dtype="float32")
+    return acc
 
 
 def _own_terms(low: Lowering, op: Op, acc: Val) -> Val:

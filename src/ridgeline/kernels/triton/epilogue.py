@@ -15,7 +15,7 @@ import numpy as np
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site
-from ridgeline.kernels.scalar.anchor import lower_around
+from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized, lower_around
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.nest import indexed_axes
@@ -53,16 +53,19 @@ class Epilogue:
         return [*(inputs[i] for i in self.inputs), *extras, *outputs]
 
 
-def make_epilogue(site: Site, anchor_value: str, columns_axis: int) -> Epilogue:
+def make_epilogue(
+    site: Site, anchor_value: str, columns_axis: int, codes: Dequantized = NO_CODES
+) -> Epilogue:
     """Everything after the op that computes `anchor_value`, whose dim `columns_axis` holds the columns.
 
-    `acc` is the bare sum of products; the epilogue applies the anchor's alpha, beta and bias. Rows count the
-    other dims of the anchor's output, in order. Raises `RefusedError` if the region does not fit.
+    `acc` is the bare sum of products; the epilogue applies the scales of `codes` and the anchor's alpha, beta
+    and bias. Rows count the other dims of the anchor's output, in order. Raises `RefusedError` if the region
+    does not fit.
     """
     anchor = site.body.producer(anchor_value)
     if anchor is None:
         raise RefusedError(f"nothing in the region makes {anchor_value}")
-    program, dims = lower_around(site, anchor, POINTWISE | MOVES, TRITON)
+    program, dims = lower_around(site, anchor, POINTWISE | MOVES, TRITON, codes=codes)
     at = columns_axis % len(dims)
     column = dims[at]
     rows = tuple(axis for dim in dims[:at] + dims[at + 1 :] for axis in dim)

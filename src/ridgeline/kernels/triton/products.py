@@ -83,6 +83,12 @@ class Problem:
         raise NotImplementedError
 
     @property
+    def operand_types(self) -> tuple[tuple[str, str], ...]:
+        """What the kernel multiplies, by parameter: the data, the weight, and what belongs to them."""
+        operand = f"*{TYPES[self.dtype]}"
+        return ("x_ptr", operand), ("w_ptr", operand)
+
+    @property
     def item_bytes(self) -> int:
         return ITEM_BITS[self.dtype] // 8
 
@@ -114,10 +120,9 @@ class Problem:
     ) -> Kernel:
         """The function at `path`, such as `gemm.gemv`, specialised for these constants."""
         module, function = path.split(".")
-        operand = f"*{TYPES[self.dtype]}"
         constants = {**constants, "PDL": pdl, "EPILOGUE": tail.function}
         signature = (
-            ("x_ptr", operand), ("w_ptr", operand), *self.scratch_types, ("pointers", tail.types),
+            *self.operand_types, *self.scratch_types, ("pointers", tail.types),
             (self.extent_name, "i32"), *((name, "constexpr") for name in constants),
         )  # fmt: skip
         return Kernel(
@@ -155,7 +160,7 @@ class Product(Problem):
             "N": self.columns, "K": self.depth,
             "X_BATCH": self.x_strides[0], "X_ROW": self.x_strides[1], "X_DEPTH": self.x_strides[2],
             "W_BATCH": self.w_strides[0], "W_COLUMN": self.w_strides[1], "W_DEPTH": self.w_strides[2],
-            "GROUP_M": tile.group, "HALVES": _halves(tile), "PRECISION": self.precision,
+            "GROUP_M": tile.group, "HALVES": halves(tile), "PRECISION": self.precision,
             **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("gemm.gemm", constants, tile, tail, pdl=pdl)
@@ -215,7 +220,7 @@ class Window(Windows, Problem):
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
-            "GROUP_M": tile.group, "HALVES": _halves(tile),
+            "GROUP_M": tile.group, "HALVES": halves(tile),
             "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
             "PRECISION": self.precision, **tile.constants(pdl=pdl),
         }  # fmt: skip
@@ -261,7 +266,7 @@ class Depthwise(Window):
         return blocks, -(-self.channels // block.channels), 1
 
 
-def _halves(tile: Tile) -> int:
+def halves(tile: Tile) -> int:
     """Pieces in which a tile goes through its epilogue: a whole tile of 128 sums per thread would spill."""
     return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
 

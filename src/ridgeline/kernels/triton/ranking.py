@@ -29,6 +29,9 @@ FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part is written to memory, counted and read back
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
 WIDE_BYTES = 16  # of one load
+# by the bytes of an item: sums in a tile, and depths of a step; float32 products run on plain cores, which
+# hold their operands in registers
+LARGEST_TILES = {1: (128 * 256, (64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
 CYCLES_PER_US = 1700
 MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums
@@ -141,8 +144,7 @@ def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
 
 def _tiles(problem: TiledProblem, device: Device) -> Iterator[Tile]:
     """Every cut that suits the sizes of the problem."""
-    # float32 products run on plain cores, which hold their operands in registers
-    largest, depths = (128 * 256, (32, 64, 128)) if problem.item_bytes == 2 else (64 * 64, (16, 32))
+    largest, depths = LARGEST_TILES[problem.item_bytes]
     for bm, bn, bk in combinations((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), depths):
         if bm * bn > largest:
             continue
@@ -203,7 +205,12 @@ def _rate(tile: Tile, item_bytes: int, device: Device) -> float:
     if device.has_warpgroups and tile.bm < 64:
         narrow *= 0.6
     # a small tile reads its operands from shared memory as often as it multiplies them
-    return device.flops * narrow * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
+    return (
+        (2 if item_bytes == 1 else 1)
+        * device.flops
+        * narrow
+        * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
+    )
 
 
 def _unlike(

@@ -80,4 +80,4 @@ def finish(
 @triton.jit
 def _store(acc, m, is_row, first_column, pointers, N: tl.constexpr, EPILOGUE: tl.constexpr):
     n = (first_column + tl.arange(0, acc.shape[1]))[None, :]
-    EPILOGUE(acc, m, n, is_row & (n < N), pointers)
+    EPILOGUE(acc.to(tl.float32), m, n, is_row & (n < N), pointers)

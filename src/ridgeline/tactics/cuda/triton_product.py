@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.elements import to_torch
+from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized
 from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
@@ -46,10 +47,17 @@ class Reading:
     weight: str
     pack: Callable[[Tensor], Tensor] | None  # None: the second operand is an input too, read where it lies
     columns_axis: int  # of the anchor's output
+    codes: Dequantized = NO_CODES  # operands that the kernel takes as codes
+    # makes all operands after x on a device: tensors, or slots of inputs; then there is no `pack`
+    prepare: Callable[[Mapping[str, Tensor], str], Sequence[Tensor | int]] | None = None
+    prepared_bytes: int = 0  # of those tensors
+    slots: tuple[int, ...] = ()  # inputs among them, of which one item is read
 
 
 class TritonProduct(KernelTactic):
     """epilogue(Σ x · w) in one kernel."""
+
+    cut_type: ClassVar[type[Tile]] = Tile
 
     def read(self, site: Site) -> Reading:
         """The sum of the region, or `RefusedError`."""
@@ -62,7 +70,7 @@ class TritonProduct(KernelTactic):
     def cut_of(self, problem: Any, config: Config) -> Any:
         """How this problem is cut; it may be of another batch than the config was chosen for."""
         sizes: dict[str, Any] = dict(config)
-        return Tile(**sizes)
+        return self.cut_type(**sizes)
 
     def predict_us(self, site: Site, problem: Any, config: Config) -> float:
         return product_us(site, problem, self.cut_of(problem, config))
@@ -70,7 +78,7 @@ class TritonProduct(KernelTactic):
     def product(self, site: Site) -> ProductSite:
         """The sum of the region with what follows it, or `RefusedError`."""
         reading = self.read(site)
-        tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis)
+        tail = make_epilogue(site, reading.anchor.outputs[0], reading.columns_axis, reading.codes)
         return ProductSite(site, reading, tail)
 
     def offer(self, site: Site) -> Offer | Refused:
@@ -107,9 +115,10 @@ class ProductSite:
     def footprint(self, cut: Any) -> Footprint:
         stored = constant_tensors(self.site, shapes_only(self.site)).get(self.reading.weight)
         pack = self.reading.pack
+        packed = 0 if pack is None or stored is None else bytes_packed(stored, pack)
         return Footprint(
             writes_out=True,
-            packed_bytes=0 if pack is None or stored is None else bytes_packed(stored, pack),
+            packed_bytes=packed + self.reading.prepared_bytes,
             scratch_bytes=self.reading.problem.scratch_bytes(cut),
         )
 
@@ -119,9 +128,11 @@ class ProductSite:
         found, reading = dict(self.tail.extents), self.reading
         x_bytes, w_bytes = problem_bytes(reading.problem)
         found[reading.x] = max(found.get(reading.x, 0), x_bytes)
-        if reading.pack is None:
+        if reading.pack is None and reading.prepare is None:
             slot = self.site.body.inputs.index(reading.weight)
             found[slot] = max(found.get(slot, 0), w_bytes)
+        for slot in reading.slots:
+            found[slot] = max(found.get(slot, 0), 1)
         return found
 
     def bind(self, cut: Any, weights: Mapping[str, Tensor], store: KernelStore) -> Launch:
@@ -145,17 +156,23 @@ class ProductSite:
         """Everything a launch passes, packed weights and constants already on the device."""
         reading = self.reading
         weight: Tensor | int
+        more: Sequence[Tensor | int] = ()
         packed_bytes = 0
-        if reading.pack is None:
+        if reading.prepare is not None:
+            weight, *more = reading.prepare(weights, device)
+            packed_bytes = sum(made.nbytes for made in (weight, *more) if isinstance(made, Tensor))
+        elif reading.pack is None:
             weight = self.site.body.inputs.index(reading.weight)
         else:
             stored = constant_tensors(self.site, weights)[reading.weight].detach()
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
-            if problem_bytes(reading.problem)[1] > weight.nbytes:
-                raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
+        if isinstance(weight, Tensor) and problem_bytes(reading.problem)[1] > weight.nbytes:
+            raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
         extras = tuple(to_torch(array).to(device) for array in self.tail.extras)
-        return Operands(reading.problem, cut, self.tail, reading.x, weight, extras, packed_bytes, device)
+        return Operands(
+            reading.problem, cut, self.tail, reading.x, weight, tuple(more), extras, packed_bytes, device
+        )
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,7 @@ class Operands:
     tail: Epilogue
     x: int
     weight: Tensor | int  # a slot: an input of every call
+    more: tuple[Tensor | int, ...]  # that the kernel takes after the weight
     extras: tuple[Tensor, ...]
     packed_bytes: int
     device: str
@@ -177,15 +195,15 @@ class Operands:
 
     @property
     def reads(self) -> frozenset[int]:
-        second = (self.weight,) if isinstance(self.weight, int) else ()
-        return frozenset((self.x, *second, *self.tail.inputs))
+        slots = (given for given in (self.weight, *self.more) if isinstance(given, int))
+        return frozenset((self.x, *slots, *self.tail.inputs))
 
     def arguments(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | int]:
         """In the order of the kernel's signature; scratch of its own for every frozen call."""
-        weight = inputs[self.weight] if isinstance(self.weight, int) else self.weight
+        given = [inputs[one] if isinstance(one, int) else one for one in (self.weight, *self.more)]
         scratch = self.problem.scratch(self.cut, self.device)
         pointers = self.tail.pointers(inputs, self.extras, outputs)
-        return [inputs[self.x], weight, *scratch, *pointers, self.problem.extent]
+        return [inputs[self.x], *given, *scratch, *pointers, self.problem.extent]
 
 
 def problem_bytes(problem: Problem) -> tuple[int, int]:
