@@ -148,8 +148,8 @@ def _as_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def for_interpreter(kernel: Kernel) -> Kernel:
-    """The same kernel without the two things that only a GPU has."""
-    off = {"PDL": False, "PREFETCH": False}
+    """The same kernel without the things that only a GPU has."""
+    off = {"PDL": False, "PREFETCH": False, "PACKED": False}
     constants = tuple((name, off.get(name, value)) for name, value in kernel.constants)
     return replace(kernel, constants=constants)
 

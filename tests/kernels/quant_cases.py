@@ -13,8 +13,9 @@ from torch import Tensor
 from interpreted import interpret
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
-from ridgeline.kernels.elements import to_torch
+from ridgeline.kernels.elements import dtype_name, to_torch
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.floor.sub_byte import opened
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 UNIT32 = 2.0**-24
@@ -54,7 +55,7 @@ def make_site(
         values.update(zip(node.outputs, made, strict=True))
     specs = {
         n: TensorSpec(
-            str(v.dtype).removeprefix("torch."), tuple(v.shape),
+            dtype_name(v), tuple(v.shape),
             "channels_last" if n in last.split() else "contiguous",
         )
         for n, v in values.items()
@@ -70,7 +71,7 @@ def exact(site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     wide: dict[str, Tensor] = {}
 
     def get(name: str) -> Tensor:
-        return wide[name] if name in wide else values[name].double()
+        return wide[name] if name in wide else opened(values[name]).double()
 
     for node in site.body.ops:
         given = [get(n) if n else None for n in node.inputs]
@@ -115,11 +116,10 @@ def run(tactic: TritonProduct, site: Site, config: Config, tensors: Mapping[str,
 
 
 def _as_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    made = torch.empty_strided(tensor.shape, spec.strides, dtype=tensor.dtype)
-    if made.element_size() == 1:
-        made.view(torch.uint8).copy_(tensor.view(torch.uint8))
-        return made
-    return made.copy_(tensor)
+    if tensor.element_size() > 1:
+        return torch.empty_strided(tensor.shape, spec.strides, dtype=tensor.dtype).copy_(tensor)
+    made = torch.empty_strided(tensor.shape, spec.strides, dtype=torch.uint8)
+    return made.copy_(tensor.view(torch.uint8)).view(tensor.dtype)
 
 
 def _poisoned(spec: TensorSpec) -> Tensor:

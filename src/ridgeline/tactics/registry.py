@@ -28,6 +28,8 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_quant import TritonCodeGemm
+from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
 
 # tactics that plugins brought, by name; `plugins.register` fills it
 PLUGIN_TACTICS: dict[str, Callable[[KernelStore], Tactic]] = {}
@@ -66,6 +68,8 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     products = (
         TritonGemv,
         TritonGemm,
+        TritonCodeGemm,
+        TritonWeightOnly,
         TritonConv1x1,
         TritonConv,
         TritonDepthwise,

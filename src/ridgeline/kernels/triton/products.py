@@ -92,6 +92,12 @@ class Problem:
     def item_bytes(self) -> int:
         return ITEM_BITS[self.dtype] // 8
 
+    @property
+    def touched_bytes(self) -> tuple[int, int]:
+        """Bytes of the two operands, up to the last that is read."""
+        x_items, w_items = self.touched
+        return x_items * self.item_bytes, w_items * self.item_bytes
+
     def grid(self, cut: Any) -> tuple[int, int, int]:
         """Tiles, parts of the sum, batches."""
         tiles = -(-self.extent // cut.bm) * -(-self.columns // cut.bn)

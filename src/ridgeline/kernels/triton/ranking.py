@@ -15,11 +15,14 @@ from typing import TypeVar
 
 from ridgeline.base.devices import REGISTERS, Device, device_of
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
+from ridgeline.kernels.triton.quant_products import CodedWeight
 
 MAX_CONFIGS = 8
 # at most this many of the chosen have the same tile shape, or agree in whether they split the sum
 SAME_SHAPE, SAME_KIND = 2, 6
 MAX_SPLIT = 16
+MOST_SUMS = 128  # of a thread
+MOST_BLOCKS = 16  # with scales of their own in one step of a product with a packed weight
 # with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
 SM_BYTES = 75e3  # that one SM can load from L2 per µs
@@ -45,10 +48,10 @@ def shared_bytes(tile: Tile, item_bytes: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def rank_gemm(problem: TiledProblem, arch: str) -> tuple[Tile, ...]:
+def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> tuple[Tile, ...]:
     """The best few cuts of a product or convolution that differ enough to be worth timing."""
     device = device_of(arch)
-    tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device)]
+    tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device, most_sums)]
     ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
     return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
 
@@ -75,6 +78,57 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
         return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
 
     return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
+
+
+def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
+    """Cuts of a product with a packed weight: enough blocks to keep every SM reading it."""
+    device = device_of(arch)
+    rows = min(64, max(16, 1 << (problem.rows - 1).bit_length()))
+    found = []
+    for bm, bn, bk, split, stages in combinations(
+        {rows, 8} if problem.rows <= 8 else {rows}, (32, 64, 128), (128, 256, 512), (1, 2, 4, 8), (3, 4, 6)
+    ):
+        steps = math.ceil(problem.depth / (bk * split))
+        # blocks of a step are written out one by one, and many take long to compile
+        is_long = bool(problem.scales) and bk > MOST_BLOCKS * problem.block and bk > problem.step
+        if is_long or bk % problem.step or (steps < 2 and (split, bk) != (1, max(128, problem.step))):
+            continue
+        if bn > 2 * problem.columns and bn > 32:
+            continue
+        warps = 2 if bn == 32 else 8 if bn == 128 and bm == 64 else 4
+        tile = Tile(bm, bn, bk, split, warps, stages, prefetch=problem.rows <= bm)
+        if stages * _coded_step_bytes(problem, tile) <= device.shared_bytes // 2:
+            found.append(tile)
+    ranked = sorted(found, key=lambda tile: coded_us(problem, tile, device))
+    return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
+
+
+def _coded_step_bytes(problem: CodedWeight, tile: Tile) -> int:
+    word_bytes = 1 if problem.planes == 1 else 2
+    return tile.bk * (tile.bn * word_bytes // problem.planes + tile.bm * problem.item_bytes)
+
+
+def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
+    """Predicted time of one launch, from the bytes of the weight and the instructions that decode it."""
+    blocks = math.prod(problem.grid(tile))
+    shared = tile.stages * _coded_step_bytes(problem, tile) + 1024
+    side_by_side = min(device.shared_bytes // shared, REGISTERS // (96 * 32 * tile.warps), 64 // tile.warps)
+    busy = min(blocks, device.sms * side_by_side)
+    in_flight = busy / device.sms * (tile.stages - 1) * _coded_step_bytes(problem, tile)
+    # about 40 KB in flight per SM hide the latency of memory
+    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    numbers = problem.columns * problem.depth * -(-problem.rows // tile.bm)
+    waves = math.ceil(blocks / (device.sms * side_by_side)) * device.sms * side_by_side / blocks
+    decode_us = 2.0 * waves * numbers / (128 * device.sms * CYCLES_PER_US)
+    multiply_us = 2 * numbers * tile.bm / (0.3 * device.flops)
+    moved = problem.touched_bytes[1] + problem.rows * (problem.depth + problem.columns) * problem.item_bytes
+    # x is read again by every column tile, from L2
+    again = problem.rows * problem.depth * problem.item_bytes * -(-problem.columns // tile.bn)
+    steps = math.ceil(problem.depth / (tile.bk * tile.split))
+    return (
+        FIXED_US + max(moved / rate, decode_us, multiply_us, again / device.l2_bytes) + steps * STEP_US
+        + JOIN_US * (tile.split > 1)
+    )  # fmt: skip
 
 
 def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
@@ -176,7 +230,7 @@ def _is_worth(split: int, problem: TiledProblem, shape: tuple[int, int, int], de
     return tiles * split <= 2 * device.sms
 
 
-def _fits(tile: Tile, problem: TiledProblem, device: Device) -> bool:
+def _fits(tile: Tile, problem: TiledProblem, device: Device, most_sums: int) -> bool:
     # a step takes channels of one tap if they divide evenly; otherwise it gathers element by element
     if (
         isinstance(problem, Window)
@@ -186,8 +240,8 @@ def _fits(tile: Tile, problem: TiledProblem, device: Device) -> bool:
         return False
     sums = tile.bm * tile.bn // (32 * tile.warps)
     # the addresses of 256 rows need registers too
-    most = 64 if isinstance(problem, Window) and tile.bm == 256 else 128
-    return sums <= most and shared_bytes(tile, problem.item_bytes) <= device.shared_bytes
+    most = 64 if isinstance(problem, Window) and tile.bm == 256 else MOST_SUMS
+    return sums <= min(most, most_sums) and shared_bytes(tile, problem.item_bytes) <= device.shared_bytes
 
 
 def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:

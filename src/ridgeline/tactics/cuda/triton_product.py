@@ -126,7 +126,7 @@ class ProductSite:
     def extents(self) -> dict[int, int]:
         """Bytes that the kernel and its epilogue touch, by argument."""
         found, reading = dict(self.tail.extents), self.reading
-        x_bytes, w_bytes = problem_bytes(reading.problem)
+        x_bytes, w_bytes = reading.problem.touched_bytes
         found[reading.x] = max(found.get(reading.x, 0), x_bytes)
         if reading.pack is None and reading.prepare is None:
             slot = self.site.body.inputs.index(reading.weight)
@@ -167,7 +167,7 @@ class ProductSite:
             stored = constant_tensors(self.site, weights)[reading.weight].detach()
             weight = reading.pack(stored.to(device))
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
-        if isinstance(weight, Tensor) and problem_bytes(reading.problem)[1] > weight.nbytes:
+        if isinstance(weight, Tensor) and reading.problem.touched_bytes[1] > weight.nbytes:
             raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")
         extras = tuple(to_torch(array).to(device) for array in self.tail.extras)
         return Operands(
@@ -204,11 +204,6 @@ class Operands:
         scratch = self.problem.scratch(self.cut, self.device)
         pointers = self.tail.pointers(inputs, self.extras, outputs)
         return [inputs[self.x], *given, *scratch, *pointers, self.problem.extent]
-
-
-def problem_bytes(problem: Problem) -> tuple[int, int]:
-    x_items, w_items = problem.touched
-    return x_items * problem.item_bytes, w_items * problem.item_bytes
 
 
 def _config(cut: Tile | Block) -> Config:

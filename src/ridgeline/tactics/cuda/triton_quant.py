@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ridgeline.tactics.read.epilogue import find_anchor, spec_of
 
 # M rows, K summed over, N columns
 PROMOTED_SUMS = 64  # per thread; the partial sums of a step take as many registers again
+PROMOTED = 6  # cuts with them
 FAST = 3  # cuts that are also offered with sums kept in the tensor cores
 
 
@@ -50,10 +51,8 @@ def code_tiles(problem: Any, arch: str) -> list[CodeTile]:
     tiles = [CodeTile(**asdict(tile)) for tile in rank_gemm(problem, arch)]
     if problem.is_integer:
         return tiles
-    narrow = [tile for tile in tiles if tile.bm * tile.bn <= PROMOTED_SUMS * 32 * tile.warps]
-    wide = [replace(tile, warps=8) for tile in tiles if tile not in narrow and tile.warps == 4]
-    promoted = [replace(tile, is_promoted=True) for tile in dict.fromkeys([*narrow, *wide])]
-    return [*promoted, *tiles[:FAST]]
+    narrow = rank_gemm(problem, arch, PROMOTED_SUMS)[:PROMOTED]
+    return [*(CodeTile(**asdict(tile), is_promoted=True) for tile in narrow), *tiles[:FAST]]
 
 
 def read_code_product(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
