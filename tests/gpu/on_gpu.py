@@ -19,10 +19,12 @@ from triton_cases import make_site as codegen_site
 
 from offers import offered, stages_of, why_not
 from ridgeline.base.spec import EPSILON, Config, Site, Target, TensorSpec
+from ridgeline.kernels.elements import fill, on_device
 from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import TYPES, Problem
 from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.stage import Stages
 from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
@@ -125,18 +127,19 @@ class Guarded:
         return self.buffer[GUARD : GUARD + self.spec.nbytes].clone()
 
 
-def guarded_copy(tensor: Tensor, spec: TensorSpec) -> Tensor:
+def guarded_copy(tensor: Tensor, spec: TensorSpec) -> Guarded:
     made = Guarded(spec)
-    made.tensor.copy_(tensor)
-    return made.tensor
+    fill(made.tensor, on_device(tensor, "cuda"))
+    return made
 
 
 def run_launch(
     launch: Launch, site: Site, tensors: Mapping[str, Tensor], *, has_counters: bool = True
 ) -> list[Tensor]:
     """What a launch makes, on the host: twice the same bits, nothing else written, counters left at zero."""
-    inputs = [guarded_copy(tensors[n], site.specs[n]) for n in site.body.inputs]
-    before = [t.clone() for t in inputs]
+    guarded = [guarded_copy(tensors[n], site.specs[n]) for n in site.body.inputs]
+    before = [each.bits() for each in guarded]
+    inputs = [each.tensor for each in guarded]
     with torch.inference_mode():
         if not launch.writes_out:
             made, again = (launch.call(inputs, ()) for _ in range(2))
@@ -155,8 +158,8 @@ def run_launch(
     for out, bits in zip(outputs, first, strict=True):
         assert torch.equal(out.bits(), bits), "a second run differs"
         out.require_whole()
-    for tensor, kept in zip(inputs, before, strict=True):
-        assert torch.equal(tensor.nan_to_num(), kept.nan_to_num()), "an input was written to"
+    for each, kept in zip(guarded, before, strict=True):
+        assert torch.equal(each.bits(), kept), "an input was written to"
     if has_counters:
         require_counters_at_zero(call, [*inputs, *(out.tensor for out in outputs)])
     return [out.tensor.cpu() for out in outputs]
@@ -316,6 +319,29 @@ def run_problem(problem: Problem, cut: Any, x: Tensor, packed: Tensor, bias: Ten
     assert torch.equal(*seen), "a second run differs"
     out.require_whole()
     y.copy_(out.tensor)
+
+
+def run_quantised(
+    tactic: TritonProduct, site: Site, config: Config, tensors: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """As `quant_cases.run`, through the tactic's own launch."""
+    site = here(site)
+    if WANTED.is_asking:
+        WANTED.kernels += offered(tactic, site).kernels(config)
+        return [torch.zeros(spec.shape) for spec in site.outputs]
+    weights = {name: on_device(tensors[name], "cuda") for name in site.weights & set(tensors)}
+    return run_launch(offered(tactic, site).bind(config, weights), site, tensors)
+
+
+def run_stages(site: Site, stages: Stages, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """As `triton_cases.run_stages`."""
+    kernels = [stage.kernel for stage in stages.launches]
+    if WANTED.is_asking:
+        WANTED.kernels += kernels
+        return [torch.zeros(spec.shape) for spec in site.outputs]
+    made = compile_kernels(kernels, arch())
+    freeze = bind_stages(stages, [Launcher(required(compiled)) for compiled in made])
+    return run_launch(staged_launch(freeze, site, stages.pointers.inputs), here(site), inputs)
 
 
 def is_close(*_: Any, **__: Any) -> None:

@@ -30,11 +30,16 @@ def operands(dtype: str, rows: tuple[int, ...] = (37,), **more: Tensor) -> dict[
     }  # fmt: skip
 
 
-def bound_of(site: Site, tensors: dict[str, Tensor], name: str = "p") -> Tensor:
-    """What a float32 sum of the codes, two scales and a few steps after it may be off."""
+def bound_of(site: Site, tensors: dict[str, Tensor], name: str = "p", in_cores: int = 75) -> Tensor:
+    """What a float32 sum of the codes, two scales and a few steps after it may be off.
+
+    Hopper's tensor cores keep 13 bits of a float8 sum after every 32 products; `in_cores` are summed there.
+    """
     values = exact(site, tensors)
     magnitude = values["a"].abs() @ values["b"].abs()
     made = (values["a"].shape[-1] + 16) * UNIT32 * (magnitude + values[name].abs())
+    if tensors["x"].is_floating_point():
+        made = made + (in_cores / 32 + 1) * 2.0**-13 * magnitude
     return made + 16 * UNIT32
 
 

@@ -1,0 +1,73 @@
+"""Quantised products and generated kernels on the GPU: the cases of the interpreter's tests, and bfloat16."""
+
+from __future__ import annotations
+
+import on_gpu
+import pytest
+import quant_cases
+import test_triton_qgemm as qgemm
+import test_triton_quant as quant
+import test_triton_weight_only as weight_only
+import torch
+from quant_cases import codes, scales
+
+from offers import offered
+from ridgeline.kernels.triton.compiler import compile_kernels
+
+COMPARE = on_gpu.compare_with(quant_cases.require_near)
+PATCHES = [
+    *((module, "run", on_gpu.run_quantised) for module in (qgemm, weight_only)),
+    *((module, "require_near", COMPARE) for module in (qgemm, weight_only)),
+    (quant, "run_stages", on_gpu.run_stages),
+]
+pytestmark = pytest.mark.usefixtures("on_the_gpu")
+
+globals().update(
+    on_gpu.tests_of(
+        qgemm,
+        "bias_and_relu_with_odd_sizes codes_in_and_out_with_a_residual_of_codes "
+        "a_float_result_beside_the_codes zero_points_of_the_activation unsigned_weights_around_128 a_scale_for_every_row "
+        "gemm_with_a_quantised_bias_and_a_weight_by_rows half_scales_make_half_results",
+    )
+)
+globals().update(
+    on_gpu.tests_of(
+        weight_only,
+        "int4_in_blocks unsigned_codes_with_zero_points scales_that_do_not_vary_along_the_sum "
+        "blocks_of_other_formats any_number_of_rows_in_the_offered_cuts a_weight_by_rows "
+        "depth_that_ends_inside_a_block_and_a_group two_levels_of_scales scales_that_are_powers_of_two",
+    )
+)
+globals().update(
+    on_gpu.tests_of(
+        quant,
+        "quantize_with_one_scale quantize_per_channel_with_zero_points dequantize_every_code blocks "
+        "cast_to_float8_and_back",
+    )
+)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+@pytest.mark.parametrize("block", [0, 32, 128])
+def test_weights_with_bfloat16_activations(dtype: str, block: int) -> None:
+    site, tensors = weight_only.site_of(dtype, 300, block=block, half=torch.bfloat16)
+    weight_only.check(site, tensors, [weight_only.tile(16, 64, 128), weight_only.tile(8, 32, 128, split=2)])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("sizes", [(256, 256, 512), (77, 200, 1000)])
+def test_every_offered_cut(dtype: str, sizes: tuple[int, int, int]) -> None:
+    """Large tiles, with sums of float8 kept in float32 and in the tensor cores."""
+    rows, columns, depth = sizes
+    tensors = {
+        "x": codes(rows, depth, dtype=dtype), "xs": scales(), "w": codes(depth, columns, dtype=dtype, seed=2),
+        "ws": scales(columns, seed=3), "c": scales(columns),
+    }  # fmt: skip
+    site = on_gpu.here(quant_cases.make_site(tensors, [*qgemm.PRODUCT, *qgemm.BIAS_RELU]))
+    offer = offered(qgemm.TACTIC, site)
+    compile_kernels([kernel for config in offer.configs for kernel in offer.kernels(config)], on_gpu.arch())
+    want = quant_cases.exact(site, tensors)
+    for config in offer.configs:
+        (got,) = on_gpu.run_quantised(qgemm.TACTIC, site, config, tensors)
+        in_cores = int(config["bk"]) if config["is_promoted"] else depth
+        quant_cases.require_near(got, want["y"], qgemm.bound_of(site, tensors, in_cores=in_cores))
