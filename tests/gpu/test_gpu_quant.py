@@ -5,6 +5,7 @@ from __future__ import annotations
 import on_gpu
 import pytest
 import quant_cases
+import test_triton_qconv as qconv
 import test_triton_qgemm as qgemm
 import test_triton_quant as quant
 import test_triton_weight_only as weight_only
@@ -16,8 +17,8 @@ from ridgeline.kernels.triton.compiler import compile_kernels
 
 COMPARE = on_gpu.compare_with(quant_cases.require_near)
 PATCHES = [
-    *((module, "run", on_gpu.run_quantised) for module in (qgemm, weight_only)),
-    *((module, "require_near", COMPARE) for module in (qgemm, weight_only)),
+    *((module, "run", on_gpu.run_quantised) for module in (qgemm, qconv, weight_only)),
+    *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
     (quant, "run_stages", on_gpu.run_stages),
 ]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
@@ -26,8 +27,16 @@ globals().update(
     on_gpu.tests_of(
         qgemm,
         "bias_and_relu_with_odd_sizes codes_in_and_out_with_a_residual_of_codes "
-        "a_float_result_beside_the_codes zero_points_of_the_activation unsigned_weights_around_128 a_scale_for_every_row "
+        "a_float_result_beside_the_codes zero_points_of_the_activation unsigned_weights_around_128 "
+        "a_scale_for_every_row "
         "gemm_with_a_quantised_bias_and_a_weight_by_rows half_scales_make_half_results",
+    )
+)
+globals().update(
+    on_gpu.tests_of(
+        qconv,
+        "window single_positions_with_a_residual_into_codes planes_and_a_quantised_bias "
+        "unsigned_codes_are_padded_with_their_zero one_spatial_axis a_zero_point_without_padding",
     )
 )
 globals().update(

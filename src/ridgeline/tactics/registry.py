@@ -28,7 +28,7 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
-from ridgeline.tactics.cuda.triton_quant import TritonCodeGemm
+from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
 from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
 
 # tactics that plugins brought, by name; `plugins.register` fills it
@@ -72,6 +72,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         TritonWeightOnly,
         TritonConv1x1,
         TritonConv,
+        TritonCodeConv,
         TritonDepthwise,
         CublasLt,
         Cublas,

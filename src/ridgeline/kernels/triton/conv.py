@@ -27,7 +27,7 @@ def conv_ref(
 
 @triton.jit
 def conv(
-    x_ptr, w_ptr, parts_ptr, counters_ptr, pointers, rows,
+    x_ptr, w_ptr, zero_ptr, sums_ptr, parts_ptr, counters_ptr, pointers, rows,
     C: tl.constexpr,
     X_IMAGE: tl.constexpr, X_LINE: tl.constexpr, X_COLUMN: tl.constexpr, X_CHANNEL: tl.constexpr,
     IN_H: tl.constexpr, IN_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
@@ -36,18 +36,22 @@ def conv(
     IS_PADDED: tl.constexpr, N: tl.constexpr, W_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
     HALVES: tl.constexpr, IS_FOLDED: tl.constexpr, IS_PLANES: tl.constexpr, PREFETCH: tl.constexpr,
-    PDL: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
+    PDL: tl.constexpr, PRECISION: tl.constexpr, IS_PROMOTED: tl.constexpr, HAS_ZERO: tl.constexpr,
+    IS_UNSIGNED: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """y[(i, h, w), n] = epilogue(Σ_{r, s, c} x[i, h·S + r·D - P, w·S + s·D - P, c] · w[n, (r, s, c)]).
 
     One step takes BK channels of one tap. With IS_FOLDED (few or odd channels) it takes BK neighbours along
     K, which may belong to several taps. With IS_PLANES (each channel is a plane) K counts (c, r, s), so that
-    neighbours along K are neighbours in a line.
+    neighbours along K are neighbours in a line. Images and weights may be codes of 8 bits, as in `qgemm`;
+    outside of an image their number is zero.
     """
     K: tl.constexpr = KERNEL_H * KERNEL_W * C
     STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
     IS_EVEN_K: tl.constexpr = STEPS * BK * SPLIT_K == K
     COLUMN_TILES: tl.constexpr = (N + BN - 1) // BN
+    SUM: tl.constexpr = tl.int32 if w_ptr.dtype.element_ty == tl.int8 else tl.float32
+    NOTHING: tl.constexpr = 0 if w_ptr.dtype.element_ty == tl.int8 else 0.0
     tile, part = tl.program_id(0), tl.program_id(1)
     row_tile, column_tile = tile_place(tile, tl.cdiv(rows, BM), COLUMN_TILES, GROUP_M)
     first_column, first_depth = column_tile * BN, part * (STEPS * BK)
@@ -66,7 +70,7 @@ def conv(
     image = (row // (OUT_W * OUT_H)).to(tl.int64) * X_IMAGE
     x_row = x_ptr + (image + top * X_LINE + left * X_COLUMN)  # [BM], where each window starts
     w_tile = w_ptr + tl.minimum(n, N - 1)[None, :] * W_COLUMN + (first_depth + inner)[:, None]  # [BK, BN]
-    acc = tl.zeros((BM, BN), tl.float32)
+    acc = tl.zeros((BM, BN), SUM)
     for step in range(STEPS):
         depth = first_depth + step * BK
         if IS_FOLDED:
@@ -82,7 +86,7 @@ def conv(
             if IS_PADDED:
                 h, w = top[:, None] + line[None, :], left[:, None] + column[None, :]
                 inside = inside & (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W)
-            x = tl.load(x_tile, mask=inside, other=0.0)
+            x = tl.load(x_tile, mask=inside, other=NOTHING)
         else:
             tap = depth // C
             channel = tl.multiple_of(depth % C, BK)
@@ -92,17 +96,26 @@ def conv(
             if IS_PADDED:
                 h, w = top + line, left + column
                 inside = (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W) & (depth < K)
-                x = tl.load(x_tile, mask=inside[:, None], other=0.0)
+                x = tl.load(x_tile, mask=inside[:, None], other=NOTHING)
             elif IS_EVEN_K:
                 x = tl.load(x_tile)
             else:
-                x = tl.load(x_tile, mask=depth < K, other=0.0)
+                x = tl.load(x_tile, mask=depth < K, other=NOTHING)
         if IS_EVEN_K:
             weight = tl.load(w_tile)
         else:
-            weight = tl.load(w_tile, mask=(inner < W_COLUMN - depth)[:, None], other=0.0)
-        acc = tl.dot(x, weight, acc, input_precision=PRECISION)
+            weight = tl.load(w_tile, mask=(inner < W_COLUMN - depth)[:, None], other=NOTHING)
+        if IS_UNSIGNED:
+            x = (x ^ 0x80).to(tl.int8, bitcast=True)
+        if IS_PROMOTED:
+            acc += tl.dot(x, weight, out_dtype=SUM)
+        else:
+            acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=SUM)
         w_tile += BK
+    if HAS_ZERO:
+        # of all parts of a sum, one is corrected
+        zero = tl.where(part == 0, tl.load(zero_ptr).to(tl.int32) - (128 if IS_UNSIGNED else 0), 0)
+        acc -= (zero * tl.load(sums_ptr + tl.minimum(n, N - 1)))[None, :]
     m = m[:, None]
     finish(
         acc, m, m < rows, first_column, pointers, parts_ptr, counters_ptr, tile, part,

@@ -129,7 +129,8 @@ class Problem:
         constants = {**constants, "PDL": pdl, "EPILOGUE": tail.function}
         signature = (
             *self.operand_types, *self.scratch_types, ("pointers", tail.types),
-            (self.extent_name, "i32"), *((name, "constexpr") for name in constants),
+            (self.extent_name, "i32"),
+            *((name, "constexpr") for name in constants if name not in dict(self.operand_types)),
         )  # fmt: skip
         return Kernel(
             function, f"ridgeline.kernels.triton.{module}", signature, tuple(constants.items()),
@@ -228,9 +229,19 @@ class Window(Windows, Problem):
             **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
             "GROUP_M": tile.group, "HALVES": halves(tile),
             "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
-            "PRECISION": self.precision, **tile.constants(pdl=pdl),
+            "PRECISION": self.precision, **self._code_constants(tile), **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("conv.conv", constants, tile, tail, pdl=pdl)
+
+    @property
+    def operand_types(self) -> tuple[tuple[str, str], ...]:
+        return *super().operand_types, ("zero_ptr", "constexpr"), ("sums_ptr", "constexpr")
+
+    def _code_constants(self, tile: Tile) -> dict[str, Any]:
+        """Of a convolution of codes; this one is of floats."""
+        return {
+            "zero_ptr": None, "sums_ptr": None, "IS_PROMOTED": False, "HAS_ZERO": False, "IS_UNSIGNED": False,
+        }  # fmt: skip
 
     def _geometry(self) -> dict[str, Any]:
         names = ("IMAGE", "LINE", "COLUMN", "CHANNEL")
@@ -249,6 +260,10 @@ class Depthwise(Window):
 
     scratch_types = ()
     extent_name = "images"
+
+    @property
+    def operand_types(self) -> tuple[tuple[str, str], ...]:
+        return super().operand_types[:2]
 
     @property
     def extent(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.triton.epilogue import Epilogue
-from ridgeline.kernels.triton.products import TYPES, Product, Tile, halves, pack_weight
+from ridgeline.kernels.triton.products import TYPES, Problem, Product, Tile, Window, halves, pack_weight
 from ridgeline.kernels.triton.source import Kernel
 
 CODE_TYPES = {"int8": "i8", "uint8": "u8", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
@@ -27,11 +27,10 @@ class CodeTile(Tile):
     is_promoted: bool = False
 
 
-@dataclass(frozen=True)
-class CodeProduct(Product):
-    """y[m, n] = Σ (x[m, k] - zero) · w[n, k] of codes; `dtype` is that of x, and w is signed."""
+class OfCodes(Problem):
+    """What products and convolutions of codes share; `dtype` is that of x, and w is signed."""
 
-    has_zero: bool = False
+    has_zero: bool
 
     @property
     def is_integer(self) -> bool:
@@ -51,14 +50,36 @@ class CodeProduct(Product):
         parts, counters = super().scratch(cut, device)
         return parts.view(torch.int32) if self.is_integer else parts, counters
 
+    def _code_constants(self, tile: Tile) -> dict[str, Any]:
+        return {
+            "IS_PROMOTED": getattr(tile, "is_promoted", False), "HAS_ZERO": self.has_zero,
+            "IS_UNSIGNED": self.dtype == "uint8",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CodeProduct(OfCodes, Product):
+    """y[m, n] = Σ (x[m, k] - zero) · w[n, k] of codes."""
+
+    has_zero: bool = False
+
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth, "X_ROW": self.x_strides[1], "W_COLUMN": self.w_strides[1],
-            "GROUP_M": tile.group, "HALVES": halves(tile),
-            "IS_PROMOTED": getattr(tile, "is_promoted", False), "HAS_ZERO": self.has_zero,
-            "IS_UNSIGNED": self.dtype == "uint8", **tile.constants(pdl=pdl),
+            "GROUP_M": tile.group, "HALVES": halves(tile), **self._code_constants(tile),
+            **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("qgemm.qgemm", constants, tile, tail, pdl=pdl)
+
+
+@dataclass(frozen=True)
+class CodeWindow(OfCodes, Window):
+    """A convolution of codes. Outside of the image the code is zero, so a zero point goes without padding."""
+
+    has_zero: bool = False
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return super().pack(weight.view(torch.uint8)).view(weight.dtype)
 
 
 # how a weight of each type is given to the kernel, and the planes of its words

@@ -34,7 +34,7 @@ ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of
 WIDE_BYTES = 16  # of one load
 # by the bytes of an item: sums in a tile, and depths of a step; float32 products run on plain cores, which
 # hold their operands in registers
-LARGEST_TILES = {1: (128 * 256, (64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
+LARGEST_TILES = {1: (128 * 256, (32, 64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
 CYCLES_PER_US = 1700
 MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums

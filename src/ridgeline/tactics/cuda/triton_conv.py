@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ from ridgeline.kernels.triton.products import (
 from ridgeline.kernels.triton.ranking import block_us, rank_depthwise
 from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
 from ridgeline.tactics.read.conv import ConvSite, as_image, read_conv
+
+AnyWindow = TypeVar("AnyWindow", bound=Window)
 
 
 class TritonConv1x1(TritonProduct):
@@ -60,7 +62,7 @@ class TritonConv(TritonProduct):
             raise RefusedError(f"{conv.groups} groups, want one")
         if conv.is_pointwise:
             raise RefusedError("a plain product: triton.conv1x1 takes it")
-        window = _window(conv, Window)
+        window = window_of(conv, Window)
         return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
 
@@ -78,7 +80,7 @@ class TritonDepthwise(TritonProduct):
             )
         if conv.x.layout != "channels_last":
             raise RefusedError("channels of x do not lie together")
-        return _reading(conv, _window(conv, Depthwise), lambda stored: pack_depthwise(_as_image(stored)))
+        return _reading(conv, window_of(conv, Depthwise), lambda stored: pack_depthwise(_as_image(stored)))
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
         return rank_depthwise(problem, site.target.arch)
@@ -102,7 +104,7 @@ def _reading(conv: ConvSite, problem: Any, pack: Any) -> Reading:
     return Reading(conv.anchor, problem, x=conv.slot, weight=conv.weight, pack=pack, columns_axis=1)
 
 
-def _window(conv: ConvSite, kind: type[Window]) -> Window:
+def window_of(conv: ConvSite, kind: type[AnyWindow], **more: Any) -> AnyWindow:
     """The geometry as (height, width); one spatial axis is an image one line high."""
     image, channel, *rest = conv.x.strides
     line, column = rest if conv.rank == 2 else (0, *rest)
@@ -110,7 +112,7 @@ def _window(conv: ConvSite, kind: type[Window]) -> Window:
         images=conv.x.shape[0], channels=conv.x.shape[1], columns=conv.channels,
         size=as_image(conv.x.shape[2:]), made=as_image(conv.y.shape[2:]), kernel=as_image(conv.kernel),
         stride=as_image(conv.stride), dilation=as_image(conv.dilation), pads=as_image(conv.pads_begin, 0),
-        x_strides=(image, line, column, channel), dtype=conv.x.dtype,
+        x_strides=(image, line, column, channel), **({"dtype": conv.x.dtype} | more),
     )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -18,11 +19,14 @@ from ridgeline.kernels.triton.quant_products import (
     MAX_INTEGER_DEPTH,
     CodeProduct,
     CodeTile,
+    CodeWindow,
     pack_codes,
 )
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.tactics.cuda.read_codes import Codes, is_settled, known_number, require_codes, settled_value
+from ridgeline.tactics.cuda.triton_conv import window_of
 from ridgeline.tactics.cuda.triton_product import Reading, TritonProduct
+from ridgeline.tactics.read.conv import read_conv
 from ridgeline.tactics.read.epilogue import find_anchor, spec_of
 
 # M rows, K summed over, N columns
@@ -41,6 +45,21 @@ class TritonCodeGemm(TritonProduct):
         anchor = find_anchor(site.body, ("MatMul", "Gemm"))
         x, w = require_codes(site, anchor, 0), require_codes(site, anchor, 1)
         return read_code_product(site, anchor, x, w)
+
+    def cuts(self, site: Site, problem: Any) -> Sequence[CodeTile]:
+        return code_tiles(problem, site.target.arch)
+
+
+class TritonCodeConv(TritonProduct):
+    """epilogue(scales · Σ codes of x · codes of w over the window) as an implicit product."""
+
+    name = "triton.qconv"
+    cut_type = CodeTile
+
+    def read(self, site: Site) -> Reading:
+        anchor = find_anchor(site.body, ("Conv",))
+        x, w = require_codes(site, anchor, 0), require_codes(site, anchor, 1)
+        return read_code_conv(site, anchor, x, w)
 
     def cuts(self, site: Site, problem: Any) -> Sequence[CodeTile]:
         return code_tiles(problem, site.target.arch)
@@ -93,6 +112,55 @@ def read_code_product(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
         codes=Dequantized(x.values | w.values, scales), prepare=prepare,
         prepared_bytes=columns * (row_stride(depth, 1) + 4), slots=zero_slots(site, x),
     )  # fmt: skip
+
+
+def read_code_conv(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
+    """A convolution of codes; one of single positions is a product."""
+    require_types(x, w)
+    if x.name not in site.body.inputs:
+        raise RefusedError(f"{x.name!r} is not an input of the region")
+    if not is_settled(site, w.name):
+        raise RefusedError(f"{w.name!r} changes between runs, want a constant weight")
+    if x.axis is not None or w.block or w.axis not in (None, 0):
+        raise RefusedError("scales vary along more than the channels that are made")
+    conv = read_conv(_of_codes(site, anchor, x, w))
+    if conv.rank > 2 or conv.groups != 1:
+        raise RefusedError(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
+    shifts = has_zero(site, x)
+    sizes = {"dtype": x.dtype, "has_zero": shifts}
+    problem: CodeProduct | CodeWindow
+    if conv.is_pointwise and (conv.x.layout == "channels_last" or math.prod(conv.x.shape[2:]) == 1):
+        depth = conv.x.shape[1]
+        rows, strides = conv.x.numel // depth, ((0, depth, 1), (0, row_stride(depth, 1), 1))
+        problem = CodeProduct(rows, conv.channels, depth, x_strides=strides[0], w_strides=strides[1], **sizes)
+    else:
+        problem = window_of(conv, CodeWindow, **sizes)
+        if problem.reads_outside and x.zero and known_number(site, x.zero) != 0.0:
+            raise RefusedError("the image is padded, and its zero point is not known to be zero")
+    if problem.is_integer and problem.depth > MAX_INTEGER_DEPTH:
+        raise RefusedError(f"{problem.depth} products in a sum, int32 holds {MAX_INTEGER_DEPTH}")
+
+    def prepare(weights: Mapping[str, Tensor], device: str) -> list[Tensor | int]:
+        codes = centred_codes(site, weights, w).to(device)
+        image = codes if codes.dim() == 4 else codes.unsqueeze(2)
+        is_window = isinstance(problem, CodeWindow)
+        packed = problem.pack(image) if is_window else pack_codes(codes.reshape(conv.channels, -1))
+        return [packed, *zero_operands(site, weights, x, codes.reshape(conv.channels, -1), device)]
+
+    return Reading(
+        anchor, problem, x=conv.slot, weight=w.name, pack=None, columns_axis=1,
+        codes=Dequantized(x.values | w.values, ((x.scale, None), (w.scale, 1))), prepare=prepare,
+        prepared_bytes=conv.channels * (row_stride(problem.depth, 1) + 4), slots=zero_slots(site, x),
+    )  # fmt: skip
+
+
+def _of_codes(site: Site, anchor: Op, x: Codes, w: Codes) -> Site:
+    """The site as if the convolution read the codes themselves: for what it says of sizes."""
+    bare = replace(anchor, inputs=(x.name, w.name))
+    ops = tuple(
+        bare if op is anchor else op for op in site.body.ops if not set(op.outputs) & (x.values | w.values)
+    )
+    return replace(site, body=replace(site.body, ops=ops))
 
 
 def require_types(x: Codes, w: Codes) -> None:
