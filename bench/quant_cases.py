@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.kernels.floor.sub_byte import closed, opened
 
@@ -33,6 +35,7 @@ class Rival:
     library: Library | None = None
     most_error: float = HALF_ERROR
     want: str = "want"  # what it should compute, in float64, as `Case.make` calls it
+    unit: str = ""  # the scale of its result, if that is codes
     is_base: bool = False  # others are compared with it
     most: int = 12  # of the offered kernels that are timed
     is_wide: bool = False  # kernels that are not offered are timed too
@@ -255,4 +258,100 @@ def _scales(shape: tuple[int, ...], dtype: str) -> Tensor:
     return ((torch.rand(shape, device="cuda") + 0.5) / 32).to(TORCH_DTYPES[dtype])
 
 
-FAMILIES: dict[str, Callable[[Target], list[Case]]] = {"gemm": gemm_cases, "weight_only": weight_only_cases}
+# convolutions of ResNet-50, codes in and out
+
+CONVOLUTIONS = (  # channels read, channels made, kernel, stride, size
+    (64, 64, 3, 1, 56), (64, 256, 1, 1, 56), (256, 64, 1, 1, 56), (256, 512, 1, 2, 56), (128, 512, 1, 1, 28),
+    (128, 128, 3, 1, 28), (256, 256, 3, 1, 14), (1024, 256, 1, 1, 14), (512, 512, 3, 1, 7),
+    (512, 2048, 1, 1, 7),
+)  # fmt: skip
+
+
+def conv_cases(target: Target) -> list[Case]:
+    return [conv_case(target, 32, shape) for shape in CONVOLUTIONS]
+
+
+def conv_case(target: Target, batch: int, shape: tuple[int, int, int, int, int]) -> Case:
+    """Convolution, bias and relu."""
+    channels, columns, kernel, stride, size = shape
+    pad, made = kernel // 2, (size - 1) // stride + 1
+    x, w, y = (batch, channels, size, size), (columns, channels, kernel, kernel), (batch, columns, made, made)
+    attrs = {"strides": (stride, stride), "pads": (pad,) * 4}
+    shapes = {"x": x, "a": x, "w": w, "b": w, "c": (columns,), "p": y, "r": y, "y": y}
+    scalars = {"xs": (), "ws": (columns,), "ys": ()}
+
+    def specs(dtype: str) -> dict[str, TensorSpec]:
+        layouts = dict.fromkeys("xapry", "channels_last")
+        codes = ("x", "w", "y") if dtype != "float16" else ()
+        return {
+            name: TensorSpec(dtype if name in codes else "float16", shape, layouts.get(name, "contiguous"))  # type: ignore[arg-type]
+            for name, shape in (shapes | scalars).items()
+        }
+
+    def site(dtype: str) -> Site:
+        ops = [
+            op("DequantizeLinear", "x xs", "a"), op("DequantizeLinear", "w ws", "b", axis=0),
+            op("Conv", "a b c", "p", **attrs), op("Relu", "p", "r"),
+            op("QuantizeLinear", "r ys", "y", output_dtype=ONNX_TYPES[dtype]),
+        ]  # fmt: skip
+        return site_of(target, ops, specs(dtype), "x xs w ws c ys", "xs w ws c ys")
+
+    plain = site_of(
+        target, [op("Conv", "x w c", "p", **attrs), op("Relu", "p", "y")], specs("float16"), "x w c", "w c"
+    )
+
+    def make() -> dict[str, Tensor]:
+        image = torch.randn(x, device="cuda").relu().half().to(memory_format=torch.channels_last)
+        weight, bias = (torch.randn(each, device="cuda").half() for each in (w, (columns,)))
+        data = {"x": image, "w": weight, "c": bias}
+
+        def exact(a: Tensor, b: Tensor) -> Tensor:
+            made = torch.conv2d(a.float(), b.float(), data["c"].float(), stride, pad)
+            return made.relu().double()
+
+        data["want"] = exact(data["x"], data["w"])
+        for mark, dtype, most in (("8", torch.float8_e4m3fn, 448.0), ("i", torch.int8, 127.0)):
+            xs = (data["x"].abs().amax() / most).half()
+            ws = (data["w"].abs().amax((1, 2, 3)) / most).half()
+            per = ws.float()[:, None, None, None]
+            levels = (data["x"].float() / xs.float(), data["w"].float() / per)
+            xq, wq = ((v.round() if mark == "i" else v).clamp(-most, most).to(dtype) for v in levels)
+            data |= {f"x{mark}": xq, f"w{mark}": wq, f"x{mark}s": xs, f"w{mark}s": ws}
+            data[f"want{mark}"] = exact(xq.float() * xs.float(), wq.float() * per)
+            data[f"y{mark}s"] = (data[f"want{mark}"].max() / most).half()
+        return data
+
+    def codes(label: str, mark: str, dtype: str, error: float) -> Rival:
+        names = tuple(n.format(mark) for n in ("x:x{0}", "xs:x{0}s", "w:w{0}", "ws:w{0}s", "c", "ys:y{0}s"))
+        return Rival(
+            label, site(dtype), names, ("xs", "w", "ws", "c", "ys"), math.prod(w), most_error=error,
+            want=f"want{mark}", unit=f"y{mark}s", most=5,
+        )  # fmt: skip
+
+    rivals = (
+        Rival("fp16", plain, ("x", "w", "c"), ("w", "c"), 2 * math.prod(w), is_base=True, most=4),
+        Rival("cudnn fp16", None, ("x", "w", "c"), ("w", "c"), 2 * math.prod(w),
+              library=partial(_cudnn, stride=stride, pad=pad)),
+        codes("fp8", "8", "float8_e4m3fn", 0.06), codes("int8", "i", "int8", 0.03),
+    )  # fmt: skip
+    name = f"conv b{batch} {channels}>{columns} {kernel}x{kernel}s{stride} {size}"
+    return Case(name, math.prod(y) // columns, 2.0 * math.prod(y) * math.prod(w[1:]), rivals, make)
+
+
+def _cudnn(data: Data, *, stride: int, pad: int) -> tuple[Callable[[], object], Callable[[], Tensor]]:
+    weight = data["w"].to(memory_format=torch.channels_last)
+    made: list[Tensor] = []
+
+    def call() -> None:
+        made[:] = [
+            torch.cudnn_convolution_relu(
+                data["x"], weight, data["c"], (stride, stride), (pad, pad), (1, 1), 1
+            )
+        ]
+
+    return call, lambda: made[0]
+
+
+FAMILIES: dict[str, Callable[[Target], list[Case]]] = {
+    "gemm": gemm_cases, "weight_only": weight_only_cases, "conv": conv_cases,
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """Products of quantised operands on a GPU: our kernels against our own half precision and the libraries.
 
-    PYTHONPATH=src python -m bench.quant_gpu [--family gemm weight_only] [--case 4096] [--rows 4]
+    PYTHONPATH=src python -m bench.quant_gpu [--family gemm weight_only conv] [--case 4096] [--rows 4]
 
 GPU time of CUDA graphs, all rivals of a case in turns, medians. Data are random. A graph of a product with a
 packed weight holds one call after the other, each with a weight of its own, together more than four times
@@ -35,12 +35,13 @@ from ridgeline.tactics.base import Refused
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_product import TritonProduct
-from ridgeline.tactics.cuda.triton_quant import TritonCodeGemm
+from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
 from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
 from ridgeline.tactics.offer import read_offer, require_offer
 
 TACTICS: tuple[TritonProduct, ...] = (
     TritonGemv(), TritonGemm(), TritonCodeGemm(), TritonWeightOnly(), TritonConv1x1(), TritonConv(),
+    TritonCodeConv(),
 )  # fmt: skip
 # a call per weight, and what the first of them computed
 Bound: TypeAlias = tuple[list[Callable[[], object]], Callable[[], Tensor]]
@@ -159,7 +160,8 @@ def measure(case: Case, found: Sequence[Candidate], l2_bytes: int) -> list[Row]:
             calls[0]()
             torch.cuda.synchronize()
             want = data[rival.want]
-            row.error = float((y().double() - want).norm() / want.norm())
+            scale = float(data[rival.unit]) if rival.unit else 1.0
+            row.error = float((y().double() * scale - want).norm() / want.norm())
             if not row.error <= rival.most_error:
                 row.said = f"WRONG: off by {row.error:.2g}, want {rival.most_error:.2g}"
                 continue
@@ -195,7 +197,7 @@ def bind_ours(
         site: Site = one.rival.site  # type: ignore[assignment]
         spec = site.outputs[0]
         y = torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device="cuda")
-        y.fill_(math.nan)
+        y.fill_(math.nan if y.is_floating_point() else 77)
         calls = []
         inputs = one.rival.inputs(data)
         for weights in sets[one.rival.name]:
@@ -245,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--family", nargs="*", default=["gemm", "weight_only"])
+    parser.add_argument("--family", nargs="*", default=["gemm", "weight_only", "conv"])
     parser.add_argument("--case", default="", help="only cases whose name holds this")
     parser.add_argument("--rows", type=int, default=4, help="kernels shown per case, the fastest first")
     parser.add_argument("--offered", action="store_true", help="only what the tactics offer")

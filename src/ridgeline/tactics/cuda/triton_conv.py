@@ -112,7 +112,7 @@ def window_of(conv: ConvSite, kind: type[AnyWindow], **more: Any) -> AnyWindow:
         images=conv.x.shape[0], channels=conv.x.shape[1], columns=conv.channels,
         size=as_image(conv.x.shape[2:]), made=as_image(conv.y.shape[2:]), kernel=as_image(conv.kernel),
         stride=as_image(conv.stride), dilation=as_image(conv.dilation), pads=as_image(conv.pads_begin, 0),
-        x_strides=(image, line, column, channel), **({"dtype": conv.x.dtype} | more),
+        x_strides=(image, line, column, channel), dtype=conv.x.dtype, **more,
     )  # fmt: skip
 
 

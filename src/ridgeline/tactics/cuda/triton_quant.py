@@ -127,14 +127,13 @@ def read_code_conv(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
     if conv.rank > 2 or conv.groups != 1:
         raise RefusedError(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
     shifts = has_zero(site, x)
-    sizes = {"dtype": x.dtype, "has_zero": shifts}
     problem: CodeProduct | CodeWindow
     if conv.is_pointwise and (conv.x.layout == "channels_last" or math.prod(conv.x.shape[2:]) == 1):
         depth = conv.x.shape[1]
         rows, strides = conv.x.numel // depth, ((0, depth, 1), (0, row_stride(depth, 1), 1))
-        problem = CodeProduct(rows, conv.channels, depth, x_strides=strides[0], w_strides=strides[1], **sizes)
+        problem = CodeProduct(rows, conv.channels, depth, x.dtype, *strides, has_zero=shifts)
     else:
-        problem = window_of(conv, CodeWindow, **sizes)
+        problem = window_of(conv, CodeWindow, has_zero=shifts)
         if problem.reads_outside and x.zero and known_number(site, x.zero) != 0.0:
             raise RefusedError("the image is padded, and its zero point is not known to be zero")
     if problem.is_integer and problem.depth > MAX_INTEGER_DEPTH:
@@ -143,9 +142,9 @@ def read_code_conv(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
     def prepare(weights: Mapping[str, Tensor], device: str) -> list[Tensor | int]:
         codes = centred_codes(site, weights, w).to(device)
         image = codes if codes.dim() == 4 else codes.unsqueeze(2)
-        is_window = isinstance(problem, CodeWindow)
-        packed = problem.pack(image) if is_window else pack_codes(codes.reshape(conv.channels, -1))
-        return [packed, *zero_operands(site, weights, x, codes.reshape(conv.channels, -1), device)]
+        rows = codes.reshape(conv.channels, -1)
+        packed = problem.pack(image) if isinstance(problem, CodeWindow) else pack_codes(rows)
+        return [packed, *zero_operands(site, weights, x, rows, device)]
 
     return Reading(
         anchor, problem, x=conv.slot, weight=w.name, pack=None, columns_axis=1,
