@@ -39,6 +39,7 @@ class TritonCodeGemm(TritonProduct):
     """epilogue(scales · Σ codes of x · codes of W) on tensor cores."""
 
     name = "triton.qgemm"
+    reads_levels = True
     cut_type = CodeTile
 
     def read(self, site: Site) -> Reading:
@@ -54,6 +55,7 @@ class TritonCodeConv(TritonProduct):
     """epilogue(scales · Σ codes of x · codes of w over the window) as an implicit product."""
 
     name = "triton.qconv"
+    reads_levels = True
     cut_type = CodeTile
 
     def read(self, site: Site) -> Reading:

@@ -50,6 +50,7 @@ class TritonWeightOnly(TritonProduct):
     """epilogue(x · decoded W): the packed weight streams by once and is decoded in registers."""
 
     name = "triton.weight_only"
+    reads_levels = True
 
     def read(self, site: Site) -> Reading:
         anchor = find_anchor(site.body, ("MatMul", "Gemm"))
