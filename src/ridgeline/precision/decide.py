@@ -21,8 +21,6 @@ from ridgeline.precision.ranges import HALVES, Statistics, observe
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.search import Found, raise_nodes
 
-# samples that the search emulates; the engine is judged with all
-SEARCHED = 4
 WORST_SHOWN = 3
 Tell = Callable[[str, int, int, str], None]
 
@@ -108,14 +106,14 @@ class Lowering:
     def _error_of(self, half: str, rows: Sequence[Feeds]) -> Callable[[frozenset[str]], float]:
         """The worst error when some nodes round, from runs that begin where the first of them stands."""
         rounding = rounded_to(HALVES[half])
-        traces = [self.emulator.trace(feeds) for feeds in rows[:SEARCHED]]
+        traces = [self.emulator.trace(feeds) for feeds in rows]
         wanted = [self._arrays(trace) for trace in traces]
 
         def error_of(lowered: frozenset[str]) -> float:
             made = Judgement(self.asked.metric)
             # one sample ranks single nodes well enough
             count = 1 if len(lowered) == 1 else len(traces)
-            for feeds, trace, want in list(zip(rows, traces, wanted, strict=False))[:count]:
+            for feeds, trace, want in list(zip(rows, traces, wanted, strict=True))[:count]:
                 got = self.emulator.again(trace, dict.fromkeys(lowered, rounding))
                 made.add(self._arrays(got), want, feeds)
             return made.error

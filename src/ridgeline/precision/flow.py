@@ -17,9 +17,11 @@ import onnx_ir as ir
 from ridgeline.errors import OptionError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.from_torch import Sample
+from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.options import Options
+from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.report import Kept, Precision
 from ridgeline.precision.budget import Judgement
@@ -37,7 +39,7 @@ SHORT_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 # builds that may follow one whose engine was over the budget although its emulation was not
 MORE_BUILDS = 2
 # samples that decisions are emulated with
-EMULATED = 4
+EMULATED = 2
 DRAWN = "precision was decided and judged on random inputs, which prove little: give --data FOLDER"
 NO_HALF = "{} computes no half type faster than float32: the model stays in float32"
 NO_GAIN = "{} was no faster than float32 here ({:.0f} against {:.0f} us): the model stays in float32"
@@ -109,7 +111,7 @@ class LoweredBuild:
         """The model in float32, whatever types it has."""
         model = self.loaded.model.clone()
         widen(model)
-        return self.build(self._named(model), _typed(self.options), self.sample)
+        return self._build(self._whole(model))
 
     def build_auto(self) -> Engine:
         """The fastest mixture: half where it is faster, float32 where it is not or where the error is."""
@@ -123,7 +125,7 @@ class LoweredBuild:
         if self.machine.half_always_pays and not best.alone:
             return self._finish(best)
         wide = self.build_wide()
-        coarse = self.build(self._lowered(best), _typed(self.options), self.sample)
+        coarse = self._build(self._lowered(best))
         saved = saved_us(best, wide, coarse)
         useless = {n: "half is no faster here" for n, us in saved.items() if us <= 0 and n in best.lowered}
         chosen = self.decide(best.half, keep=useless, saved_us=saved)
@@ -139,7 +141,7 @@ class LoweredBuild:
         for attempt in range(1 + MORE_BUILDS):
             if decision.error > budget:
                 raise over_budget(decision, decision.error, budget)
-            engine = self.build(self._lowered(decision), _typed(self.options), self.sample)
+            engine = self._build(self._lowered(decision))
             if not self.machine.is_here:
                 judged = Judgement()
                 break
@@ -168,11 +170,18 @@ class LoweredBuild:
                 help=f"io={SHORT_NAMES[decision.half]!r}, or no io",
             )
         lower(model, dict.fromkeys(decision.lowered, decision.half), io=io, keep=self.lowering.user_kept)
-        return self._named(model)
+        return self._whole(model)
 
-    def _named(self, model: ir.Model) -> ir.Model:
+    def _whole(self, model: ir.Model) -> ir.Model:
+        """A model to build: what it no longer reads is gone, and its weights lie in memory."""
+        remove_unused(model)
+        ir.external_data.load_to_model(model)
         model.graph.name = self.loaded.name
         return model
+
+    def _build(self, model: ir.Model) -> Engine:
+        with as_source(model) as source:
+            return self.build(source, _typed(self.options), self.sample)
 
     def _described(self, decision: Decision, judged: Judgement) -> Precision:
         """What the report says."""

@@ -1,0 +1,117 @@
+"""Lowered float32 models against the same models exported in half, on a GPU, in one run.
+
+python bench/precision_gpu.py --cases bert_base_s128_b32 --precisions auto --out bench/results/…json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+import traceback
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ridgeline
+from bench.gpu_cases import CASES, Case, export, half, randomise
+from ridgeline.base.gpu_timing import interleave_graphs
+from ridgeline.base.timing import paired_ratio
+from ridgeline.runtime.device import current_device
+
+ROUNDS = 11
+TEN = (
+    "resnet50_b32", "bert_base_s128_b1", "bert_base_s128_b32", "vit_b16_b32", "mobilenet_v2_b32", "gpt2_s512_b1",
+    "llama_block_s512", "superpoint_like", "superglue_like", "unet_block",
+)  # fmt: skip
+
+
+def export_wide(model: torch.nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.onnx.export(
+        model.cpu(), tuple(inputs.values()), str(path), input_names=list(inputs),
+        opset_version=20, dynamo=True, external_data=True, verbose=False,
+    )  # fmt: skip
+
+
+def run_case(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, inputs = randomise(case.make().eval()), case.inputs()
+    wide, narrow = (folder / case.name / name / "model.onnx" for name in ("fp32", "fp16"))
+    export_wide(model, inputs, wide)
+    export(model.half(), inputs, narrow)
+    cache = folder / case.name / "timing.toml"
+    common: dict[str, Any] = {"target": "cuda", "timing_cache": cache, "verify": args.verify}
+    row: dict[str, Any] = {"case": case.name}
+    start = time.perf_counter()
+    engines = {"half export": ridgeline.build(str(narrow), **common)}
+    row["half_export_build_s"] = round(time.perf_counter() - start, 1)
+    for precision in args.precisions.split(","):
+        start = time.perf_counter()
+        try:
+            engine = ridgeline.build(str(wide), precision=precision, **common, **io_of(precision))
+        except ridgeline.RidgelineError as error:
+            row[precision] = {"error": str(error)}
+            continue
+        engines[precision] = engine
+        found = engine.report.precision
+        row[precision] = {
+            "build_s": round(time.perf_counter() - start, 1), "verified": engine.report.verified,
+            "error": found.error if found else None, "budget": found.budget if found else None,
+            "nodes": found.nodes if found else None, "kept": [kept.node for kept in found.kept] if found else [],
+            "steps": len(engine.plan.steps), "half_steps": len(engines["half export"].plan.steps),
+        }  # fmt: skip
+    graphs = []
+    for engine in engines.values():
+        kinds = {port.name: port.dtype for port in engine.plan.inputs}
+        feeds = {n: t.cuda().to(getattr(torch, kinds[n])) for n, t in half(inputs).items()}
+        graphs.append(engine.context().bind(feeds).graph)
+    timings = interleave_graphs(graphs, rounds=ROUNDS, min_sample_us=5000)
+    row["half_export_ms"] = round(timings[0].median_us / 1e3, 4)
+    for name, timing in zip(list(engines)[1:], timings[1:], strict=True):
+        row[name]["ms"] = round(timing.median_us / 1e3, 4)
+        row[name]["speed_against_half_export"] = round(paired_ratio(timings[0], timing), 3)
+    return row
+
+
+def io_of(precision: str) -> dict[str, Any]:
+    """Half ports, as the half export has them."""
+    return {"io": "bf16" if precision == "bf16" else "fp16"} if precision != "fp32" else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default=",".join(TEN))
+    parser.add_argument("--precisions", default="auto")
+    parser.add_argument("--verify", default="fast")
+    parser.add_argument("--budget-s", type=float, default=1e9, help="start no case after this")
+    parser.add_argument("--out", type=Path, default=Path(f"bench/results/precision-gpu-{date.today()}.json"))
+    args = parser.parse_args()
+    rows, begin = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.cases.split(","):
+            if time.perf_counter() - begin > args.budget_s:
+                print(f"{name}: not started, the time is up", flush=True)
+                continue
+            try:
+                rows.append(run_case(CASES[name], args, Path(folder)))
+            except Exception:
+                rows.append({"case": name, "failed": traceback.format_exc()[-1500:]})
+            print(json.dumps(rows[-1]), flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            made = {
+                "date": str(date.today()),
+                "gpu": current_device().key,
+                "torch": torch.__version__,
+                "rows": rows,
+            }
+            args.out.write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
