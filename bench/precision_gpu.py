@@ -25,8 +25,8 @@ from ridgeline.runtime.device import current_device
 
 ROUNDS = 11
 TEN = (
-    "resnet50_b32", "bert_base_s128_b1", "bert_base_s128_b32", "vit_b16_b32", "mobilenet_v2_b32", "gpt2_s512_b1",
-    "llama_block_s512", "superpoint_like", "superglue_like", "unet_block",
+    "resnet50_b32", "bert_base_s128_b1", "bert_base_s128_b32", "vit_b16_b32", "mobilenet_v2_b32",
+    "gpt2_s512_b1", "llama_block_s512", "superpoint_like", "superglue_like", "unet_block",
 )  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def run_case(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, An
         row[precision] = {
             "build_s": round(time.perf_counter() - start, 1), "verified": engine.report.verified,
             "error": found.error if found else None, "budget": found.budget if found else None,
-            "nodes": found.nodes if found else None, "kept": [kept.node for kept in found.kept] if found else [],
+            "nodes": found.nodes if found else None,
+            "kept": [kept.node for kept in found.kept] if found else [],
             "steps": len(engine.plan.steps), "half_steps": len(engines["half export"].plan.steps),
         }  # fmt: skip
     graphs = []
