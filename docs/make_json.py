@@ -16,6 +16,8 @@ from ridgeline.analyze.compare import Comparison
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
+from ridgeline.analyze.ranges import RangeReport
+from ridgeline.analyze.sensitivity import SensitivityReport
 from ridgeline.analyze.show import Summary
 from ridgeline.analyze.tensors import TensorRow
 from ridgeline.cli.render import SCHEMA_VERSION
@@ -54,6 +56,8 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "outputs": ("`ridge run`, in `rows`", TensorRow, ("file",)),
     "checks": ("`ridge verify`", Report, ("file", "source")),
     "comparison": ("`ridge compare`", Comparison, ()),
+    "ranges": ("`ridge debug ranges`", RangeReport, ("source",)),
+    "sensitivity": ("`ridge debug precision`", SensitivityReport, ("source",)),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),

@@ -61,7 +61,10 @@ def run_comparison(request: Request) -> Comparison | None:
 
 
 def _open(text: str, request: Request) -> Side:
-    return open_side(text, request.options, is_unfused=request.is_unfused, trust=request.trust)
+    options = dict(request.options)
+    if request.data is not None:
+        options["data"] = request.data  # an engine in another precision is decided on with it
+    return open_side(text, options, is_unfused=request.is_unfused, trust=request.trust)
 
 
 def _samples(request: Request, a: Side, b: Side | None) -> Iterator[tuple[str, Feeds]]:

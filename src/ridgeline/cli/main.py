@@ -15,6 +15,7 @@ from ridgeline import __version__
 from ridgeline.cli.commands_bench import bench
 from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_compare import compare
+from ridgeline.cli.commands_debug import debug
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
@@ -41,6 +42,7 @@ for command in (
     reduce, demo,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
+app.add_typer(debug)
 
 
 def _print_version(wanted: bool) -> None:
