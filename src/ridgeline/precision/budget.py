@@ -70,6 +70,9 @@ def judge(
 
 def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[dict[str, np.ndarray]]:
     """Rows joined to batches of exactly this size; the last is filled up with the first rows."""
+    if size == 1:  # what is not joined may have no axis to be joined along
+        yield from (dict(row) for row in rows)
+        return
     for start in range(0, len(rows), size):
         chosen = [rows[i % len(rows)] for i in range(start, start + size)]
         yield {name: np.concatenate([row[name] for row in chosen]) for name in chosen[0]}
