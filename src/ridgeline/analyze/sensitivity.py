@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -29,11 +29,12 @@ from ridgeline.kernels.values import outside
 from ridgeline.options import DEFAULT_BUDGET, Options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.budget import QUANTISED_BUDGET
-from ridgeline.precision.emulate import Emulator, Rounding, Values, rounded_to
+from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Values, rounded_to
 from ridgeline.precision.lower import lowerable, value_key
 from ridgeline.precision.minimal import minimal_set
 from ridgeline.precision.original import Original
 from ridgeline.precision.samples import Feeds
+from ridgeline.precision.schemes import weight_axes
 from ridgeline.verify.metrics import worst_relative_l2
 
 SENSITIVITY, SEARCH = "sensitivity", "minimal set"
@@ -100,7 +101,8 @@ def find_minimal_set(
     original = Original(loaded, options, None)
     rows = list(islice(all_samples(original), samples))
     nodes = candidates(loaded.model, precision)
-    runs = EmulatedRuns(Emulator(loaded.model, options.limits), rows, rounding_of(precision))
+    emulator = Emulator(loaded.model, options.limits)
+    runs = EmulatedRuns(emulator, rows, rounding_of(precision, nodes, loaded.model, emulator.given))
     alone = {}
     for i, node in enumerate(nodes):
         options.tell(SENSITIVITY, i, len(nodes), node)
@@ -151,7 +153,7 @@ def candidates(model: ir.Model, precision: str) -> list[str]:
 class EmulatedRuns:
     """Runs with some nodes coarse, each begun from a run that was exact."""
 
-    def __init__(self, emulator: Emulator, rows: Sequence[Feeds], rounding: Rounding) -> None:
+    def __init__(self, emulator: Emulator, rows: Sequence[Feeds], rounding: Mapping[str, Rounding]) -> None:
         self._emulator, self._rounding = emulator, rounding
         self._traces: list[Values] = [emulator.trace(feeds) for feeds in rows]
         self._wanted = [self._outputs(trace) for trace in self._traces]
@@ -164,7 +166,7 @@ class EmulatedRuns:
             return self._known[lowered]
         self.count += 1
         worst = (0.0, "")
-        coarse = dict.fromkeys(lowered, self._rounding)
+        coarse = {name: self._rounding[name] for name in lowered}
         for trace, want in zip(self._traces, self._wanted, strict=True):
             got = self._outputs(self._emulator.again(trace, coarse))
             errors = worst_relative_l2(got, want)
@@ -179,13 +181,29 @@ class EmulatedRuns:
         return {name: np.asarray(value) for name, value in made.items() if not isinstance(value, list)}
 
 
-def rounding_of(precision: str) -> Rounding:
-    """What a coarse node does to the values that it reads and makes."""
+def rounding_of(
+    precision: str, nodes: Sequence[str], model: ir.Model, weights: Mapping[str, Any]
+) -> dict[str, Rounding]:
+    """What each node does to values when it is coarse."""
     if precision in HALVES:
-        return rounded_to(HALVES[precision][1])
+        return dict.fromkeys(nodes, rounded_to(HALVES[precision][1]))
     if precision == "tf32":
-        return round_to_tf32
-    return quantised_to(FORMATS[precision])
+        return dict.fromkeys(nodes, Tf32Operands())
+    by_name = {value_key(node): node for node in model.graph}
+    made: dict[str, Rounding] = {}
+    for name in nodes:
+        node = by_name[name]
+        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        tensor = None if weight is None else weights.get(str(weight.name))
+        made[name] = QuantisedOperands(FORMATS[precision], tensor, weight_axes(node)[0])
+    return made
+
+
+class Tf32Operands(OperandsOnly):
+    """As tensor cores read float32: ten explicit digits."""
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return round_to_tf32(tensor)
 
 
 def round_to_tf32(tensor: Tensor) -> Tensor:
@@ -199,19 +217,24 @@ def round_to_tf32(tensor: Tensor) -> Tensor:
     return torch.where(torch.isfinite(tensor), rounded.view(torch.float32), tensor)
 
 
-def quantised_to(fmt: Format) -> Callable[[Tensor], Tensor]:
-    """Quantised and back, one scale a tensor, which brings its largest magnitude to the format's largest.
+class QuantisedOperands(OperandsOnly):
+    """Operands of a product quantised and back: weights with a scale per output channel, others with one.
 
-    A vector is a bias, which quantised kernels add in higher precision: it stays.
+    A scale brings the largest magnitude to the largest of the format. A vector is a bias, which quantised
+    kernels add in higher precision: it stays.
     """
 
-    def rounding(tensor: Tensor) -> Tensor:
+    def __init__(self, fmt: Format, weight: Tensor | None = None, axis: int = 0) -> None:
+        self._fmt, self._weight, self._axis = fmt, weight, axis
+
+    def __call__(self, tensor: Tensor) -> Tensor:
         if tensor.ndim < 2 or not tensor.numel():
             return tensor
         values = tensor.cpu().numpy().astype(np.float32)
-        finite = np.abs(values[np.isfinite(values)])
-        scale = np.float32(finite.max(initial=0.0) / fmt.largest) or np.float32(1)
-        made = from_codes(to_codes(values / scale, fmt), fmt) * scale
+        sizes = np.where(np.isfinite(values), np.abs(values), 0)
+        channel = self._axis % tensor.ndim
+        axes = tuple(i for i in range(tensor.ndim) if tensor is not self._weight or i != channel)
+        scale = (sizes.max(axis=axes, keepdims=True) / self._fmt.largest).astype(np.float32)
+        scale[scale == 0] = 1
+        made = from_codes(to_codes(values / scale, self._fmt), self._fmt) * scale
         return torch.from_numpy(np.asarray(made, np.float32)).to(tensor.device, tensor.dtype)
-
-    return rounding

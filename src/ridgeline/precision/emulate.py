@@ -6,6 +6,7 @@ our kernels do with half tensors, apart from values that a fused kernel never ro
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -28,6 +29,13 @@ Rounding: TypeAlias = Callable[[Tensor], Tensor]
 Observe: TypeAlias = Callable[[str, Tensor], None]
 Values: TypeAlias = dict[str, Any]
 WIDE = (torch.float32, torch.float64)
+
+
+class OperandsOnly(ABC):
+    """A rounding of what a node reads; what it makes stays as it is."""
+
+    @abstractmethod
+    def __call__(self, tensor: Tensor) -> Tensor: ...
 
 
 def rounded_to(dtype: torch.dtype) -> Rounding:
@@ -162,7 +170,8 @@ class Emulator:
                 continue
             value = self._placed(value)
             if rounding is not None and isinstance(value, Tensor) and value.dtype in WIDE:
-                value = rounding(value)
+                # a quantised product reads levels and makes floats
+                value = value if isinstance(rounding, OperandsOnly) else rounding(value)
             values[name] = value
 
     def _free(self, i: int, op: Op, values: Values) -> None:
