@@ -40,6 +40,8 @@ from ridgeline.verify.metrics import worst_relative_l2
 SENSITIVITY, SEARCH = "sensitivity", "minimal set"
 HALVES = {"fp16": ("float16", torch.float16), "bf16": ("bfloat16", torch.bfloat16)}
 TF32_BITS = 10
+# products that are quantised; attention has a mask among its operands
+WEIGHTED = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 SPECIAL = re.compile(r"[*?\[]")
 PRECISION_NAMES = (*HALVES, "tf32", *QUANTISED)
 
@@ -140,14 +142,15 @@ def _shown(node: ir.Node) -> str:
 def candidates(model: ir.Model, precision: str) -> list[str]:
     """Nodes that could compute in this precision, by their first result.
 
-    Movement is none of them: it rounds nothing that its neighbours do not. Quantisation is for products.
+    Movement is none of them: it rounds nothing that its neighbours do not. Quantisation is for products with
+    weights.
     """
     version = model.opset_imports.get("", 1)
     half = HALVES.get(precision, HALVES["fp16"])[0]
     able = [node for node in model.graph if lowerable(node, half, version) is not None]
     if precision in HALVES:
         return [value_key(node) for node in able if not is_a(node, Kind.MOVEMENT)]
-    return [value_key(node) for node in able if is_a(node, Kind.PRODUCT)]
+    return [value_key(node) for node in able if node.op_type in WEIGHTED]
 
 
 class EmulatedRuns:
@@ -236,5 +239,6 @@ class QuantisedOperands(OperandsOnly):
         axes = tuple(i for i in range(tensor.ndim) if tensor is not self._weight or i != channel)
         scale = (sizes.max(axis=axes, keepdims=True) / self._fmt.largest).astype(np.float32)
         scale[scale == 0] = 1
-        made = from_codes(to_codes(values / scale, self._fmt), self._fmt) * scale
+        with np.errstate(over="ignore"):  # of the largest floats
+            made = from_codes(to_codes(values / scale, self._fmt), self._fmt) * scale
         return torch.from_numpy(np.asarray(made, np.float32)).to(tensor.device, tensor.dtype)
