@@ -23,6 +23,7 @@ from ridgeline.analyze.tensors import TensorRow
 from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import PluginRow
+from ridgeline.precision.quantize_report import QuantizeReport
 from ridgeline.surgery.extract import Extracted
 from ridgeline.surgery.lint import LintReport
 from ridgeline.surgery.reduce import Reduced
@@ -58,6 +59,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "comparison": ("`ridge compare`", Comparison, ()),
     "ranges": ("`ridge debug ranges`", RangeReport, ("source",)),
     "sensitivity": ("`ridge debug precision`", SensitivityReport, ("source",)),
+    "quantized": ("`ridge quantize`", QuantizeReport, ("file", "source")),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),

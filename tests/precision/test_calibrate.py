@@ -15,7 +15,7 @@ from quant_models import model_of
 from ridgeline.base.formats import FORMATS
 from ridgeline.base.spec import Op, Port
 from ridgeline.errors import InputError, OptionError
-from ridgeline.precision.calibrate import Calibrated, Group, Layer, calibrate, compared_rows
+from ridgeline.precision.calibrate import Calibrated, Group, Layer, _chosen, calibrate, compared_rows
 from ridgeline.precision.calibration_file import (
     VERSION,
     CalibrationFile,
@@ -74,8 +74,16 @@ def test_batch_size_and_order_change_no_bit(method: str) -> None:
 def test_the_choice_has_the_least_output_error() -> None:
     found = run(batches(DATA, 64))["s"]
     assert set(found.errors) == set(METHODS)
-    assert found.errors[found.method] == min(found.errors.values())
+    assert found.errors[found.method] * 0.9 <= min(found.errors.values())
     assert run(batches(DATA, 64))["x"].method == "mse"  # no layer reads it
+
+
+def test_of_ranges_that_are_about_as_good_the_widest_is_taken() -> None:
+    ranges = {"max": Range(-4.0, 4.0), "mse": Range(-3.0, 3.0), "entropy": Range(-2.0, 2.0)}
+    assert _chosen({"max": 1.0, "mse": 0.95, "entropy": 0.93}, ranges) == "max"
+    assert _chosen({"max": 1.0, "mse": 0.6, "entropy": 0.5}, ranges) == "entropy"
+    assert _chosen({"max": 1.0, "mse": 0.6, "entropy": 0.58}, ranges) == "mse"
+    assert _chosen(dict.fromkeys(ranges, 0.0), ranges) == "max"
 
 
 def test_groups_share_what_any_member_reached() -> None:

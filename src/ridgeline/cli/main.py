@@ -20,6 +20,7 @@ from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_plugins import plugins
+from ridgeline.cli.commands_quantize import quantize
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_verify import verify
@@ -38,8 +39,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    build, run, verify, compare, bench, show, explain, shapes, kernels, settle, plugins, extract, lint,
-    reduce, demo,
+    build, run, verify, compare, quantize, bench, show, explain, shapes, kernels, settle, plugins, extract,
+    lint, reduce, demo,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)

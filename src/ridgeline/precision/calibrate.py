@@ -28,6 +28,8 @@ from ridgeline.precision.samples import Feeds, Samples, row_digest
 AUTO = "auto"
 # rows that layer outputs are compared on: those whose digests are smallest, so that order does not matter
 COMPARED_ROWS = 8
+# a narrower range must have less than this share of a wider one's error: it also cuts what was not seen yet
+WORTH = 0.9
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,20 @@ def calibrate(
     for group in open_groups:
         ranges = candidates[group.name]
         found = errors.get(group.name, {})
-        # the first of equals is the widest: max stands first; without a layer to judge by, the nearest codes
-        best = min(found, key=lambda name: found[name]) if found else "mse" if len(tried) > 1 else tried[0]
+        # without a layer to judge by, the nearest codes
+        best = _chosen(found, ranges) if found else "mse" if len(tried) > 1 else tried[0]
         observed = histograms[group.name].observed
         count = int(histograms[group.name].counts.sum())
         made[group.name] = Calibrated(
             *_ends(ranges[best]), best, *_ends(observed), values=count, errors=found
         )
     return made
+
+
+def _chosen(errors: Mapping[str, float], ranges: Mapping[str, Range]) -> str:
+    """The widest range among those that are about as good as the best."""
+    near = [name for name in errors if errors[name] * WORTH <= min(errors.values())]
+    return max(near, key=lambda name: ranges[name].high - ranges[name].low)
 
 
 def _ends(found: Range) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -19,7 +20,7 @@ from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.ports import ports
 from ridgeline.ir.body import op_of
-from ridgeline.options import DEFAULT_LIMITS, Limits
+from ridgeline.options import DEFAULT_LIMITS, Limits, make_limits
 from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.pipeline import PASSES
 from ridgeline.precision.calibrate import (
@@ -41,10 +42,11 @@ from ridgeline.precision.calibration_file import (
 )
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
-from ridgeline.precision.place import Decision, Edge, Placement, place
+from ridgeline.precision.place import Decision, Edge, Placement, WeightEdge, place
 from ridgeline.precision.qdq_file import finished, weight_bytes, write_qdq
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.schemes import Scheme, scheme_named
+from ridgeline.precision.smooth import Smoothed, output_clips, smooth_channels
 from ridgeline.precision.weights import encode_weight
 from ridgeline.verify.metrics import relative_l2
 
@@ -67,6 +69,7 @@ class Quantized:
     judged_rows: int
     float_bytes: int  # of all weights
     quantized_bytes: int
+    smoothed: tuple[Smoothed, ...] = ()
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> None:
@@ -81,10 +84,11 @@ def quantize(
     data: Any = None,
     method: str = AUTO,
     exclude: Sequence[str] = (),
+    smooth: bool = False,
     calibration: str | Path | None = None,
     block: int = 0,
     reduced_range: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits | Mapping[str, int] | None = None,
 ) -> Quantized:
     """A model as standard Q/DQ ONNX.
 
@@ -92,39 +96,36 @@ def quantize(
     """
     scheme = scheme_named(format, block=block, reduced_range=reduced_range)
     check_method(method, [scheme.activation] if scheme.activation else [])
-    model, opset = prepared(source, limits)
+    allowed = DEFAULT_LIMITS if limits is None else make_limits(limits)
+    model, opset = prepared(source, allowed)
     before = weight_bytes(model)
     samples = None if data is None else Samples.of(data, ports(model.graph.inputs, what="inputs"))
     fitting, judging = (None, None) if samples is None else samples.split()
-    reference = None if samples is None else Emulator(model, limits)
+    reference = None if samples is None else Emulator(model, allowed)
     placement = place(model, scheme, exclude=exclude)
     _require_products(placement)
-    stored = stored_weights(placement)
-    ranges: dict[str, Calibrated] = {}
-    notes: list[str] = []
-    if not scheme.is_weight_only:
-        layers = product_layers(placement, stored)
-        wanted = _Wanted(model, placement, layers, method, limits)
-        ranges, note = _ranges(wanted, fitting, None if calibration is None else Path(calibration))
-        notes += [note] if note else []
+    smoothed: list[Smoothed] = []
+    if smooth:
+        smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "--smooth"))
+        placement = place(model, scheme, exclude=exclude)
+    wanted = _Wanted(model, placement, method, allowed)
+    stored = _stored(wanted, fitting)
+    ranges, notes = _ranges(wanted, stored, fitting, None if calibration is None else Path(calibration))
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
-    errors: dict[str, float] = {}
-    rows: list[Feeds] = []
-    if reference is not None and judging is not None:
-        rows = compared_rows(judging, JUDGED_ROWS)
-        errors = output_distances(reference, Emulator(model, limits), rows)
+    rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
     return Quantized(
         model,
         scheme,
         tuple(placement.decisions),
         ranges,
         tuple(placement.groups),
-        errors,
+        {} if reference is None else output_distances(reference, Emulator(model, allowed), rows),
         len(rows),
         before,
         weight_bytes(model),
-        tuple(notes),
+        tuple(smoothed),
+        notes,
     )
 
 
@@ -140,11 +141,15 @@ def prepared(source: Source, limits: Limits) -> tuple[ir.Model, int]:
     return model, opset
 
 
-def stored_weights(placement: Placement) -> dict[Edge, Encoded]:
-    """Every weight of the placement in its format."""
+def stored_weights(placement: Placement, clips: Mapping[WeightEdge, np.ndarray]) -> dict[Edge, Encoded]:
+    """Every weight of the placement in its format, clipped as was found best for the output."""
     return {
         w.edge: encode_weight(
-            w.array, placement.scheme.weight, w.granularity, where=repr(str(w.edge.value.name))
+            w.array,
+            placement.scheme.weight,
+            w.granularity,
+            clips=clips.get(w),
+            where=repr(str(w.edge.value.name)),
         )
         for w in placement.weights
     }
@@ -178,6 +183,12 @@ def output_distances(reference: Emulator, emulator: Emulator, rows: Sequence[Fee
     return worst
 
 
+def _needed(samples: Samples | None, option: str) -> Samples:
+    if samples is None:
+        raise OptionError(f"{option} searches by the error on data", want="--data FOLDER of .npz files")
+    return samples
+
+
 def _require_products(placement: Placement) -> None:
     if not placement.products and not placement.activations:
         raise BuildError(
@@ -192,9 +203,11 @@ class _Wanted:
 
     model: ir.Model
     placement: Placement
-    layers: Sequence[Layer]
     method: str
     limits: Limits
+
+    def emulator(self) -> Emulator:
+        return Emulator(self.model, self.limits)
 
     def file(self, samples: Samples | None, ranges: Mapping[str, Calibrated]) -> CalibrationFile:
         return CalibrationFile(
@@ -207,33 +220,41 @@ class _Wanted:
         )
 
 
-def _ranges(wanted: _Wanted, samples: Samples | None, path: Path | None) -> tuple[dict[str, Calibrated], str]:
+def _stored(wanted: _Wanted, samples: Samples | None) -> dict[Edge, Encoded]:
+    """The weights; those of few bits are clipped by the output where there is data."""
+    clips: Mapping[WeightEdge, np.ndarray] = {}
+    if samples is not None and wanted.placement.scheme.weight.bits < 8:
+        clips = output_clips(wanted.placement, wanted.emulator(), samples)
+    return stored_weights(wanted.placement, clips)
+
+
+def _ranges(
+    wanted: _Wanted, stored: Mapping[Edge, Encoded], samples: Samples | None, path: Path | None
+) -> tuple[dict[str, Calibrated], tuple[str, ...]]:
     """From the file if it is of this model and data, else from the data; with a note on which."""
-    note = ""
+    scheme = wanted.placement.scheme
+    if scheme.is_weight_only:
+        return {}, ()
+    notes: tuple[str, ...] = ()
     if path is not None and path.exists():
         found = read_calibration(path)
         misfit = found.misfit(wanted.file(samples, {}), with_data=samples is not None)
         if not misfit:
-            return found.ranges(), f"ranges of {path.name}, made with {found.samples} samples"
+            return found.ranges(), (f"ranges of {path.name}, made with {found.samples} samples",)
         if samples is None:
             raise OptionError(
                 f"the calibration file {str(path)!r} does not fit: {misfit}",
                 help="give --data to calibrate again",
             )
-        note = f"calibrated again, since {path.name} did not fit: {misfit}"
+        notes = (f"calibrated again, since {path.name} did not fit: {misfit}",)
     if samples is None:
         raise OptionError(
-            f"{wanted.placement.scheme.name} quantises activations, whose ranges come from data",
+            f"{scheme.name} quantises activations, whose ranges come from data",
             want="--data FOLDER of .npz files, or a calibration file made earlier",
             help="weights alone need none: --format w8 or w4",
         )
-    made = calibrate(
-        Emulator(wanted.model, wanted.limits),
-        samples,
-        wanted.placement.groups,
-        layers=wanted.layers,
-        method=wanted.method,
-    )
+    groups, layers = wanted.placement.groups, product_layers(wanted.placement, stored)
+    made = calibrate(wanted.emulator(), samples, groups, layers=layers, method=wanted.method)
     if path is not None:
         write_calibration(wanted.file(samples, made), path)
-    return made, note
+    return made, notes

@@ -12,17 +12,16 @@ from ridgeline.errors import InputError
 CLIPS = tuple(i / 20 for i in range(20, 9, -1))
 
 
-def encode_weight(array: np.ndarray, fmt: Format, granularity: Granularity, *, where: str) -> Encoded:
+def encode_weight(
+    array: np.ndarray, fmt: Format, granularity: Granularity, *, where: str, clips: np.ndarray | None = None
+) -> Encoded:
     """With few codes, every group gets the clip with the least squared error; of 8 bits, none pays."""
     if not np.isfinite(array).all():
         raise InputError(f"the weights of {where} have NaN or infinity", want="finite weights")
     if fmt.bits == 8 or not array.size:
         return encode(array, fmt, granularity)
-    return clipped(array, fmt, granularity, best_clips(array, fmt, granularity))
-
-
-def clipped(array: np.ndarray, fmt: Format, granularity: Granularity, clips: np.ndarray | float) -> Encoded:
-    return encode(array, fmt, granularity, clip=clips)
+    found = best_clips(array, fmt, granularity) if clips is None else clips
+    return encode(array, fmt, granularity, clip=found)
 
 
 def best_clips(
