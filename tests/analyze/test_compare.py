@@ -215,3 +215,13 @@ def test_a_side_that_is_not_there(text: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match="does not exist"):
         open_side(text, {})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_precision_is_a_side(chain: Path, precision: str) -> None:
+    report = compared(f"{chain}@{precision}", chain, with_layers=True)
+    assert report.passed
+    (row,) = report.outputs
+    assert row.metrics is not None
+    assert 1e-5 < row.metrics.relative_l2 < 1e-2
+    assert not compared(f"{chain}@{precision}", chain, allowed=Allowed(1e-6)).passed

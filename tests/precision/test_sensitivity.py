@@ -22,12 +22,15 @@ from ridgeline.analyze.sensitivity import (
     rounding_of,
 )
 from ridgeline.base.formats import FORMATS
+from ridgeline.builder import build
 from ridgeline.errors import OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.samples import Samples
+from ridgeline.verify.metrics import worst_relative_l2
+from ridgeline.verify.reference import Reference
 
 Ridge = Callable[..., tuple[int, str, str]]
 
@@ -53,7 +56,7 @@ def is_minimal(model: Path, data: Path, report: SensitivityReport) -> bool:
 
 def test_three_planted_nodes_among_300_are_named_exactly(tmp_path: Path) -> None:
     model = planted_model(tmp_path / "m.onnx", {17: 0.5, 120: 0.5, 230: 0.5})
-    report = found(model, planted_data(tmp_path / "data", 3))
+    report = found(model, planted_data(tmp_path / "data", 3), samples=1)
     assert report.kept == ("node_017", "node_120", "node_230")
     alone = {row.node: row.error for row in report.nodes}
     assert len(alone) > 290
@@ -128,6 +131,18 @@ def test_the_command(ridge: Ridge, tmp_path: Path) -> None:
     report = json.loads(out)
     assert (status, report["schema"], report["kept"]) == (0, "ridgeline/sensitivity/1", ["node_005"])
     assert [row["index"] for row in report["nodes"]] == sorted(row["index"] for row in report["nodes"])
+
+
+def test_a_build_takes_what_is_to_be_kept(tmp_path: Path) -> None:
+    model = planted_model(tmp_path / "m.onnx", {5: 0.5}, nodes=20)
+    data = planted_data(tmp_path / "data", 1)
+    report = found(model, data)
+    assert report.keep_options == ("fp32:node_005",)
+    engine = build(model, precision="fp16", keep=report.keep_options, data=data, level=0, progress=False)
+    assert "node_005" in {kept.node for kept in engine.report.precision.kept}
+    feeds = dict(np.load(data / "s0.npz"))
+    want = Reference(load(model), threads=1).run(feeds)
+    assert max(worst_relative_l2(engine.run(feeds), want).values()) <= report.budget
 
 
 def test_what_cannot_be_asked(tiny_model: Path) -> None:
