@@ -13,9 +13,10 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Layout, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import cpu_has, find_compiler
+from ridgeline.kernels.floor import call_floor
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cpu import cpp_levels
-from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels
+from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels, CppPool
 from ridgeline.tactics.offer import read_offer
 
 needs_vnni = pytest.mark.skipif(not cpu_has(find_compiler() or "c++", VNNI), reason="no VNNI here")
@@ -161,6 +162,31 @@ def test_convolutions(tmp_path: Path, channels: int, kernel: int, attrs: dict[st
         x = levels((2, channels, 7, 6), kind, 3).contiguous(memory_format=torch.channels_last)
         w = levels((17, channels, kernel, kernel), "int8", 4)
         Case(x, w, zero=zero, per_channel=True, attrs=dict(attrs), last=True, residual=True).check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (2, 3), "strides": (1, 2), "pads": (0, 1, 1, 0), "ceil_mode": 1},
+        {"kernel_shape": (2, 2), "dilations": (2, 1)},
+    ],
+)
+def test_pools(tmp_path: Path, kind: str, attrs: dict[str, object]) -> None:
+    x = levels((2, 19, 9, 8), kind, 3).contiguous(memory_format=torch.channels_last)
+    op = Op("MaxPool", ("x",), ("y",), attrs)
+    (want,) = call_floor(op, [x])
+    # the float form of the op is the meaning
+    (numbers,) = call_floor(op, [x.float()])
+    assert torch.equal(numbers, want.float())
+    specs = {"x": spec(x, "channels_last"), "y": spec(want, "channels_last")}
+    site = Site(Body(("x",), ("y",), (op,)), specs, frozenset(), {}, Target(threads=2))
+    offer = read_offer(CppPool(cache_dir=tmp_path), site)
+    assert isinstance(offer, Offer), offer
+    out = empty(site.outputs[0])
+    offer.bind(offer.configs[0], {}).run([x], [out])
+    assert torch.equal(out, want)
 
 
 def test_a_processor_without_vnni_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

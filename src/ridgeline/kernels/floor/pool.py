@@ -88,6 +88,10 @@ def max_pool(
             return (run(x, window.kernel, window.strides, window.before, window.dilations),)
         wide = window.pad(x, -float("inf"))
         return (run(wide, window.kernel, window.strides, 0, window.dilations),)
+    if n_outputs == 1 and x.dtype in (torch.int8, torch.uint8):
+        # torch pools floats only, and float32 holds every level
+        (made,) = max_pool(x.to(torch.float32), **attrs)
+        return (made.clamp_(min=ends(x.dtype)[0]).to(x.dtype),)
     taps = window.gather(window.pad(x, ends(x.dtype)[0]))
     values = taps.amax(-1)
     if n_outputs == 1:

@@ -13,8 +13,9 @@ from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_has, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.levels import Gathered, LevelsProduct, levels_source, pack_levels
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, Linear, Tile, rank_tiles
+from ridgeline.kernels.cpp.pool import find_pool, pool_source
 from ridgeline.kernels.scalar.program import Program
-from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp, thread_counts
+from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp, by_threads, thread_counts
 from ridgeline.tactics.read.conv import as_image, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors
 from ridgeline.tactics.read.levels import LevelsSite, read_levels
@@ -49,6 +50,18 @@ class CppLevels(GeneratedCpp):
             return pack_levels(weight, scale, int(config["panel"]))
 
         return CppReading(_configs(site, linear), write, pack)
+
+
+class CppPool(GeneratedCpp):
+    """The largest level of each window, vectors along the channels."""
+
+    name = "cpp.pool"
+
+    def read(self, site: Site) -> CppReading:
+        pool = find_pool(site)
+        return CppReading(
+            by_threads(site), lambda config: pool_source(site, pool, threads=int(config["threads"]))
+        )
 
 
 def _configs(site: Site, linear: Linear) -> list[Config]:
