@@ -12,10 +12,11 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -69,18 +70,16 @@ class Recorded:
         return outputs
 
 
-def measure(task: Task, rows: Sequence[str], workspace: Workspace) -> list[Row]:
-    """Every row of a task; the first is what the others are compared with."""
+def measure(task: Task, rows: Sequence[str], workspace: Workspace) -> Iterator[Row]:
+    """Every row of a task, compared with ONNX Runtime in fp32."""
     base = made(BASE, workspace, task)
     recorded = Recorded(base)
     reference = task.evaluate(recorded)
-    found = []
     for name in rows:
         start = time.perf_counter()
         row = _row(task, name, workspace, base, recorded, reference)
-        found.append(row)
+        yield row
         print(f"{_line(row)}  ({time.perf_counter() - start:.0f} s)", flush=True)
-    return found
 
 
 def _row(
@@ -181,17 +180,31 @@ def main() -> None:
         if name not in ROWS:
             parser.error(f"no row {name!r}: {', '.join(ROWS)}")
     torch.set_num_threads(arguments.threads)
+    path = arguments.output or RESULTS / f"accuracy-{datetime.now(UTC):%Y-%m-%d}.json"
+    about = surroundings(arguments)
     with tempfile.TemporaryDirectory(prefix="ridge-accuracy-") as temporary:
         folder = arguments.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         workspace = Workspace(folder, arguments.target, arguments.threads, arguments.level)
-        found: list[Row] = []
         for name in arguments.only.split(","):
-            found += measure(TASKS[name](arguments.models), rows, workspace)
-    path = arguments.output or RESULTS / f"accuracy-{datetime.now(UTC):%Y-%m-%d}.json"
-    report = {"about": surroundings(arguments), "rows": [asdict(row) for row in found]}
+            for row in measure(TASKS[name](arguments.models), rows, workspace):
+                keep(path, about, row)
+    print(f"\n{markdown(read_rows(path))}\n\nwrote {path}")
+
+
+def keep(path: Path, about: dict[str, object], row: Row) -> None:
+    """Write a row beside those that the file has; an older one of the same name is replaced."""
+    others = [each for each in read_rows(path) if (each.task, each.row) != (row.task, row.row)]
+    report = {"about": about, "rows": [asdict(each) for each in (*others, row)]}
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{markdown(found)}\n\nwrote {path}")
+
+
+def read_rows(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    found = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    order = {(task, name): i for i, (task, name) in enumerate(product(TASKS, ROWS))}
+    return sorted(found, key=lambda row: order.get((row.task, row.row), len(order)))
 
 
 if __name__ == "__main__":
