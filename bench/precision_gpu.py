@@ -66,12 +66,12 @@ def run_case(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, An
             "kept": [kept.node for kept in found.kept] if found else [],
             "steps": len(engine.plan.steps), "half_steps": len(engines["half export"].plan.steps),
         }  # fmt: skip
-    graphs = []
+    bound = []
     for engine in engines.values():
         kinds = {port.name: port.dtype for port in engine.plan.inputs}
         feeds = {n: t.cuda().to(getattr(torch, kinds[n])) for n, t in half(inputs).items()}
-        graphs.append(engine.context().bind(feeds).graph)
-    timings = interleave_graphs(graphs, rounds=ROUNDS, min_sample_us=5000)
+        bound.append(engine.context().bind(feeds))  # a graph lives as long as what it was captured of
+    timings = interleave_graphs([each.graph for each in bound], rounds=ROUNDS, min_sample_us=5000)
     row["half_export_ms"] = round(timings[0].median_us / 1e3, 4)
     for name, timing in zip(list(engines)[1:], timings[1:], strict=True):
         row[name]["ms"] = round(timing.median_us / 1e3, 4)
@@ -81,7 +81,7 @@ def run_case(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 def io_of(precision: str) -> dict[str, Any]:
     """Half ports, as the half export has them."""
-    return {"io": "bf16" if precision == "bf16" else "fp16"} if precision != "fp32" else {}
+    return {"io": "bf16" if precision == "bf16" else "fp16"} if precision not in ("fp32", "tf32") else {}
 
 
 def main() -> None:

@@ -29,9 +29,10 @@ TARGETS = (
     *(f"{kind}:{arch}" for kind, traits in TRAITS.items() for arch in traits.architectures),
     *NULL_TARGETS,
 )
-PRECISIONS = ("typed", "fp32", "fp16", "bf16", "auto")
+QUANTISED = ("int8", "uint8", "fp8", "w8", "wfp8", "w4", "nvfp4", "mxfp8")
+PRECISIONS = ("typed", "fp32", "fp16", "bf16", "auto", *QUANTISED)
 HALF_PORTS = ("fp16", "bf16")
-DEFAULT_BUDGET = 1e-2
+DEFAULT_BUDGET, QUANTISED_BUDGET = 1e-2, 5e-2
 MAX_LEVEL = 5
 MAX_THREADS = 1024
 MAX_DIM = 2**31 - 1
@@ -219,7 +220,8 @@ class Options:
 
     @property
     def budget_or_default(self) -> float:
-        return DEFAULT_BUDGET if self.budget is None else self.budget
+        default = QUANTISED_BUDGET if self.precision in QUANTISED else DEFAULT_BUDGET
+        return default if self.budget is None else self.budget
 
     @property
     def cores(self) -> int:

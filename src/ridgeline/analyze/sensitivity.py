@@ -26,9 +26,8 @@ from ridgeline.ir.body import node_sources
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.kernels.values import outside
-from ridgeline.options import DEFAULT_BUDGET, Options
+from ridgeline.options import DEFAULT_BUDGET, QUANTISED_BUDGET, Options
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.precision.budget import QUANTISED_BUDGET
 from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Values, rounded_to
 from ridgeline.precision.lower import lowerable, value_key
 from ridgeline.precision.minimal import minimal_set

@@ -15,7 +15,6 @@ from ridgeline.verify.metrics import worst_relative_l2
 Outputs: TypeAlias = Mapping[str, np.ndarray]
 # (outputs of the engine, of the original, the inputs) -> an error, 0 for none
 Metric: TypeAlias = Callable[[Outputs, Outputs, Outputs], float]
-DEFAULT_BUDGET, QUANTISED_BUDGET = 1e-2, 5e-2
 
 
 @dataclass

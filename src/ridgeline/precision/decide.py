@@ -145,7 +145,7 @@ def over_budget(decision: Decision, error: float, budget: float) -> BuildError:
     return BuildError(
         "no mixture of precisions keeps the budget",
         rows=[f"costs most: {row}" for row in worst],
-        got=f"an error of {error:.3g} with {len(decision.lowered)} nodes in {decision.half}, the best found",
+        got=f"an error of {error:.3g} with nodes in {decision.half}, the best found",
         want=f"at most {budget:.3g}",
         help="raise --budget, keep more nodes with --keep fp32:NAME, or look at `ridge debug precision`",
     )

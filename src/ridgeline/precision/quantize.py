@@ -103,7 +103,7 @@ def quantize(
     fitting, judging = (None, None) if samples is None else samples.split()
     reference = None if samples is None else Emulator(model, allowed)
     placement = place(model, scheme, exclude=exclude)
-    _require_products(placement)
+    require_products(placement)
     smoothed: list[Smoothed] = []
     if smooth:
         smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "--smooth"))
@@ -189,7 +189,7 @@ def _needed(samples: Samples | None, option: str) -> Samples:
     return samples
 
 
-def _require_products(placement: Placement) -> None:
+def require_products(placement: Placement) -> None:
     if not placement.products and not placement.activations:
         raise BuildError(
             f"nothing in this model can be quantised to {placement.scheme.name}",

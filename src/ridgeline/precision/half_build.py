@@ -1,0 +1,226 @@
+"""From a float32 model to an engine in a half type: decide, lower, build, judge.
+
+`build` is the build of a typed model; it is handed in, since the builder itself calls this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ridgeline.errors import OptionError
+from ridgeline.frontend.from_onnx import Source
+from ridgeline.frontend.from_torch import Sample
+from ridgeline.frontend.torch_export import as_source
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
+from ridgeline.options import Options
+from ridgeline.passes.clean import remove_unused
+from ridgeline.plan.report import Kept, Precision
+from ridgeline.precision.budget import Judgement
+from ridgeline.precision.decide import Asked, Decision, Lowering, over_budget
+from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.lower import lower, lowerable, value_key, widen
+from ridgeline.precision.original import Original
+from ridgeline.precision.ranges import Statistics
+from ridgeline.runtime.engine import Engine
+from ridgeline.targets import Machine, machine_of, target_named
+
+Build: TypeAlias = Callable[[Source, Options, Sample | None], Engine]
+HALF_NAMES = {"fp16": "float16", "bf16": "bfloat16"}
+SHORT_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+# builds that may follow one whose engine was over the budget although its emulation was not
+MORE_BUILDS = 2
+# samples that decisions are emulated with
+EMULATED = 2
+DRAWN = "precision was decided and judged on random inputs, which prove little: give --data FOLDER"
+NO_HALF = "{} computes no half type faster than float32: the model stays in float32"
+NO_GAIN = "{} was no faster than float32 here ({:.0f} against {:.0f} us): the model stays in float32"
+STORAGE = "this processor has no {} arithmetic: values are stored in it and computed in float32"
+
+
+@dataclass
+class LoweredBuild:
+    """One model on its way to an engine of lower precision."""
+
+    original: Original
+    options: Options
+    sample: Sample | None
+    build: Build
+    quantised: ir.Model | None = None  # the model to lower, if it is no longer the original
+
+    @property
+    def model(self) -> ir.Model:
+        return self.original.loaded.model if self.quantised is None else self.quantised
+
+    @cached_property
+    def machine(self) -> Machine:
+        return machine_of(target_named(self.options))
+
+    @cached_property
+    def lowering(self) -> Lowering:
+        device = self.machine.target.traits.device if self.machine.is_here else "cpu"
+        emulator = Emulator(self.model, self.options.limits, device=device)
+        patterns = kept_patterns(self.options.keep, "fp32")
+        asked = Asked(self.options.budget_or_default, self.options.metric, patterns)
+        return Lowering(self.model, emulator, asked, self.options.tell)
+
+    @cached_property
+    def seen(self) -> Statistics:
+        return self.lowering.statistics(self.original.samples[0])
+
+    def decide(
+        self,
+        half: str,
+        *,
+        keep: Mapping[str, str] | None = None,
+        saved_us: Mapping[str, float] | None = None,
+        budget: float | None = None,
+    ) -> Decision:
+        self.lowering.asked = replace(self.lowering.asked, budget=budget or self.options.budget_or_default)
+        rows = list(islice(iter(self.original.samples[0]), EMULATED))
+        return self.lowering.decide(half, self.seen, rows, keep=keep, saved_us=saved_us)
+
+    def build_half(self, half: str, *, judges: bool = True) -> Engine:
+        """Every node that bears it in this type."""
+        decision = self.decide(half)
+        engine = self._finish(decision) if judges else self.build_model(self._lowered(decision))
+        if half not in self.machine.half_types:
+            return with_warning(engine, STORAGE.format(SHORT_NAMES[half]))
+        return engine
+
+    def build_wide(self) -> Engine:
+        """The model in float32, whatever types it has."""
+        model = self.model.clone()
+        widen(model)
+        return self.build_model(self.whole(model))
+
+    def build_auto(self) -> Engine:
+        """The fastest mixture: half where it is faster, float32 where it is not or where the error is."""
+        halves = self.machine.half_types
+        if not halves:
+            return with_warning(self.build_wide(), NO_HALF.format(self.machine.target))
+        decisions = [self.decide(half) for half in halves[:1]]
+        if decisions[0].alone:  # a search was needed: the next type may bear more
+            decisions += [self.decide(half) for half in halves[1:]]
+        best = max(decisions, key=lambda each: (each.error <= self.lowering.asked.budget, len(each.lowered)))
+        if self.machine.half_always_pays and not best.alone:
+            return self._finish(best)
+        wide = self.build_wide()
+        coarse = self.build_model(self._lowered(best))
+        saved = saved_us(best, wide, coarse)
+        useless = {n: "half is no faster here" for n, us in saved.items() if us <= 0 and n in best.lowered}
+        chosen = self.decide(best.half, keep=useless, saved_us=saved)
+        engine = self._finish(chosen)
+        slow, fast = (each.report.run_us for each in (wide, engine))
+        if slow is not None and fast is not None and fast >= slow:
+            return with_warning(wide, NO_GAIN.format(SHORT_NAMES[best.half], fast, slow))
+        return engine
+
+    def _finish(self, decision: Decision) -> Engine:
+        """Build, judge, and tighten where the engine is further off than its emulation."""
+        budget = self.options.budget_or_default
+        for attempt in range(1 + MORE_BUILDS):
+            if decision.error > budget:
+                raise over_budget(decision, decision.error, budget)
+            engine = self.build_model(self._lowered(decision))
+            if not self.machine.is_here:
+                judged = Judgement()
+                break
+            judged = self.original.judge(engine, self.options)
+            if judged.error <= budget:
+                break
+            if attempt == MORE_BUILDS:
+                raise over_budget(decision, judged.error, budget)
+            tighter = decision.error * budget / judged.error * 0.9
+            decision = self.decide(decision.half, budget=tighter)
+        return self.reported(engine, self._described(decision, judged))
+
+    def reported(self, engine: Engine, found: Precision) -> Engine:
+        """The engine, with what its report says of precision."""
+        warnings = [DRAWN] if self.original.samples[0].drawn else []
+        engine.report = replace(engine.report, precision=found, warnings=(*engine.report.warnings, *warnings))
+        return engine
+
+    def _lowered(self, decision: Decision) -> ir.Model:
+        """The model with these nodes in half; the one that was loaded stays as it is."""
+        model = self.model.clone()
+        io = HALF_NAMES.get(self.options.io or "")
+        if io is not None and io != decision.half:
+            raise OptionError(
+                f"ports of {self.options.io} do not go with nodes of {SHORT_NAMES[decision.half]}",
+                help=f"io={SHORT_NAMES[decision.half]!r}, or no io",
+            )
+        lower(model, dict.fromkeys(decision.lowered, decision.half), io=io, keep=self.lowering.user_kept)
+        return self.whole(model)
+
+    def whole(self, model: ir.Model) -> ir.Model:
+        """A model to build: what it no longer reads is gone, and its weights lie in memory."""
+        remove_unused(model)
+        ir.external_data.load_to_model(model)
+        model.graph.name = self.original.loaded.name
+        return model
+
+    def build_model(self, model: ir.Model) -> Engine:
+        with as_source(model) as source:
+            return self.build(source, _typed(self.options), self.sample)
+
+    def _described(self, decision: Decision, judged: Judgement) -> Precision:
+        """What the report says."""
+        graph, version = self.model.graph, self.model.opset_imports.get("", 1)
+        able = [n for n in graph if lowerable(n, decision.half, version) and not is_a(n, Kind.MOVEMENT)]
+        short = SHORT_NAMES[decision.half]
+        kinds = Counter(short if value_key(n) in decision.lowered else "fp32" for n in able)
+        ranked = sorted(decision.alone.items(), key=lambda item: -item[1])
+        return Precision(
+            asked=self.options.precision,
+            nodes=dict(sorted(kinds.items())),
+            kept=tuple(Kept(decision.named(n), why) for n, why in sorted(decision.kept.items())),
+            budget=self.options.budget_or_default,
+            error=judged.error,
+            errors=dict(judged.worst),
+            samples=judged.samples,
+            drawn=self.original.samples[1].drawn,
+            sensitivity={decision.named(node): error for node, error in ranked},
+        )
+
+
+def saved_us(decision: Decision, wide: Engine, coarse: Engine) -> dict[str, float]:
+    """By node: how much faster its region is in half. A region's time is shared by its nodes."""
+    before, after = _node_us(wide), _node_us(coarse)
+    made = {}
+    for node, names in decision.names.items():
+        known = [name for name in names if name in before and name in after]
+        if known:
+            made[node] = sum(before[name] - after[name] for name in known)
+    return made
+
+
+def _node_us(engine: Engine) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for note in engine.plan.regions:
+        best = next((c.median_us for c in note.candidates if c.median_us is not None), None)
+        if best is not None:
+            made.update((name, best / len(note.sources)) for name in note.sources)
+    return made
+
+
+def _typed(options: Options) -> Options:
+    return replace(options, precision="typed", keep=(), metric=None, budget=None, io=None, data=None)
+
+
+def with_warning(engine: Engine, text: str) -> Engine:
+    engine.report = replace(engine.report, warnings=(*engine.report.warnings, text))
+    return engine
+
+
+def kept_patterns(keep: Iterable[str], kind: str) -> tuple[str, ...]:
+    """The patterns of ``fp32:*/norm*`` that are about this type."""
+    pairs = [each.partition(":") for each in keep]
+    return tuple(pattern for name, _, pattern in pairs if name == kind)

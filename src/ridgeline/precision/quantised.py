@@ -1,0 +1,104 @@
+"""A model with any choice of its products quantised, calibrated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+import onnx_ir as ir
+
+from ridgeline.ir.body import node_sources
+from ridgeline.ir.provenance import node_name
+from ridgeline.options import Limits
+from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
+from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.insert import insert_quantization
+from ridgeline.precision.place import Decision, Placement, place
+from ridgeline.precision.quantize import product_layers, require_products, stored_weights
+from ridgeline.precision.samples import Feeds, Samples
+from ridgeline.precision.schemes import Scheme
+from ridgeline.precision.search import Found, raise_nodes
+from ridgeline.verify.metrics import worst_relative_l2
+
+Tell = Callable[[str, int, int, str], None]
+
+
+@dataclass
+class Quantiser:
+    """One model and one scheme. Names are those of products, as the report has them."""
+
+    model: ir.Model  # the float model that Q/DQ is put into; it stays as it is
+    scheme: Scheme
+    samples: Samples
+    limits: Limits
+    exclude: tuple[str, ...] = ()
+    method: str = AUTO  # of calibration
+    decisions: tuple[Decision, ...] = field(default=())
+
+    @cached_property
+    def products(self) -> dict[str, tuple[str, ...]]:
+        """The products that can be quantised, with the nodes of the model that each stands for."""
+        placement = place(self.model, self.scheme, exclude=self.exclude)
+        require_products(placement)
+        self.decisions = tuple(placement.decisions)
+        return {node_name(node): node_sources(node) for node in _quantised_nodes(placement)}
+
+    @cached_property
+    def ranges(self) -> dict[str, Calibrated]:
+        """By tensor: from one calibration of all that can be quantised."""
+        if self.scheme.is_weight_only:
+            return {}
+        placement = place(self.model, self.scheme, exclude=self.exclude)
+        layers = product_layers(placement, stored_weights(placement))
+        emulator = Emulator(self.model, self.limits)
+        found = calibrate(emulator, self.samples, placement.groups, layers=layers, method=self.method)
+        return {member: found[group.name] for group in placement.groups for member in group.members}
+
+    def without(self, floats: Collection[str]) -> ir.Model:
+        """A copy in which these products stay float."""
+        model = self.model.clone()
+        patterns = [*self.exclude, *(_literal(name) for name in floats)]
+        placement = place(model, self.scheme, exclude=patterns)
+        if placement.products or placement.activations:
+            ranges = {group.name: self.ranges[group.members[0]] for group in placement.groups}
+            insert_quantization(model, placement, stored_weights(placement), ranges)
+        return model
+
+    def search(self, rows: Sequence[Feeds], budget: float, saved: Mapping[str, float], tell: Tell) -> Found:
+        """The products that stay float so that an emulated run is inside the budget."""
+        reference = Emulator(self.model, self.limits)
+        wanted = [_arrays(reference, row) for row in rows]
+        every = frozenset(self.products)
+
+        def error_of(quantised: frozenset[str]) -> float:
+            emulator = Emulator(self.without(every - quantised), self.limits)
+            count = 1 if len(quantised) == 1 else len(rows)
+            errors = [
+                max(worst_relative_l2(_arrays(emulator, row), want).values(), default=0.0)
+                for row, want in list(zip(rows, wanted, strict=True))[:count]
+            ]
+            return max(errors)
+
+        whole = error_of(every)
+        if whole <= budget:
+            return Found(frozenset(), whole, {})
+        return raise_nodes(list(every), error_of, budget, saved, partial(tell, "sensitivity"))
+
+
+def _arrays(emulator: Emulator, row: Feeds) -> dict[str, np.ndarray]:
+    made = emulator.run(row)
+    return {name: made[name].cpu().numpy() for name in emulator.outputs if hasattr(made[name], "numpy")}
+
+
+def _quantised_nodes(placement: Placement) -> list[ir.Node]:
+    """Products and attention; a residual sum follows its convolution."""
+    nodes = dict.fromkeys(placement.products)
+    nodes.update((edge.node, None) for edge in placement.activations if edge.node.op_type == "Attention")
+    return list(nodes)
+
+
+def _literal(name: str) -> str:
+    """A pattern that matches this name and no other."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

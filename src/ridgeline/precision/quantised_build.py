@@ -1,0 +1,171 @@
+"""From a float32 model to a quantised engine: as far as the budget goes, and only where it pays.
+
+The same model is built in the high precision of the target first: that is what quantised products must beat,
+one by one and as a whole, with the QuantizeLinear and Cast steps that they cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ridgeline.frontend.from_onnx import load
+from ridgeline.frontend.types import to_proto
+from ridgeline.passes.pipeline import canonicalise
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Kept, Precision
+from ridgeline.precision.budget import Judgement
+from ridgeline.precision.decide import Decision as HalfDecision
+from ridgeline.precision.decide import over_budget
+from ridgeline.precision.half_build import EMULATED, LoweredBuild, with_warning
+from ridgeline.precision.quantised import Quantiser
+from ridgeline.precision.schemes import scheme_named
+from ridgeline.precision.search import Found
+from ridgeline.runtime.engine import Engine
+
+CONVERTS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "DynamicQuantizeLinear"})
+NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
+OVER = "off by {:.3g} alone, over budget with the rest"
+NOT_TIMED = "where {} pays was not measured: the machine that it is built for is not here"
+
+
+@dataclass
+class _Attempt:
+    """One engine with some products left in float, and how far off it is."""
+
+    floats: Mapping[str, str]  # by product, why it is not quantised
+    engine: Engine
+    judged: Judgement
+    found: Found
+
+
+def build_quantised(task: LoweredBuild) -> Engine:
+    """Quantise, leave out what breaks the budget, then what does not pay; compare with the plain engine."""
+    options = task.options
+    scheme = scheme_named(options.precision)
+    patterns = tuple(each.partition(":")[2] for each in options.keep)
+    quantiser = Quantiser(task.model, scheme, task.original.samples[0], options.limits, patterns)
+    products = quantiser.products
+    plain = _plain(task) if task.machine.is_here else None
+    quantiser, best = _inside(task, quantiser)
+    if plain is None:
+        return with_warning(_reported(task, quantiser, best), NOT_TIMED.format(scheme.name))
+    slow = {
+        name: f"{scheme.name} is no faster here ({-saved:.0f} us lost)"
+        for name, saved in saved_us(products, plain.plan, best.engine.plan).items()
+        if saved <= 0 and name not in best.floats
+    }
+    if slow and len(slow) + len(best.floats) < len(products):
+        fewer = _attempt(task, quantiser, {**best.floats, **slow}, best.found)
+        is_inside = fewer.judged.error <= options.budget_or_default
+        if is_inside and _run_us(fewer.engine) < _run_us(best.engine):
+            best = fewer
+    if _run_us(best.engine) >= _run_us(plain):
+        high, times = plain.plan.precision, (_run_us(best.engine), _run_us(plain))
+        return with_warning(plain, NO_GAIN.format(scheme.name, high, *times, high))
+    return _reported(task, quantiser, best)
+
+
+def _plain(task: LoweredBuild) -> Engine:
+    """The model without quantisation, in the high precision of its target."""
+    if task.machine.half_always_pays:
+        return task.build_half(task.machine.half_types[0])
+    return task.build_wide()
+
+
+def _inside(task: LoweredBuild, quantiser: Quantiser) -> tuple[Quantiser, _Attempt]:
+    """The first attempt whose engine is inside the budget on held-out samples.
+
+    Ranges that clip outliers are tried first. Where held-out samples are worse than those that were seen, the
+    ranges become the widest seen, and then the budget of the search as much tighter as the engine was off.
+    """
+    budget = task.options.budget_or_default
+    rows = list(islice(iter(task.original.samples[0]), EMULATED))
+    widest = replace(quantiser, method="max")
+    allowed, best = budget, math.inf
+    for each in (quantiser, widest, widest):
+        found = each.search(rows, allowed, {}, task.options.tell)
+        if found.error > allowed or len(found.raised) == len(each.products):
+            least = min(best, min(found.alone.values(), default=found.error))
+            raise over_budget(_as_decision(found, each), least, budget)
+        floats = {name: OVER.format(found.alone[name]) for name in found.raised}
+        attempt = _attempt(task, each, floats, found)
+        if attempt.judged.error <= budget:
+            return each, attempt
+        best = min(best, attempt.judged.error)
+        if each is widest:
+            allowed = found.error * budget / attempt.judged.error * 0.9
+    raise over_budget(_as_decision(found, each), best, budget)
+
+
+def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
+    loaded = load(to_proto(quantiser.without(floats)), task.options.limits)
+    canonicalise(loaded.model, limits=task.options.limits)
+    inner = replace(task, quantised=loaded.model)
+    if task.machine.half_always_pays:
+        engine = inner.build_half(task.machine.half_types[0], judges=False)
+    else:
+        engine = inner.build_model(inner.whole(loaded.model.clone()))
+    judged = task.original.judge(engine, task.options) if task.machine.is_here else Judgement()
+    return _Attempt(floats, engine, judged, found)
+
+
+def _as_decision(found: Found, quantiser: Quantiser) -> HalfDecision:
+    kind, products = quantiser.scheme.name, quantiser.products
+    return HalfDecision(kind, frozenset(products) - found.raised, {}, products, found.error, found.alone)
+
+
+def _run_us(engine: Engine) -> float:
+    return engine.report.run_us or 0.0
+
+
+def saved_us(products: Mapping[str, tuple[str, ...]], plain: Plan, coarse: Plan) -> dict[str, float]:
+    """By product: how much faster its step is, with the conversions in front of it."""
+    before, after = _step_us(products, plain), _step_us(products, coarse)
+    return {name: before[name] - after[name] for name in products if name in before and name in after}
+
+
+def _step_us(products: Mapping[str, tuple[str, ...]], plan: Plan) -> dict[str, float]:
+    """The time of each product's step, shared by the products in it."""
+    by_source = {source: name for name, sources in products.items() for source in sources}
+    made: dict[str, float] = {}
+    readers: dict[str, list[str]] = {}  # by value: the products whose steps read it
+    for step in plan.steps:
+        inside = list(dict.fromkeys(by_source[s] for s in step.sources if s in by_source))
+        for name in inside:
+            made[name] = made.get(name, 0.0) + (step.median_us or 0.0) / len(inside)
+        for value in step.inputs:
+            readers.setdefault(value, []).extend(inside)
+    for step in plan.steps:
+        if CONVERTS.issuperset(step.op_types):
+            users = list(dict.fromkeys(name for value in step.outputs for name in readers.get(value, ())))
+            for name in users:
+                made[name] += (step.median_us or 0.0) / len(users)
+    return made
+
+
+def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engine:
+    options = task.options
+    kinds = Counter(_kinds(best.engine.plan, quantiser.products, best.floats, options.precision))
+    refused = [d for d in quantiser.decisions if d.role == "product" and d.scheme == "float"]
+    kept = [*((d.node, d.why) for d in refused), *best.floats.items()]
+    report = Precision(
+        asked=options.precision,
+        nodes=dict(sorted(kinds.items())),
+        kept=tuple(Kept(node, why) for node, why in kept),
+        budget=options.budget_or_default,
+        error=best.judged.error,
+        errors=dict(best.judged.worst),
+        samples=best.judged.samples,
+        drawn=task.original.samples[1].drawn,
+        sensitivity=dict(sorted(best.found.alone.items(), key=lambda item: -item[1])),
+    )
+    return task.reported(best.engine, report)
+
+
+def _kinds(plan: Plan, products: Collection[str], floats: Collection[str], kind: str) -> list[str]:
+    """The type that each product computes in."""
+    return [plan.precision if name in floats else kind for name in products]
