@@ -9,17 +9,19 @@ from functools import cached_property, partial
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.base.scales import Encoded
 from ridgeline.ir.body import node_sources
 from ridgeline.ir.provenance import node_name
 from ridgeline.options import Limits
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
-from ridgeline.precision.place import Decision, Placement, place
+from ridgeline.precision.place import Decision, Edge, Placement, WeightEdge, place
 from ridgeline.precision.quantize import product_layers, require_products, stored_weights
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.schemes import Scheme
 from ridgeline.precision.search import Found, raise_nodes
+from ridgeline.precision.smooth import output_clips
 from ridgeline.verify.metrics import worst_relative_l2
 
 Tell = Callable[[str, int, int, str], None]
@@ -51,10 +53,24 @@ class Quantiser:
         if self.scheme.is_weight_only:
             return {}
         placement = place(self.model, self.scheme, exclude=self.exclude)
-        layers = product_layers(placement, stored_weights(placement))
+        layers = product_layers(placement, self._of_placement(placement))
         emulator = Emulator(self.model, self.limits)
         found = calibrate(emulator, self.samples, placement.groups, layers=layers, method=self.method)
         return {member: found[group.name] for group in placement.groups for member in group.members}
+
+    @cached_property
+    def _stored(self) -> dict[tuple[str, int], Encoded]:
+        """Every weight in its format, by node and operand; few bits are clipped as is best for the output."""
+        placement = place(self.model, self.scheme, exclude=self.exclude)
+        clips: Mapping[WeightEdge, np.ndarray] = {}
+        if self.scheme.weight.bits < 8:
+            clips = output_clips(placement, Emulator(self.model, self.limits), self.samples)
+        stored = stored_weights(placement, clips)
+        return {(node_name(edge.node), edge.index): encoded for edge, encoded in stored.items()}
+
+    def _of_placement(self, placement: Placement) -> dict[Edge, Encoded]:
+        edges = [each.edge for each in placement.weights]
+        return {edge: self._stored[node_name(edge.node), edge.index] for edge in edges}
 
     def without(self, floats: Collection[str]) -> ir.Model:
         """A copy in which these products stay float."""
@@ -63,7 +79,7 @@ class Quantiser:
         placement = place(model, self.scheme, exclude=patterns)
         if placement.products or placement.activations:
             ranges = {group.name: self.ranges[group.members[0]] for group in placement.groups}
-            insert_quantization(model, placement, stored_weights(placement), ranges)
+            insert_quantization(model, placement, self._of_placement(placement), ranges)
         return model
 
     def search(self, rows: Sequence[Feeds], budget: float, saved: Mapping[str, float], tell: Tell) -> Found:
