@@ -225,3 +225,18 @@ def test_a_precision_is_a_side(chain: Path, precision: str) -> None:
     assert row.metrics is not None
     assert 1e-5 < row.metrics.relative_l2 < 1e-2
     assert not compared(f"{chain}@{precision}", chain, allowed=Allowed(1e-6)).passed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (bfloat16[4] x) => (bfloat16[4] y) { [one] a = Mul(x, x)  [two] y = Relu(a) }",
+        "g (float[4] x) => (float[4] y) { a = Cast<to=16>(x) b = Mul(a, a) y = Cast<to=1>(b) }",
+    ],
+)
+def test_tensors_that_onnx_runtime_does_not_hand_out(tmp_path: Path, text: str) -> None:
+    model = written(tmp_path / "half.onnx", f'<ir_version: 10, opset_import: ["": 20]>\n{text}')
+    report = compared(f"{model}@floor", model, with_layers=True)
+    assert report.passed
+    assert all(row.metrics is not None for row in report.layers)
+    assert "reference evaluator" in report.b_who

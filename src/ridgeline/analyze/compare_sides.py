@@ -178,7 +178,7 @@ class RuntimeSide(ModelSide):
         )
         whole = proto if self.loaded.path is None or proto is not self.loaded.original else None
         run, is_session = session_or_evaluator(
-            lambda: open_session(with_exact_group_norms(proto), options).run,
+            lambda: _crossing(names, open_session(with_exact_group_norms(proto), options)).run,
             lambda: Evaluator(str(self.loaded.path) if whole is None else whole).run,
             lambda rows: BuildError(f"nobody can run {self.label}", rows=rows),
         )
@@ -287,6 +287,17 @@ def graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
         for node in graph.node
         if node.op_type != "Constant"
     )
+
+
+def _crossing(names: Sequence[str], session: ort.InferenceSession) -> ort.InferenceSession:
+    """The session, if its inputs and these outputs can be arrays: those of bfloat16 cannot."""
+    kinds = {port.type for port in session.get_inputs()}
+    kinds |= {port.type for port in session.get_outputs() if port.name in set(names)}
+    plain = {kind.removeprefix("tensor(").removesuffix(")") for kind in kinds if kind.startswith("tensor(")}
+    refused = sorted(kind for kind in plain if "bfloat" in kind or "float8" in kind or "int4" in kind)
+    if refused:
+        raise BuildError(f"arrays of {', '.join(refused)} do not cross into ONNX Runtime")
+    return session
 
 
 def _nodes_text(step: Step) -> str:
