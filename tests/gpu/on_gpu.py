@@ -321,9 +321,7 @@ def run_problem(problem: Problem, cut: Any, x: Tensor, packed: Tensor, bias: Ten
     y.copy_(out.tensor)
 
 
-def run_quantised(
-    tactic: TritonProduct, site: Site, config: Config, tensors: Mapping[str, Tensor]
-) -> list[Tensor]:
+def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """As `quant_cases.run`, through the tactic's own launch."""
     site = here(site)
     if WANTED.is_asking:

@@ -14,6 +14,7 @@ from quant_cases import codes, scales
 
 from offers import offered
 from ridgeline.kernels.triton.compiler import compile_kernels
+from ridgeline.tactics.cuda.cublas_codes import CublasCodes
 
 COMPARE = on_gpu.compare_with(quant_cases.require_near)
 PATCHES = [
@@ -80,3 +81,18 @@ def test_every_offered_cut(dtype: str, sizes: tuple[int, int, int]) -> None:
         (got,) = on_gpu.run_quantised(qgemm.TACTIC, site, config, tensors)
         in_cores = int(config["bk"]) if config["is_promoted"] else depth
         quant_cases.require_near(got, want["y"], qgemm.bound_of(site, tensors, in_cores=in_cores))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_products_by_cublaslt(dtype: str) -> None:
+    """Sums by the library, then scales, bias, relu and codes by a generated kernel."""
+    tensors = {
+        "x": codes(64, 256, dtype=dtype), "xs": scales(), "w": codes(256, 128, dtype=dtype, seed=2),
+        "ws": scales(128, seed=3), "c": scales(128), "ys": scales() * 20,
+    }  # fmt: skip
+    ops = [*qgemm.PRODUCT, quant_cases.op("Add", "p c", "q"), quant_cases.op("Relu", "q", "s")]
+    site = on_gpu.here(quant_cases.make_site(tensors, [*ops, quant_cases.quantize("s", "y", dtype)]))
+    bound = qgemm.bound_of(site, tensors, in_cores=256) / float(tensors["ys"])
+    for config in offered(CublasCodes(), site).configs:
+        (got,) = on_gpu.run_quantised(CublasCodes(), site, config, tensors)
+        quant_cases.require_near(got, quant_cases.exact(site, tensors)["y"], bound)

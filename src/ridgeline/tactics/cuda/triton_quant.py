@@ -32,6 +32,9 @@ from ridgeline.tactics.read.epilogue import find_anchor, spec_of
 # M rows, K summed over, N columns
 PROMOTED_SUMS = 64  # per thread; the partial sums of a step take as many registers again
 PROMOTED = 6  # cuts with them
+# sums that the tensor cores keep themselves lose up to 2^-14 of their size at every 32 products: up to this
+# depth no more than a half type loses in a few roundings
+FAST_DEPTH = 2048
 FAST = 3  # cuts that are also offered with sums kept in the tensor cores
 
 
@@ -73,7 +76,8 @@ def code_tiles(problem: Any, arch: str) -> list[CodeTile]:
     if problem.is_integer:
         return tiles
     narrow = rank_gemm(problem, arch, PROMOTED_SUMS)[:PROMOTED]
-    return [*(CodeTile(**asdict(tile), is_promoted=True) for tile in narrow), *tiles[:FAST]]
+    promoted = [CodeTile(**asdict(tile), is_promoted=True) for tile in narrow]
+    return [*promoted, *tiles[:FAST]] if problem.depth <= FAST_DEPTH else promoted
 
 
 def read_code_product(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
