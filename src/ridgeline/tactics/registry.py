@@ -26,6 +26,7 @@ from ridgeline.tactics.cuda.cublas_lt import CublasLt
 from ridgeline.tactics.cuda.cudnn_conv import CudnnConv
 from ridgeline.tactics.cuda.sdpa import CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import TritonAttention
+from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
@@ -81,7 +82,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         CudnnConv,
     )
     return (
-        *(kind(store=options.store) for kind in (*products, TritonAttention)),
+        *(kind(store=options.store) for kind in (*products, TritonAttention, TritonCodeAttention)),
         CudaSdpa(),
         *(kind(store=options.store) for kind in (TritonPointwise, TritonRows)),
         Aten(options.opset_imports, options.limits),

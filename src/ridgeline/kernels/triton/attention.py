@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.triton.math import rl_max, rl_min, rl_round
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -35,7 +37,7 @@ def attention_ref(
 
 @triton.jit
 def attention_kernel(
-    q_ptr, k_ptr, v_ptr, mask_ptr, y_ptr,
+    q_ptr, k_ptr, v_ptr, mask_ptr, y_ptr, scales_ptr,
     S, T,
     q_outer, k_outer, v_outer, mask_outer, y_outer,  # strides of batch and head, of the mask's queries too
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
@@ -51,6 +53,9 @@ def attention_kernel(
     `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float". PER_QUERY is false for
     a mask that is the same for every query; it is read as one row. With GUARD, a NaN in y is replaced by
     zero times the values. ONE_BLOCK means that there are at most BLOCK_N keys.
+
+    With `scales_ptr`, q, k and v are codes of 8 bits: it gives the scale of q kᵀ, that of v, and that of y if
+    y is codes too. Scores and sums are float32, and p v is computed in half precision.
     """
     # the last queries of a causal head have the most keys, so they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
@@ -72,6 +77,7 @@ def attention_kernel(
         gdc_wait()
         gdc_launch_dependents()
 
+    factor = None if scales_ptr is None else tl.load(scales_ptr)
     q = _load(q_ptr, m, d, S, Q_INNER, WIDTH, BLOCK_D, True)  # [M, D]
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -79,7 +85,7 @@ def attention_kernel(
     nothing = tl.zeros([BLOCK_V], tl.float32)
     if ONE_BLOCK:
         acc, total, top, nothing = _step(
-            acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, 0, T, SCALE, CAUSAL, WIDTH,
+            acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, 0, T, SCALE, CAUSAL, WIDTH,
             VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
             IS_FIRST=True, IS_EDGE=CAUSAL or T < BLOCK_N,
         )  # fmt: skip
@@ -91,13 +97,15 @@ def attention_kernel(
             end = tl.minimum((block + 1) * BLOCK_M, T)
         for start in range(0, first_edge, BLOCK_N):
             acc, total, top, nothing = _step(
-                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
+                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T, SCALE, CAUSAL,
+                WIDTH,
                 VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
                 IS_FIRST=False, IS_EDGE=False,
             )  # fmt: skip
         for start in range(first_edge, end, BLOCK_N):
             acc, total, top, nothing = _step(
-                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T, SCALE, CAUSAL, WIDTH,
+                acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T, SCALE, CAUSAL,
+                WIDTH,
                 VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
                 IS_FIRST=False, IS_EDGE=True,
             )  # fmt: skip
@@ -106,13 +114,29 @@ def attention_kernel(
     y = acc * (1.0 / total)[:, None]
     if GUARD:
         y = tl.where(y == y, y, nothing[None, :])
+    if scales_ptr is not None:
+        y = y * tl.load(scales_ptr + 1)
+        if y_ptr.dtype.element_ty.primitive_bitwidth == 8:
+            y = _codes(tl.div_rn(y, tl.load(scales_ptr + 2)), y_ptr.dtype.element_ty)
     at = y_ptr + m[:, None] * Y_INNER[0] + e[None, :] * Y_INNER[1]
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=(m < S)[:, None] & (e < VALUE_WIDTH)[None, :])
 
 
 @triton.jit
+def _codes(y, KIND: tl.constexpr):
+    """Rounded to the nearest of a type of 8 bits, ties to even, and within its range."""
+    if KIND.is_fp8():
+        LARGEST: tl.constexpr = 448.0 if KIND.is_fp8e4nv() else 57344.0
+        return rl_max(rl_min(y, LARGEST), -LARGEST)
+    else:
+        y = rl_round(y)
+        # a NaN is not above the least level, and becomes it
+        return tl.where(y > -128.0, tl.where(y < 127.0, y, 127.0), -128.0)
+
+
+@triton.jit
 def _step(
-    acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, m, d, e, start, T,
+    acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr,
     MASK: tl.constexpr, GUARD: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -123,6 +147,9 @@ def _step(
     k = _load(k_ptr, n, d, T, K_INNER, WIDTH, BLOCK_D, IS_EDGE)  # [N, D]
     v = _load(v_ptr, n, e, T, V_INNER, VALUE_WIDTH, BLOCK_V, IS_EDGE)  # [N, V]
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
+    if factor is not None:
+        scores = scores.to(tl.float32) * factor
+        v = v.to(tl.float16)  # exact
     # without a mask the scale is applied in the exponent, where it costs nothing
     late: tl.constexpr = SCALE * _LOG2_E if MASK == "" and SCALE > 0 else 1.0
     if MASK != "" or SCALE <= 0:
@@ -161,13 +188,14 @@ def _load(
     INNER: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Loads [rows, columns] with zeros past the ends; masks only what can be past an end."""
+    NOTHING: tl.constexpr = 0 if ptr.dtype.element_ty.is_int() else 0.0
     at = ptr + rows[:, None] * INNER[0] + columns[None, :] * INNER[1]
     if CHECK_ROWS and WIDTH == BLOCK:
-        x = tl.load(at, mask=(rows < n_rows)[:, None], other=0.0)
+        x = tl.load(at, mask=(rows < n_rows)[:, None], other=NOTHING)
     elif CHECK_ROWS:
-        x = tl.load(at, mask=(rows < n_rows)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+        x = tl.load(at, mask=(rows < n_rows)[:, None] & (columns < WIDTH)[None, :], other=NOTHING)
     elif WIDTH == BLOCK:
         x = tl.load(at)
     else:
-        x = tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
+        x = tl.load(at, mask=(columns < WIDTH)[None, :], other=NOTHING)
     return x

@@ -49,6 +49,14 @@ FLOPS_PER_CYCLE = {"wgmma": 3000.0, "mma": 1800.0, "fma": 200.0}
 
 
 @dataclass(frozen=True)
+class CodeTypes:
+    """Of q, k and v, and of y, in the form of a kernel's signature."""
+
+    read: str
+    made: str
+
+
+@dataclass(frozen=True)
 class Blocks:
     """How a program is shaped; the names are those of a config."""
 
@@ -73,7 +81,7 @@ class TritonAttention(KernelTactic):
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site, first_arch=FIRST_ARCH)
         attention, arch = read_attention(site), site.target.arch_number
-        _require_addressable(attention)
+        require_addressable(attention)
         return Offer(
             [blocks.config() for blocks in rank_blocks(attention, arch)],
             bind=lambda config, weights: self._bind(site, attention, Blocks.of(config)),
@@ -96,7 +104,7 @@ class TritonAttention(KernelTactic):
         return staged_launch(freeze, site, slots)
 
 
-def _require_addressable(attention: AttentionSite) -> None:
+def require_addressable(attention: AttentionSite) -> None:
     """Refuse what the kernel cannot read or write where it lies."""
     if attention.dtype not in TYPES:
         raise RefusedError(f"dtype is {attention.dtype}, want {', '.join(TYPES)}")
@@ -159,7 +167,7 @@ def _per_16_bytes(dtype: str) -> int:
 
 
 def arguments(
-    attention: AttentionSite, inputs: Sequence[Any], outputs: Sequence[Tensor]
+    attention: AttentionSite, inputs: Sequence[Any], outputs: Sequence[Tensor], scales: Tensor | None = None
 ) -> list[Tensor | int]:
     """What a launch passes: tensors where the operands begin, sizes unless fixed, outer strides."""
     strides = _Strides.of(attention)
@@ -167,6 +175,7 @@ def arguments(
     if attention.mask is not None:
         args.append(inputs[attention.mask.slot])
     args.append(strides.places["y"].of(outputs[0], attention.result_shape))
+    args += [] if scales is None else [scales]
     if not has_fixed_sizes(attention):
         args += attention.scores[2:]
     args += [stride for name in "qkv" for stride in strides.outer(name)]
@@ -190,24 +199,30 @@ def has_fixed_sizes(attention: AttentionSite) -> bool:
     return max(attention.scores[2:]) <= FIXED_KEYS
 
 
-def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int) -> Kernel:
-    """The kernel for one shape of programs, as a description."""
+def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int, codes: CodeTypes | None = None) -> Kernel:
+    """The kernel for one shape of programs, as a description; of codes, with their types."""
     kind, strides = TYPES[attention.dtype], _Strides.of(attention)
+    read, made = (kind, kind) if codes is None else (codes.read, codes.made)
     mask_kind = {"": "constexpr", "bool": "*i1"}.get(attention.mask_dtype, f"*{kind}")
     size_kind = "constexpr" if has_fixed_sizes(attention) else "i32"
     constants = _constants(attention, blocks, strides) | {"PDL": arch >= PDL_ARCH}
     signature: list[tuple[str, Any]] = [
-        *((f"{name}_ptr", f"*{kind}") for name in "qkv"),
-        ("mask_ptr", mask_kind), ("y_ptr", f"*{kind}"), ("S", size_kind), ("T", size_kind),
+        *((f"{name}_ptr", f"*{read}") for name in "qkv"),
+        ("mask_ptr", mask_kind), ("y_ptr", f"*{made}"), ("scales_ptr", "*fp32" if codes else "constexpr"),
+        ("S", size_kind), ("T", size_kind),
         *((f"{name}_outer", ("i64", "i64")) for name in "qkv"),
         ("mask_outer", ("i64",) * 3 if attention.mask else "constexpr"), ("y_outer", ("i64", "i64")),
         *((name, "constexpr") for name in constants),
     ]  # fmt: skip
+    if codes is None:
+        constants["scales_ptr"] = None
+    else:  # tensor cores multiply at least 32 codes
+        constants |= {"BLOCK_D": max(32, constants["BLOCK_D"])}
     if attention.mask is None:
         constants |= {"mask_ptr": None, "mask_outer": None}
     if has_fixed_sizes(attention):
         constants |= dict(zip("ST", attention.scores[2:], strict=True))
-    bytes_each = ITEM_BITS[attention.dtype] // 8
+    bytes_each = 1 if codes else ITEM_BITS[attention.dtype] // 8
     return Kernel(
         function="attention_kernel",
         module="ridgeline.kernels.triton.attention",

@@ -1,0 +1,168 @@
+"""Attention whose queries, keys and values are codes of 8 bits, read by our own kernel as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.choices import RefusedError
+from ridgeline.base.spec import ITEM_BITS, Op, Site
+from ridgeline.kernels.triton.compiler import compile_kernel
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.quant_products import CODE_TYPES
+from ridgeline.tactics.base import Footprint, Launch, Offer
+from ridgeline.tactics.cuda.own_kernels import FIRST_ARCH, KernelTactic, require_fit
+from ridgeline.tactics.cuda.read_codes import is_settled, known_number, settled_value
+from ridgeline.tactics.cuda.triton_attention import (
+    TYPES,
+    Blocks,
+    CodeTypes,
+    arguments,
+    estimate_cycles,
+    extents,
+    grid_of,
+    kernel_of,
+    rank_blocks,
+    require_addressable,
+)
+from ridgeline.tactics.predict import attention_us
+from ridgeline.tactics.read.attention import AttentionSite, read_attention
+from ridgeline.tactics.read.epilogue import find_anchor, spec_of
+from ridgeline.tactics.staging import staged_launch
+
+READ = ("int8", "float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True)
+class CodeAttention:
+    """softmax(scale · q kᵀ + mask) v of codes, into numbers or codes."""
+
+    site: Site
+    attention: AttentionSite
+    types: CodeTypes
+    scales: tuple[str, ...]  # of q, k and v, and of the result if it is codes
+
+    def bind_scales(self, weights: Mapping[str, Tensor], device: str) -> Tensor:
+        """As the kernel takes them: of q kᵀ, of v, and of the result."""
+        given = [
+            settled_value(self.site, weights, name).float().reshape(()).to(device) for name in self.scales
+        ]
+        made = given[3] if len(given) > 3 else torch.ones((), device=device)
+        return torch.stack([given[0] * given[1], given[2], made])
+
+    def extents(self) -> dict[int, int]:
+        """Bytes that the kernel touches, by argument."""
+        found, count = {}, len(self.site.body.inputs)
+        half = ITEM_BITS[self.attention.dtype] // 8
+        slots = {operand.slot for operand in self.attention.operands}
+        for argument, size in extents(self.attention, count).items():
+            is_codes = argument in slots or (argument == count and self.types.made in CODE_TYPES.values())
+            found[argument] = size // half if is_codes else size
+        return found
+
+
+class TritonCodeAttention(KernelTactic):
+    """y = softmax(scale · q kᵀ + mask) v of codes in one kernel; scores and sums are float32."""
+
+    name = "triton.qattention"
+    reads_levels = True
+
+    def offer(self, site: Site) -> Offer:
+        self.require_kernels(site, first_arch=FIRST_ARCH)
+        found, arch = read_code_attention(site), site.target.arch_number
+        attention = found.attention
+        return Offer(
+            [blocks.config() for blocks in rank_blocks(attention, arch)],
+            bind=lambda config, weights: self._bind(found, Blocks.of(config), weights),
+            kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch, found.types)],
+            footprint=lambda config: Footprint(writes_out=True, packed_bytes=12),
+            extents=lambda config: found.extents(),
+            predict_us=lambda config: attention_us(estimate_cycles(attention, Blocks.of(config), arch)),
+            compiles=True,
+        )
+
+    def _bind(self, found: CodeAttention, blocks: Blocks, weights: Mapping[str, Tensor]) -> Launch:
+        site, attention = found.site, found.attention
+        kernel = kernel_of(attention, blocks, site.target.arch_number, found.types)
+        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
+        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
+        slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
+        scales = found.bind_scales(weights, "cuda")
+
+        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
+            return launcher.freeze(grid, arguments(attention, inputs, outputs, scales))
+
+        return staged_launch(freeze, site, slots, packed_bytes=scales.nbytes, reads=frozenset(slots))
+
+
+def read_code_attention(site: Site) -> CodeAttention:
+    """The attention of the region, with every operand behind one DequantizeLinear of its own scale."""
+    anchor = find_anchor(site.body, ("Attention",))
+    dequantizers = [_dequantizer(site, name) for name in anchor.inputs[:3]]
+    dtypes = {spec_of(site, op.inputs[0]).dtype for op in dequantizers}
+    if len(dtypes) != 1 or not dtypes <= set(READ):
+        raise RefusedError(f"codes are {', '.join(sorted(dtypes))}, want one of {', '.join(READ)}")
+    quantizer = _quantizer(site)
+    ends = [*dequantizers, *([quantizer] if quantizer else [])]
+    for op in ends:
+        _require_one_scale(site, op)
+    plain = _of_numbers(site, dequantizers, quantizer)
+    attention = read_attention(plain)
+    if attention.dtype not in ("float16", "bfloat16", "float32"):
+        raise RefusedError(f"numbers are {attention.dtype}")
+    require_addressable(attention)
+    dtype = dtypes.pop()
+    made = site.outputs[0].dtype
+    if quantizer is not None and made != dtype:
+        raise RefusedError(f"codes are {dtype}, and {made} in the result")
+    types = CodeTypes(CODE_TYPES[dtype], CODE_TYPES[made] if quantizer else TYPES[made])
+    return CodeAttention(site, attention, types, tuple(op.inputs[1] for op in ends))
+
+
+def _dequantizer(site: Site, name: str) -> Op:
+    """The op that makes numbers of an operand's codes; only views lie between it and the attention."""
+    op = site.body.producer(name)
+    while op is not None and op.key != "DequantizeLinear":
+        op = site.body.producer(op.inputs[0])
+    if op is None:
+        raise RefusedError(f"{name!r} is not dequantised inside the region")
+    return op
+
+
+def _quantizer(site: Site) -> Op | None:
+    """The op that makes codes of the result."""
+    op = site.body.producer(site.body.outputs[0]) if len(site.body.outputs) == 1 else None
+    return op if op is not None and op.key == "QuantizeLinear" else None
+
+
+def _require_one_scale(site: Site, op: Op) -> None:
+    if spec_of(site, op.inputs[1]).numel != 1 or not is_settled(site, op.inputs[1]):
+        raise RefusedError(f"{op.op_type} of {op.inputs[0]!r} has several scales, or one that changes")
+    if len(op.inputs) > 2 and op.inputs[2] and known_number(site, op.inputs[2]) != 0.0:
+        raise RefusedError(f"the zero point {op.inputs[2]!r} is not known to be zero")
+    if not int(op.attrs.get("saturate", 1)):
+        raise RefusedError(f"{op.op_type} without saturation")
+
+
+def _of_numbers(site: Site, dequantizers: Sequence[Op], quantizer: Op | None) -> Site:
+    """The site as if it read and made numbers: for what it says of views, sizes and masks."""
+    numbers = site.specs[dequantizers[0].outputs[0]].dtype
+    renamed = {op.outputs[0]: op.inputs[0] for op in dequantizers}
+    left_out = [*dequantizers, *([quantizer] if quantizer else [])]
+    ops = tuple(
+        replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs))
+        for op in site.body.ops
+        if not any(op is other for other in left_out)
+    )
+    outputs = site.body.outputs if quantizer is None else (quantizer.inputs[0],)
+    specs = {
+        name: replace(spec, dtype=numbers) if spec.dtype in READ else spec
+        for name, spec in site.specs.items()
+    }
+    if quantizer is not None:
+        specs[outputs[0]] = replace(specs[outputs[0]], layout=site.outputs[0].layout)
+    return replace(site, body=replace(site.body, ops=ops, outputs=outputs), specs=specs)
