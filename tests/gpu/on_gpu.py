@@ -29,7 +29,8 @@ from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
+from ridgeline.tactics.cuda.triton_attention import Blocks, TritonAttention, arguments, grid_of
+from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, bind_stages
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 from ridgeline.tactics.read.attention import read_attention
@@ -41,6 +42,7 @@ GUARD_BYTE = 0xFF
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # exponentials and divisions of the device are good to a few units in the last place of float32
 DEVICE_UNITS = 8 * 2.0**-23
+DEFAULT_BLOCKS = Blocks(16, 32, 4, 2)
 
 
 @dataclass
@@ -329,6 +331,12 @@ def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[s
         return [torch.zeros(spec.shape) for spec in site.outputs]
     weights = {name: on_device(tensors[name], "cuda") for name in site.weights & set(tensors)}
     return run_launch(offered(tactic, site).bind(config, weights), site, tensors)
+
+
+def run_code_attention(site: Site, tensors: Mapping[str, Tensor], blocks: Any = DEFAULT_BLOCKS) -> Tensor:
+    """As `test_triton_qattention.run`, through the tactic's own launch."""
+    (y,) = run_quantised(TritonCodeAttention(), site, blocks.config(), tensors)
+    return y
 
 
 def run_stages(site: Site, stages: Stages, inputs: Mapping[str, Tensor]) -> list[Tensor]:

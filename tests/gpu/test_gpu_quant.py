@@ -5,6 +5,7 @@ from __future__ import annotations
 import on_gpu
 import pytest
 import quant_cases
+import test_triton_qattention as qattention
 import test_triton_qconv as qconv
 import test_triton_qgemm as qgemm
 import test_triton_quant as quant
@@ -21,6 +22,8 @@ PATCHES = [
     *((module, "run", on_gpu.run_quantised) for module in (qgemm, qconv, weight_only)),
     *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
     (quant, "run_stages", on_gpu.run_stages),
+    (qattention, "run", on_gpu.run_code_attention),
+    (qattention, "require_near", COMPARE),
 ]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
 
@@ -32,6 +35,9 @@ globals().update(
         "a_scale_for_every_row "
         "gemm_with_a_quantised_bias_and_a_weight_by_rows half_scales_make_half_results",
     )
+)
+globals().update(
+    on_gpu.tests_of(qattention, "codes_into_half codes_into_codes causal_and_masked views_before_and_after")
 )
 globals().update(
     on_gpu.tests_of(

@@ -141,3 +141,31 @@ def test_a_quantised_weight_of_training_becomes_levels() -> None:
     canonicalise(model)
     assert [n.op_type for n in model.graph] == ["DequantizeLinear", "MatMul"]
     np.testing.assert_array_equal(model.graph.node(0).inputs[0].const_value.numpy(), [[1, -6], [127, 0]])
+
+
+ATTENDED = """g (float[2,16,32] x) => (float[2,16,32] y)
+    <float s = {0.05}, float t = {0.02}, int8 z = {0}> {
+    xq = QuantizeLinear(x, s, z)
+    qd = DequantizeLinear(xq, s, z)
+    kd = DequantizeLinear(xq, s, z)
+    vd = DequantizeLinear(xq, s, z)
+    a = Attention<q_num_heads = 2, kv_num_heads = 2>(qd, kd, vd)
+    aq = QuantizeLinear(a, t, z)
+    y = DequantizeLinear(aq, t, z) }"""
+
+
+@pytest.mark.parametrize(
+    ("target", "inside"),
+    [("cuda", {"DequantizeLinear", "Attention", "QuantizeLinear"}), ("cpu", {"Attention"})],
+)
+def test_attention_takes_levels_where_a_kernel_reads_them(target: str, inside: set[str]) -> None:
+    """On a GPU from levels to levels; elsewhere the numbers are made before it."""
+    _, program, _ = fused(ATTENDED, target=target)
+    (region,) = [region for region in program.regions if "Attention" in region.op_types]
+    assert set(region.op_types) == inside
+
+
+def test_attention_of_levels_with_a_zero_point_reads_numbers() -> None:
+    _, program, _ = fused(ATTENDED.replace("int8 z = {0}", "int8 z = {3}"), target="cuda")
+    (region,) = [region for region in program.regions if "Attention" in region.op_types]
+    assert region.op_types == ("Attention",)

@@ -13,13 +13,16 @@ from ridgeline.base.spec import Target
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
+from ridgeline.ir.quant import quantizes
 from ridgeline.passes.drafts import HOST, Draft, Partition
 from ridgeline.passes.gather_regions import gather_regions
 from ridgeline.passes.outline import leaving, name_nodes, outline
 from ridgeline.passes.quant_regions import (
+    attends_levels,
     drop_trailing,
     ends_dequantized,
     repeat_dequantizers,
+    take_attended_levels,
     take_dequantizers,
     take_levels,
 )
@@ -40,7 +43,8 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
     products = [part.start("product", n) for n in model.graph if is_a(n, Kind.PRODUCT) and _settles(part, n)]
     # before any region grows: the one before would take them behind its QuantizeLinear
     for draft in products:
-        take_dequantizers(part, draft, [draft.anchor])
+        if draft.anchor.op_type != "Attention" or attends_levels(part, draft.anchor):
+            take_dequantizers(part, draft, [draft.anchor])
     for draft in products:
         _start(part, draft)
     for node in model.graph:
@@ -71,6 +75,7 @@ def _start(part: Partition, draft: Draft) -> None:
         if part.target.traits.reads_by_index:
             part.take(draft, views_before(draft.anchor, part.is_free))
             part.take(draft, views_after(draft.anchor, part.is_free))
+            take_attended_levels(part, draft)
     _grow_down(part, draft)
 
 
@@ -82,7 +87,8 @@ def _grow_down(part: Partition, draft: Draft) -> None:
     while True:
         found = _next_tip(part, draft, tip)
         if found is None:
-            take_levels(part, draft, tip)
+            if draft.anchor.op_type != "Attention":
+                take_levels(part, draft, tip)
             return
         added, tip = found
         part.take(draft, added)
@@ -101,6 +107,8 @@ def _next_tip(part: Partition, draft: Draft, tip: ir.Value) -> tuple[list[ir.Nod
         for node in sorted(frontier, key=part.order.__getitem__):
             wanted = part.spec(draft.anchor.inputs[0]) if _reads_row_again(part, draft, node) else like
             reason = part.blocked([*draft.nodes, *added], node, wanted)
+            if draft.anchor.op_type == "Attention" and quantizes(node):
+                reason = "attention makes levels only of levels"
             if reason is not None:
                 if len(frontier) > 1 or added:
                     reason += f"; {tip.name!r} has {len(part.consumers(tip))} readers"

@@ -58,6 +58,37 @@ def take_dequantizers(part: Partition, draft: Draft, readers: Iterable[ir.Node])
                 part.take(draft, [maker])
 
 
+def attends_levels(part: Partition, attention: ir.Node) -> bool:
+    """Whether a kernel reads the operands of an Attention as levels: each with one scale and no zero point.
+
+    Otherwise their DequantizeLinear are better kernels of their own: no attention reads them inside.
+    """
+    makers = [value.producer() for value in attention.inputs[:3] if value is not None]
+    found = [node for node in makers if node is not None and dequantizes(node)]
+    if len(found) < 3 or not part.target.traits.reads_by_index:
+        return False
+    specs = [[part.spec(value) for value in node.inputs[:2] if value is not None] for node in found]
+    if any(spec is None for pair in specs for spec in pair) or any(len(node.inputs) > 2 for node in found):
+        return False
+    types = {pair[0].dtype for pair in specs if pair[0] is not None}
+    return len(types) == 1 and all(pair[1] is not None and pair[1].numel == 1 for pair in specs)
+
+
+def take_attended_levels(part: Partition, draft: Draft) -> None:
+    """Let an attention that reads levels also make its result as levels of the same kind."""
+    read = [node for node in draft.nodes if dequantizes(node)]
+    tips = leaving(draft.nodes)
+    if not read or len(tips) != 1 or tips[0].is_graph_output():
+        return
+    users = part.consumers(tips[0])
+    if len(users) != 1 or not quantizes(users[0]) or len(users[0].inputs) > 2 or not part.is_free(users[0]):
+        return
+    levels, scale = part.spec(users[0].outputs[0]), part.spec(users[0].inputs[1])
+    like = part.spec(read[0].inputs[0])
+    if levels is not None and like is not None and scale is not None:
+        part.take(draft, users if levels.dtype == like.dtype and scale.numel == 1 else [])
+
+
 def take_levels(part: Partition, draft: Draft, tip: ir.Value) -> None:
     """Let the region also write the levels of its result that others read, beside the numbers themselves."""
     like = part.spec(tip)

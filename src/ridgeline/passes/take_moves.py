@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a
+from ridgeline.ir.quant import dequantizes
 from ridgeline.passes.match import Found, PatternOps, Var, attribute, constant, find
 
 IsFree: TypeAlias = Callable[[ir.Node], bool]
@@ -37,10 +38,15 @@ def guard_of(attention: ir.Node) -> list[ir.Node]:
 def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
     """The views and slices of q, k and v, and the Split they come from, that nobody else reads."""
     kernel = {attention, *guard_of(attention)}
-    chains = [_views_up(value, kernel, is_free) for value in attention.inputs[:_OPERANDS]]
+    own = [dequantizer_of(value, is_free) for value in attention.inputs[:_OPERANDS]]
+    kernel |= {node for node in own if node is not None}
+    operands = [
+        value if node is None else node.inputs[0] for node, value in zip(own, attention.inputs, strict=False)
+    ]
+    chains = [_views_up(value, kernel, is_free) for value in operands if value is not None]
     taken = {*kernel, *(node for chain in chains for node in chain)}
     found: dict[ir.Node, None] = {}
-    for value, chain in zip(attention.inputs, chains, strict=False):
+    for value, chain in zip(operands, chains, strict=True):
         start = chain[-1].inputs[0] if chain else value
         part = start.producer()
         is_part = part is not None and part.op_type == "Split" and is_free(part) and _is_fixed(part)
@@ -50,6 +56,12 @@ def views_before(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
         elif any(not is_a(node, Kind.VIEW) for node in chain):
             found.update(dict.fromkeys(chain))
     return list(found)
+
+
+def dequantizer_of(value: ir.Value | None, is_free: IsFree) -> ir.Node | None:
+    """The DequantizeLinear of an operand, if a region has it already: that of the operand's only reader."""
+    maker = value.producer() if value is not None else None
+    return maker if maker is not None and dequantizes(maker) and not is_free(maker) else None
 
 
 def _views_up(value: ir.Value, readers: set[ir.Node], is_free: IsFree) -> list[ir.Node]:
