@@ -16,8 +16,8 @@ FLOAT8 = {"fp8e4nv": ml_dtypes.float8_e4m3fn, "fp8e5": ml_dtypes.float8_e5m2}
 
 
 @cache
-def convert_float8_rightly() -> None:
-    """The interpreter rounds halves up and loses carries on the way to float8; a GPU does not."""
+def compute_as_a_gpu() -> None:
+    """The interpreter rounds halves up and loses carries on the way to float8, and rounds twice in an fma."""
     from triton.runtime import interpreter
 
     plain: Callable[..., np.ndarray] = interpreter._convert_float
@@ -33,10 +33,17 @@ def convert_float8_rightly() -> None:
 
     interpreter._convert_float = convert
 
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """One rounding, as a GPU has it: products of float32 numbers are exact in float64."""
+        wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fma
+
 
 def interpret(kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
     """Run a kernel on CPU tensors; TRITON_INTERPRET=1 must be in the environment."""
-    convert_float8_rightly()
+    compute_as_a_gpu()
     given = iter(args)
     call: dict[str, Any] = constants_of(kernel)
     for name, kind in kernel.signature:

@@ -169,6 +169,7 @@ FN unsigned long long rl_to_uint64(double x) {
 }
 FN unsigned long long rl_to_uint64(float x) { return rl_to_uint64((double)x); }
 FN float rl_div(float x, float y) { return x / y; }
+FN float rl_levels(float x, float y) { return x / y; }
 FN double rl_div(double x, double y) { return x / y; }
 // the processor traps on these two
 template <class T> FN T rl_div(T x, T y) {

@@ -16,6 +16,7 @@ from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.kernels.scalar.axes import ONE, Axes
 from ridgeline.kernels.scalar.program import (
     FLOAT8_LARGEST,
+    NARROW_FLOATS,
     Guard,
     Memory,
     Number,
@@ -260,9 +261,10 @@ class Lowering:
         """Resolves the axes, drops unused steps and orders the pointers."""
         body = self.site.body
         outputs = [self.value(name) for name in body.outputs]
+        stored = [self._before_rounding(val, body.outputs[i]) for i, val in enumerate(outputs)]
         alive: set[Term] = set()
-        for val in outputs:
-            self._mark(val.term, alive)
+        for term in stored:
+            self._mark(term, alive)
         kept = [self._resolve(step, val) for name, (step, val) in self._steps.items() if name in alive]
         loads = [self._memory(load, val) for name, (load, val) in self._loads.items() if name in alive]
         stores = []
@@ -272,16 +274,23 @@ class Lowering:
                 raise RefusedError(f"output {place} comes out as {list(val.shape)}, its spec is {spec}")
             self._require_distinct(val)
             strides = {a: s for a, s in zip(val.axes, spec.strides, strict=True) if a != ONE}
-            stores.append(Memory(val.term, f"q{place}", spec.dtype, self.axes.spread(strides)))
-        stored = {*(m.dtype for m in (*loads, *stores)), *(step.cast for step in kept)}
-        if not self.traits.has_float8 and stored & FLOAT8_LARGEST.keys():
-            raise RefusedError(f"{self.traits.name} kernels have no {min(stored & FLOAT8_LARGEST.keys())}")
+            stores.append(Memory(stored[place], f"q{place}", spec.dtype, self.axes.spread(strides)))
+        dtypes = {*(m.dtype for m in (*loads, *stores)), *(step.cast for step in kept)}
+        if not self.traits.has_float8 and dtypes & FLOAT8_LARGEST.keys():
+            raise RefusedError(f"{self.traits.name} kernels have no {min(dtypes & FLOAT8_LARGEST.keys())}")
         used = {axis for m in (*loads, *stores) for axis in m.strides}
         return Program(
             sizes={axis: self.axes.size(axis) for axis in sorted(used)},
             loads=tuple(loads), steps=tuple(kept), stores=tuple(stores),
             inputs=tuple(self._inputs), tables=tuple(self._tables), extras=tuple(self._extras),
         )  # fmt: skip
+
+    def _before_rounding(self, val: Val, name: str) -> Term:
+        """What is stored for an output: storing rounds to the output's type, so no cast to it is needed."""
+        step, _ = self._steps.get(str(val.term), (None, None))
+        dtype = self.site.specs[name].dtype
+        is_rounded = step is not None and step.cast == dtype and dtype in NARROW_FLOATS
+        return step.args[0] if step is not None and is_rounded else val.term
 
     def _mark(self, term: Term, alive: set[Term]) -> None:
         """Adds everything that a value is computed from to `alive`."""

@@ -34,7 +34,7 @@ def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
         raise RefusedError("it divides in another type than float32")
     dtype = low.site.specs[op.outputs[0]].dtype
-    quotient = low.map("rl_div({0}, {1})", low.cast(x, "float32"), low.cast(scale, "float32"))
+    quotient = low.map("rl_levels({0}, {1})", low.cast(x, "float32"), low.cast(scale, "float32"))
     if dtype in FLOAT8_LARGEST:
         return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
     if dtype not in LEVELS:

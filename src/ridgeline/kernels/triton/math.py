@@ -12,8 +12,8 @@ from triton.language.extra import libdevice
 
 __all__ = [
     "rl_abs", "rl_ceil", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1", "rl_floor",
-    "rl_fmod", "rl_gelu_half", "rl_gelu_tanh_half", "rl_log", "rl_log1p", "rl_max", "rl_min", "rl_mod",
-    "rl_mul", "rl_not", "rl_place", "rl_pow", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
+    "rl_fmod", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log", "rl_log1p", "rl_max", "rl_min",
+    "rl_mod", "rl_mul", "rl_not", "rl_place", "rl_pow", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
     "rl_sqrt", "rl_tanh", "rl_where",
 ]  # fmt: skip
 
@@ -65,6 +65,20 @@ def rl_div(x, y):
         return x / y
     else:
         return tl.where(y == 0, 0, x // tl.where(y == 0, 1, y)).to(x.dtype)
+
+
+@triton.jit
+def rl_levels(x, scale):
+    """x / scale as IEEE 754 rounds it, up to 2^17; larger quotients are beyond every code of 8 or 16 bits.
+
+    One division per scale instead of one per x: the product with the reciprocal is corrected by what it
+    leaves of x, which is exact (Markstein). An infinity or a NaN needs no correction, and would be lost.
+    """
+    # the reciprocal of the least subnormal numbers is infinite, and zero times that is NaN
+    inverse = tl.minimum(tl.div_rn(scale * 0.0 + 1.0, scale), 3.4e38)
+    near = x * inverse
+    left = tl.fma(-near, scale, x)
+    return tl.where(tl.abs(near) < 131072.0, tl.fma(left, inverse, near), near)
 
 
 @triton.jit
