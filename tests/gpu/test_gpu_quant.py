@@ -64,17 +64,16 @@ globals().update(
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int8", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
-@pytest.mark.parametrize("block", [0, 32, 128])
+@pytest.mark.parametrize("block", [0, 128])
 def test_weights_with_bfloat16_activations(dtype: str, block: int) -> None:
     site, tensors = weight_only.site_of(dtype, 300, block=block, half=torch.bfloat16)
-    weight_only.check(site, tensors, [weight_only.tile(16, 64, 128), weight_only.tile(8, 32, 128, split=2)])
+    weight_only.check(site, tensors, [weight_only.tile(16, 64, 128)])
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
-@pytest.mark.parametrize("sizes", [(256, 256, 512), (77, 200, 1000)])
-def test_every_offered_cut(dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_every_offered_cut(dtype: str) -> None:
     """Large tiles, with sums of float8 kept in float32 and in the tensor cores."""
-    rows, columns, depth = sizes
+    rows, columns, depth = 260, 200, 1000
     tensors = {
         "x": codes(rows, depth, dtype=dtype), "xs": scales(), "w": codes(depth, columns, dtype=dtype, seed=2),
         "ws": scales(columns, seed=3), "c": scales(columns),
