@@ -59,16 +59,42 @@ def test_the_float_model_stays_the_same(fmt: str, tail: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["int8", "uint8"])
 def test_large_channels_cost_less(fmt: str) -> None:
-    plain = quantize(model(), format=fmt, data=DATA, method="max")
-    smoothed = quantize(model(), format=fmt, data=DATA, method="max", smooth=True)
+    source = model()
+    plain = quantize(source, format=fmt, data=DATA, method="max")
+    smoothed = quantize(source, format=fmt, data=DATA, method="max", smooth=True)
     assert smoothed.errors["y"] < plain.errors["y"] / 2
     assert smoothed.smoothed[0].alpha is not None
 
 
+def test_convolutions_are_smoothed_by_their_input_channels() -> None:
+    """A depthwise one takes any scale, in front of a Mul; through a Relu the convolution before divides."""
+    gain = np.exp(RNG.uniform(-3, 3, 32)).astype(np.float32).reshape(32, 1, 1, 1)
+    first = drawn(32, 16, 1, 1) * gain
+    text = """g (float[N,16,6,6] x) => (float[N,32,6,6] y) {
+        a = Conv(x, first, bias) r = %s d = Conv<group = 32, pads = [1, 1, 1, 1]>(r, deep)
+        t = Conv<group = 2>(d, pairs) y = ConvTranspose(t, back) }"""
+    weights = {
+        "first": first, "bias": drawn(32), "deep": drawn(32, 1, 3, 3) / gain, "pairs": drawn(32, 16, 3, 3),
+        "back": drawn(32, 32, 3, 3),
+    }  # fmt: skip
+    data = [{"x": RNG.standard_normal((2, 16, 6, 6)).astype(np.float32)} for _ in range(8)]
+    for act, muls in (("Relu(a)", 0), ("HardSwish(a)", 1)):
+        source = proto_of(text % act, **weights)
+        plain = quantize(source, format="int8", data=data, method="max")
+        smoothed = quantize(source, format="int8", data=data, method="max", smooth=True)
+        assert smoothed.errors["y"] < plain.errors["y"] / 2
+        assert sum(row.into.startswith("r_smooth") for row in smoothed.smoothed) == muls
+
+
 def test_weights_alone_gain_too() -> None:
-    plain = quantize(model(), format="w4", data=DATA)
-    scaled = quantize(model(), format="w4", data=DATA, smooth=True)
-    assert scaled.errors["y"] < plain.errors["y"]
+    """By the whole error over rows that no search saw."""
+    fresh = {"x": np.random.default_rng(8).standard_normal((64, 5, K)).astype(np.float32)}
+    source = model()
+    want = Emulator(prepared(source, DEFAULT_LIMITS)[0]).run(fresh)["y"]
+    made = [quantize(source, format="w4", data=DATA, smooth=smooth) for smooth in (False, True)]
+    plain, scaled = (float((Emulator(q.model).run(fresh)["y"] - want).square().sum()) for q in made)
+    assert scaled < plain
+    assert any(row.alpha is not None for row in made[1].smoothed)
 
 
 def test_equal_channels_are_left_alone_or_get_no_worse() -> None:

@@ -74,7 +74,7 @@ class WeightEdge:
 
 
 @dataclass(frozen=True)
-class Decision:
+class OperandRow:
     """What was decided for one operand of a node, as a row of the report."""
 
     node: str
@@ -94,11 +94,11 @@ class Placement:
     activations: dict[Edge, None] = field(default_factory=dict)  # where a DequantizeLinear is read
     weights: list[WeightEdge] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[OperandRow] = field(default_factory=list)
 
     def note(self, node: ir.Node, tensor: ir.Value | None, role: str, scheme: str, why: str) -> None:
         name = "" if tensor is None else str(tensor.name)
-        self.decisions.append(Decision(node_name(node), node.op_type, name, role, scheme, why))
+        self.decisions.append(OperandRow(node_name(node), node.op_type, name, role, scheme, why))
 
 
 def place(model: ir.Model, scheme: Scheme, *, exclude: Sequence[str] = ()) -> Placement:

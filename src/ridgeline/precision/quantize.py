@@ -42,7 +42,7 @@ from ridgeline.precision.calibration_file import (
 )
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
-from ridgeline.precision.place import Decision, Edge, Placement, WeightEdge, place
+from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.qdq_file import finished, weight_bytes, write_qdq
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.schemes import Scheme, scheme_named
@@ -62,7 +62,7 @@ class Quantized:
 
     model: ir.Model
     scheme: Scheme
-    decisions: tuple[Decision, ...]
+    decisions: tuple[OperandRow, ...]
     ranges: Mapping[str, Calibrated]
     groups: tuple[Group, ...]
     errors: Mapping[str, float]  # relative L2 of each output, the worst row

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.precision.place import Decision
+from ridgeline.precision.place import OperandRow
 from ridgeline.precision.quantize import Quantized
 from ridgeline.precision.smooth import Smoothed
 
 
 @dataclass(frozen=True)
-class RangeRow:
+class CalibratedRow:
     """Tensors that share a scale, and the range that was found for them."""
 
     tensors: tuple[str, ...]
@@ -23,7 +23,7 @@ class RangeRow:
 
 
 @dataclass(frozen=True)
-class OutputRow:
+class OutputError:
     """The relative L2 error of one output on the worst of the rows that calibration did not see."""
 
     output: str
@@ -41,9 +41,9 @@ class QuantizeReport:
     float_bytes: int
     quantized_bytes: int
     judged_rows: int
-    outputs: tuple[OutputRow, ...]
-    decisions: tuple[Decision, ...]
-    ranges: tuple[RangeRow, ...]
+    outputs: tuple[OutputError, ...]
+    decisions: tuple[OperandRow, ...]
+    ranges: tuple[CalibratedRow, ...]
     smoothed: tuple[Smoothed, ...]
     notes: tuple[str, ...]
 
@@ -55,7 +55,7 @@ def report_of(made: Quantized) -> QuantizeReport:
     for group in made.groups:
         found = made.ranges[group.name]
         ends = (found.low, found.high, found.observed_low, found.observed_high)
-        ranges.append(RangeRow(group.members, *ends, found.method, dict(found.errors)))
+        ranges.append(CalibratedRow(group.members, *ends, found.method, dict(found.errors)))
     return QuantizeReport(
         format=made.scheme.name,
         opset=int(made.model.opset_imports[""]),
@@ -64,7 +64,7 @@ def report_of(made: Quantized) -> QuantizeReport:
         float_bytes=made.float_bytes,
         quantized_bytes=made.quantized_bytes,
         judged_rows=made.judged_rows,
-        outputs=tuple(OutputRow(name, error) for name, error in made.errors.items()),
+        outputs=tuple(OutputError(name, error) for name, error in made.errors.items()),
         decisions=made.decisions,
         ranges=tuple(ranges),
         smoothed=made.smoothed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ridgeline.base.formats import Format
@@ -25,13 +27,17 @@ def encode_weight(
 
 
 def best_clips(
-    array: np.ndarray, fmt: Format, granularity: Granularity, importance: np.ndarray | None = None
+    array: np.ndarray,
+    fmt: Format,
+    granularity: Granularity,
+    importance: np.ndarray | None = None,
+    shares: Sequence[float] = CLIPS,
 ) -> np.ndarray:
     """The share for each group that has the least squared error, weighted by `importance` if given."""
     shape = granularity.scale_shape(array.shape)
     best = np.ones(shape)
     least = np.full(shape, np.inf)
-    for clip in CLIPS:
+    for clip in shares:
         made = encode(array, fmt, granularity, clip=clip).decoded()
         squares = np.square(made.astype(np.float64) - array)
         if importance is not None:
