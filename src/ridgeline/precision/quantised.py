@@ -16,7 +16,7 @@ from ridgeline.options import Limits
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
-from ridgeline.precision.place import Decision, Edge, Placement, WeightEdge, place
+from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.quantize import product_layers, require_products, stored_weights
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.schemes import Scheme
@@ -37,7 +37,7 @@ class Quantiser:
     limits: Limits
     exclude: tuple[str, ...] = ()
     method: str = AUTO  # of calibration
-    decisions: tuple[Decision, ...] = field(default=())
+    decisions: tuple[OperandRow, ...] = field(default=())
 
     @cached_property
     def products(self) -> dict[str, tuple[str, ...]]:
