@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.base.spec import Target
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.options import QUANTISED, Options
@@ -10,18 +11,22 @@ from ridgeline.precision.half_build import HALF_NAMES, Build, LoweredBuild
 from ridgeline.precision.original import Original
 from ridgeline.precision.quantised_build import build_quantised
 from ridgeline.runtime.engine import Engine
+from ridgeline.targets import target_named
 
 
 def build_lowered(source: Source, options: Options, sample: Sample | None, build: Build) -> Engine:
     """An engine in the types that the options ask for, inside the budget."""
     options.tell("ranges", 0, 0)
     loaded = load(source, options.limits)
-    canonicalise(loaded.model, limits=options.limits)
+    is_quantised = options.precision in QUANTISED
+    # products that a target merges are merged before they are quantised: afterwards their scales differ
+    target = target_named(options) if is_quantised else Target()
+    canonicalise(loaded.model, target=target, limits=options.limits)
     task = LoweredBuild(Original(loaded, options, sample), options, sample, build)
     if options.precision == "fp32":
         return task.build_wide()
     if options.precision == "auto":
         return task.build_auto()
-    if options.precision in QUANTISED:
+    if is_quantised:
         return build_quantised(task)
     return task.build_half(HALF_NAMES[options.precision])

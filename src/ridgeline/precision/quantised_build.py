@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ridgeline.frontend.from_onnx import load
-from ridgeline.frontend.types import to_proto
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Kept, Precision
@@ -102,13 +100,13 @@ def _inside(task: LoweredBuild, quantiser: Quantiser) -> tuple[Quantiser, _Attem
 
 
 def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
-    loaded = load(to_proto(quantiser.without(floats)), task.options.limits)
-    canonicalise(loaded.model, limits=task.options.limits)
-    inner = replace(task, quantised=loaded.model)
+    model = task.whole(quantiser.without(floats))
+    canonicalise(model, limits=task.options.limits)
+    inner = replace(task, quantised=model)
     if task.machine.half_always_pays:
         engine = inner.build_half(task.machine.half_types[0], judges=False)
     else:
-        engine = inner.build_model(inner.whole(loaded.model.clone()))
+        engine = inner.build_model(inner.whole(model.clone()))
     judged = task.original.judge(engine, task.options) if task.machine.is_here else Judgement()
     return _Attempt(floats, engine, judged, found)
 
