@@ -12,8 +12,13 @@ from quant_models import proto_of
 
 import ridgeline
 from ridgeline.errors import BuildError, InputError, OptionError
+from ridgeline.frontend.ports import ports
+from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.precision.emulate import Emulator
-from ridgeline.precision.quantize import Quantized, quantize
+from ridgeline.precision.quantised import Quantiser
+from ridgeline.precision.quantize import Quantized, prepared, quantize
+from ridgeline.precision.samples import Samples
+from ridgeline.precision.schemes import scheme_named
 
 RNG = np.random.default_rng(5)
 
@@ -153,6 +158,20 @@ def test_the_calibration_file_serves_again_without_data(tmp_path: Path) -> None:
         quantize(MLP, format="uint8", calibration=path)
     other = made("mlp", "int8", calibration=path)
     assert "other data" in other.notes[0]
+
+
+def test_ranges_serve_when_a_reader_stays_float() -> None:
+    """The pair then stands behind the MaxPool, where the other reader does not see it."""
+    text = """g (float[N,32,4,4] x) => (float[N,32,2,2] y, float[N,32,2,2] z) {
+        r = Relu(x) p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) y = Conv(p, w) z = Conv(p, v) }"""
+    model, _ = prepared(proto_of(text, w=drawn(32, 32, 1, 1), v=drawn(32, 32, 1, 1)), DEFAULT_LIMITS)
+    data = [{"x": RNG.standard_normal((2, 32, 4, 4)).astype(np.float32)} for _ in range(4)]
+    samples = Samples.of(data, ports(model.graph.inputs, what="inputs"))
+    made = Quantiser(model, scheme_named("int8"), samples, DEFAULT_LIMITS, method="max")
+    for left in ([], ["y"]):
+        graph = made.without(left).graph
+        pair = next(node for node in graph if node.op_type == "QuantizeLinear")
+        assert pair.inputs[0].name == ("p" if left else "r")
 
 
 def test_weights_alone_need_no_data() -> None:

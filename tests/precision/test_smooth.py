@@ -10,11 +10,10 @@ from ridgeline.errors import OptionError
 from ridgeline.frontend.ports import ports
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.precision.emulate import Emulator
-from ridgeline.precision.place import place
 from ridgeline.precision.quantize import prepared, quantize
 from ridgeline.precision.samples import Samples
 from ridgeline.precision.schemes import scheme_named
-from ridgeline.precision.smooth import smooth_channels
+from ridgeline.precision.smooth import smoothed_copy
 
 RNG = np.random.default_rng(3)
 K = 48
@@ -45,7 +44,7 @@ def test_the_float_model_stays_the_same(fmt: str, tail: str) -> None:
     made, _ = prepared(model(tail), DEFAULT_LIMITS)
     before = Emulator(made)
     samples = Samples.of(DATA, ports(made.graph.inputs, what="inputs"))
-    rows = smooth_channels(made, place(made, scheme_named(fmt)), before, samples)
+    made, rows = smoothed_copy(made, scheme_named(fmt), samples, DEFAULT_LIMITS)
     after = Emulator(made)
     for row in DATA:
         want, got = before.run(row)["y"].numpy(), after.run(row)["y"].numpy()

@@ -56,7 +56,8 @@ class Quantiser:
         layers = product_layers(placement, self._of_placement(placement))
         emulator = Emulator(self.model, self.limits)
         found = calibrate(emulator, self.samples, placement.groups, layers=layers, method=self.method)
-        return {member: found[group.name] for group in placement.groups for member in group.members}
+        # a tensor that elements were moved from has the range of what they were moved to
+        return {n: found[g.name] for g in placement.groups for n in (*g.members, *g.aliases)}
 
     @cached_property
     def _stored(self) -> dict[tuple[str, int], Encoded]:

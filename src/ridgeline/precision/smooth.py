@@ -21,12 +21,13 @@ from ridgeline.base.scales import encode
 from ridgeline.base.spec import Op
 from ridgeline.ir.body import op_of
 from ridgeline.kernels.floor import call_floor
+from ridgeline.options import Limits
 from ridgeline.precision.calibrate import compared_rows
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.fake_quant import FakeQuant
 from ridgeline.precision.histograms import Range
 from ridgeline.precision.insert import Inserter
-from ridgeline.precision.place import Placement, WeightEdge
+from ridgeline.precision.place import Placement, WeightEdge, place
 from ridgeline.precision.samples import Feeds, Samples
 from ridgeline.precision.schemes import Scheme, weight_axes
 from ridgeline.precision.weights import CLIPS, best_clips
@@ -88,6 +89,15 @@ def smooth_channels(
             into = _apply(inserter, model.graph, readers, search.scale(alpha))
         made.append(Smoothed(name, alpha, before, after, into))
     return made
+
+
+def smoothed_copy(
+    model: ir.Model, scheme: Scheme, samples: Samples, limits: Limits, exclude: Sequence[str] = ()
+) -> tuple[ir.Model, list[Smoothed]]:
+    """As `smooth_channels`, with the model left as it is."""
+    made = model.clone()
+    placement = place(made, scheme, exclude=exclude)
+    return made, smooth_channels(made, placement, Emulator(made, limits), samples)
 
 
 def readers_of(placement: Placement) -> list[Readers]:
