@@ -13,10 +13,12 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Layout, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import cpu_has, find_compiler
+from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.floor.sub_byte import closed
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cpu import cpp_levels
-from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels, CppPool
+from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels, CppNarrowWeight, CppPool
 from ridgeline.tactics.offer import read_offer
 
 needs_vnni = pytest.mark.skipif(not cpu_has(find_compiler() or "c++", VNNI), reason="no VNNI here")
@@ -162,6 +164,43 @@ def test_convolutions(tmp_path: Path, channels: int, kernel: int, attrs: dict[st
         x = levels((2, channels, 7, 6), kind, 3).contiguous(memory_format=torch.channels_last)
         w = levels((17, channels, kernel, kernel), "int8", 4)
         Case(x, w, zero=zero, per_channel=True, attrs=dict(attrs), last=True, residual=True).check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "k", "n", "m"),
+    [(8, 0, 37, 50, 1), (8, 16, 64, 33, 3), (4, 32, 64, 70, 1), (4, 2, 6, 5, 4), (4, 0, 38, 16, 2)],
+)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_weights_alone(
+    tmp_path: Path, *, bits: int, block: int, k: int, n: int, m: int, is_transposed: bool
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    levels_kn = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (k, n), generator=generator).to(torch.int8)
+    levels_kn[0, 0], levels_kn[-1, -1] = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    scales = torch.rand((k // block if block else 1, n), generator=generator) + 0.01
+    x, bias = torch.randn(m, k, generator=generator), torch.randn(n, generator=generator)
+    numbers = levels_kn.double() * scales.double().repeat_interleave(block or k, 0)
+    exact = (x.double() @ numbers + bias.double()).clamp(min=0)
+    weight = (levels_kn.t() if is_transposed else levels_kn).contiguous()
+    stored = closed(weight, TORCH_DTYPES["int4"]) if bits == 4 else weight
+    scale = (scales.t() if is_transposed else scales).contiguous() if block else scales.reshape(-1)
+    axis = (1 if is_transposed else 0) if block else (0 if is_transposed else 1)
+    ops = (
+        Op("DequantizeLinear", ("w", "s"), ("wf",), {"axis": axis, "block_size": block}),
+        Op("Gemm", ("x", "wf", "b"), ("p",), {"transB": int(is_transposed)}),
+        Op("Relu", ("p",), ("y",)),
+    )
+    tensors = {"x": x, "w": stored, "s": scale, "b": bias}
+    shapes = {"x": x, "s": scale, "b": bias, "wf": weight.float(), "p": exact.float(), "y": exact.float()}
+    specs = {name: spec(t) for name, t in shapes.items()}
+    specs["w"] = TensorSpec("int4" if bits == 4 else "int8", tuple(weight.shape))
+    site = Site(Body(tuple(tensors), ("y",), ops), specs, frozenset("wsb"), {}, Target(threads=2))
+    offer = read_offer(CppNarrowWeight(cache_dir=tmp_path), site)
+    assert isinstance(offer, Offer), offer
+    for config in offer.configs:
+        out = empty(site.outputs[0])
+        offer.bind(config, {n: tensors[n] for n in "wsb"}).run(list(tensors.values()), [out])
+        assert (out.double() - exact).abs().max() <= 4e-6 * float((x.abs().double() @ numbers.abs()).max())
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])

@@ -6,7 +6,8 @@ from library_cases import check, make_site, node
 
 from offers import offered, why_not
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import Target
+from ridgeline.base.spec import Body, Site, Target, TensorSpec
+from ridgeline.tactics.cpu import onednn_linear
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
 from ridgeline.tactics.read.linear import read_linear
@@ -165,3 +166,22 @@ def test_refusals(tactic):
         {"x": (7, 33), "w": (33, 33)}, [node("MatMul", "x w", "z"), node("MatMul", "z w", "y")], weights="w"
     )
     assert why_not(tactic, twice) == "region has 2 MatMul/Gemm, want one"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_half_products_where_the_processor_has_them(monkeypatch, is_there):
+    """Without the instructions the packed product refuses, and the plain one says that it widens."""
+    monkeypatch.setitem(onednn_linear.HALVES, "bfloat16", lambda: is_there)
+    x, w = torch.randn(7, 64).bfloat16(), torch.randn(64, 32).bfloat16()
+    specs = {n: TensorSpec("bfloat16", s) for n, s in (("x", (7, 64)), ("w", (64, 32)), ("y", (7, 32)))}
+    site = Site(Body(("x", "w"), ("y",), (node("MatMul", "x w", "y"),)), specs, frozenset("w"), {}, Target())
+    reason = why_not(OneDnnLinear(), site)
+    assert (reason is None) == is_there
+    assert is_there or "computed in float32" in reason
+    offer = offered(AtenLinear(), site)
+    assert ("only stored" in offer.bind(offer.configs[0], {"w": w}).note) != is_there
+    if is_there and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        offer = offered(OneDnnLinear(), site)
+        (y,) = offer.bind(offer.configs[0], {"w": w}).call([x, w], ())
+        want = x.double() @ w.double()
+        assert (y.double() - want).abs().max() <= 2**-8 * want.abs().max()

@@ -12,13 +12,15 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_has, cpu_lanes, find_compiler
 from ridgeline.kernels.cpp.levels import Gathered, LevelsProduct, levels_source, pack_levels
-from ridgeline.kernels.cpp.linear import PARALLEL_MACS, Linear, Tile, rank_tiles
+from ridgeline.kernels.cpp.linear import PARALLEL_MACS, Linear, Tile, find_linear, rank_tiles
+from ridgeline.kernels.cpp.narrow_weights import NarrowProduct, narrow_source, pack_narrow
 from ridgeline.kernels.cpp.pool import find_pool, pool_source
+from ridgeline.kernels.floor.sub_byte import opened
 from ridgeline.kernels.scalar.program import Program
 from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp, by_threads, thread_counts
 from ridgeline.tactics.read.conv import as_image, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors
-from ridgeline.tactics.read.levels import LevelsSite, read_levels
+from ridgeline.tactics.read.levels import LevelsSite, read_levels, read_narrow_weight
 from ridgeline.tactics.read.linear import read_linear
 
 VNNI = ("__AVX512VNNI__", "__AVXVNNI__")
@@ -50,6 +52,36 @@ class CppLevels(GeneratedCpp):
             return pack_levels(weight, scale, int(config["panel"]))
 
         return CppReading(_configs(site, linear), write, pack)
+
+
+class CppNarrowWeight(GeneratedCpp):
+    """epilogue(x · W) for a few rows of numbers, the weight read as int8 or int4 levels."""
+
+    name = "cpp.narrow_weight"
+    reads_levels = True
+
+    def read(self, site: Site) -> CppReading:
+        narrow = read_narrow_weight(site)
+        linear = find_linear(narrow.numbers)
+        bits = 4 if site.specs[narrow.weight].dtype == "int4" else 8
+        product = NarrowProduct(linear, bits, narrow.block or linear.k)
+        lanes = cpu_lanes(find_compiler() or "c++")
+
+        def write(config: Config) -> tuple[Program, str]:
+            panel, threads = int(config["panel"]), int(config["threads"])
+            return narrow_source(narrow.numbers, product, panel=panel, threads=threads)
+
+        def pack(config: Config, weights: Mapping[str, Tensor]) -> Sequence[Tensor]:
+            known = constant_tensors(site, weights)
+            levels, scale = opened(known[narrow.weight]), known[narrow.weight_scale].float()
+            if linear.is_transposed:
+                levels, scale = levels.t(), scale.t() if narrow.block else scale
+            blocks = scale if narrow.block else scale.reshape(1, -1).expand(1, linear.n)
+            return pack_narrow(levels, blocks, int(config["panel"]), bits)
+
+        counts = thread_counts(site, linear.m * linear.k * linear.n, PARALLEL_MACS)
+        widths = (4, 2) if linear.m <= 2 else (2,)
+        return CppReading([{"threads": n, "panel": v * lanes} for n in counts for v in widths], write, pack)
 
 
 class CppPool(GeneratedCpp):

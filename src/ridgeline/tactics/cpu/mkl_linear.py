@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Config, Layout, Site
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
-from ridgeline.tactics.cpu.onednn_linear import Run, bind_allocating, read_packed_linear
+from ridgeline.tactics.cpu.onednn_linear import HALVES, Run, bind_allocating, read_packed_linear
 from ridgeline.tactics.read.epilogue import AnchorSite, bind_epilogue, bind_steps, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, order_weight, read_linear
 
@@ -70,6 +70,9 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
         product(x.t() if is_transposed else x.reshape(rows, depth), y.view(rows, columns))
 
     launch = bind_filling(site, linear, fill, constants, layout="contiguous", packed_bytes=packed_bytes)
+    if linear.x.dtype in HALVES and not HALVES[linear.x.dtype]():
+        widened = f"{linear.x.dtype} is only stored here: the processor computes its products in float32"
+        launch = replace(launch, note="; ".join(filter(None, (launch.note, widened))))
     if not launch.writes_out:
         return launch
     applies = bind_steps(site, linear.steps, constants)

@@ -15,6 +15,11 @@ from ridgeline.tactics.base import Launch, Offer, Tactic
 from ridgeline.tactics.read.epilogue import AnchorSite, Binary, Step, Unary, bind_epilogue, constant_tensors
 from ridgeline.tactics.read.linear import LinearSite, read_linear
 
+# half types, and whether oneDNN computes with them on this processor: AVX512_BF16 or AMX, AVX512_FP16
+HALVES: Mapping[str, Callable[[], bool]] = {
+    "bfloat16": lambda: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    "float16": lambda: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+}
 # from the activation and the region's inputs to a fresh result
 Run: TypeAlias = Callable[[Tensor, Sequence[Any]], Any]
 
@@ -26,7 +31,7 @@ class OneDnnLinear(Tactic):
     runs_on = "cpu"
 
     def offer(self, site: Site) -> Offer:
-        linear = read_packed_linear(site)
+        linear = read_packed_linear(site, HALVES)
         # measured on AVX2 and AVX-512: neither the post-op nor torch's own pass wins everywhere
         choices = (True, False) if fusible(linear.steps) else (False,)
         return Offer([{"post_ops": chosen} for chosen in choices], partial(_bind, site, linear))
@@ -40,11 +45,14 @@ def _bind(site: Site, linear: LinearSite, config: Config, weights: Mapping[str, 
     return bind_allocating(site, linear, run, constants, n_fused=len(fused))
 
 
-def read_packed_linear(site: Site) -> LinearSite:
-    """As `read_linear`, of what a packed single-precision product takes."""
+def read_packed_linear(site: Site, halves: Mapping[str, Callable[[], bool]] | None = None) -> LinearSite:
+    """As `read_linear`, of what a packed product takes: float32, and half types with instructions here."""
     linear = read_linear(site)
-    if linear.x.dtype != "float32":
-        raise RefusedError(f"activations are {linear.x.dtype}, want float32")
+    dtype = linear.x.dtype
+    if dtype != "float32" and dtype not in (halves or {}):
+        raise RefusedError(f"activations are {dtype}, want float32")
+    if halves and dtype in halves and not (site.target.exists and halves[dtype]()):
+        raise RefusedError(f"this processor has no {dtype} products: they would be computed in float32")
     if linear.x.layout != "contiguous":
         raise RefusedError(f"activations lie {linear.x.layout}, want contiguous")
     if linear.is_x_transposed:

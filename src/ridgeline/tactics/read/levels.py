@@ -58,6 +58,36 @@ def read_levels(site: Site) -> LevelsSite:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class NarrowWeightSite:
+    """A product of float x and a constant weight of levels around 0."""
+
+    numbers: Site  # the region without the DequantizeLinear of the weight
+    weight: str
+    weight_scale: str
+    block: int  # of K; 0: one scale per column, or one in all
+    is_per_column: bool
+
+
+def read_narrow_weight(site: Site) -> NarrowWeightSite:
+    """The matrix product with quantised weights of the region, or `RefusedError`."""
+    anchor = find_anchor(site.body, ("MatMul", "Gemm"))
+    dequantize = _dequantizer(site, anchor, 1)
+    weight, scale, zero = (*dequantize.inputs, "")[:3]
+    if not is_constant(site, weight) or not is_constant(site, scale):
+        raise RefusedError("the weight changes between runs")
+    spec, scales = spec_of(site, weight), spec_of(site, scale)
+    if spec.dtype not in ("int8", "int4") or zero or len(spec.shape) != 2:
+        around = " with zero points" if zero else ""
+        raise RefusedError(f"weights are {spec}{around}, want a matrix of int8 or int4 around 0")
+    block = int(dequantize.attrs.get("block_size", 0)) if scales.numel > 1 else 0
+    summed = 1 if anchor.attrs.get("transB", 0) else 0
+    axis = int(dequantize.attrs.get("axis", 1)) % 2
+    if scales.numel > 1 and axis != (summed if block else 1 - summed):
+        raise RefusedError(f"scales lie along axis {axis}, want blocks of K or columns")
+    return NarrowWeightSite(_numbers(site, dequantize), weight, scale, block, scales.numel > 1)
+
+
 def _dequantizer(site: Site, anchor: Op, place: int) -> Op:
     op = site.body.producer(anchor.inputs[place])
     side = ("left", "right")[place]
