@@ -24,9 +24,13 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import ridgeline
 from bench.accuracy_tasks import Feeds, Run, Task
+from ridgeline.analyze.sensitivity import candidates, rounding_of
 from ridgeline.errors import RidgelineError, first_line
+from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.other_runtimes import open_session, session_options
 from ridgeline.options import PRECISIONS
+from ridgeline.passes.pipeline import canonicalise
+from ridgeline.precision.emulate import Emulator
 
 # a quantised file may stray further from the original than a half engine
 BUDGETS = {"fp16": 1e-2, "bf16": 3e-2}
@@ -173,6 +177,25 @@ def _quantised_file(workspace: Workspace, task: Task, row: str, options: Mapping
     return path
 
 
+def emulated(precision: str) -> Callable[[Workspace, Task], Made]:
+    """What the precision does to the answers, op by op in PyTorch, for a target that is not here."""
+
+    def make(workspace: Workspace, task: Task) -> Made:
+        model = load(task.model).model
+        canonicalise(model)
+        emulator = Emulator(model)
+        nodes = candidates(model, precision)
+        rounding = rounding_of(precision, nodes, model, emulator.given)
+
+        def run(feeds: Feeds) -> dict[str, np.ndarray]:
+            made = emulator.run(feeds, rounding=rounding)
+            return {name: made[name].numpy() for name in emulator.outputs}
+
+        return Made(run, task.model.stat().st_size, "emulated: its time says nothing")
+
+    return make
+
+
 def taken_as_they_are(file: Callable[[Workspace, Task], Path]) -> Callable[[Workspace, Task], Made]:
     """Models that another tool quantised, run by our engine."""
     return lambda workspace, task: workspace.build(file(workspace, task), task)
@@ -184,6 +207,7 @@ ROWS: dict[str, Callable[[Workspace, Task], Made]] = {
     "onnxruntime int8 dynamic": lambda workspace, task: workspace.session(_ort_dynamic_file(workspace, task)),
     "fp32": engine("fp32"),
     "tf32": engine("tf32"),
+    "tf32 emulated": emulated("tf32"),
     "fp16": engine("fp16"),
     "bf16": engine("bf16"),
     "auto": engine("auto"),
@@ -194,6 +218,9 @@ ROWS: dict[str, Callable[[Workspace, Task], Made]] = {
     "w4": quantised("w4", format="w4"),
     "w4 AWQ": quantised("w4_awq", format="w4", smooth=True),
     "int8 SmoothQuant": quantised("int8_smooth", format="int8", smooth=True),
+    "int8 SmoothQuant file in onnxruntime": quantised(
+        "int8_smooth", in_runtime=True, format="int8", smooth=True
+    ),
     "nvfp4": quantised("nvfp4", format="nvfp4"),
     "mxfp8": quantised("mxfp8", format="mxfp8"),
     "onnxruntime's static model": taken_as_they_are(_ort_static_file),
