@@ -37,7 +37,11 @@ globals().update(
     )
 )
 globals().update(
-    on_gpu.tests_of(qattention, "codes_into_half codes_into_codes causal_and_masked views_before_and_after")
+    on_gpu.tests_of(
+        qattention,
+        "codes_into_half codes_into_codes causal_and_masked views_before_and_after "
+        "views_behind_the_codes_of_the_result",
+    )
 )
 globals().update(
     on_gpu.tests_of(

@@ -8,6 +8,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from product_cases import for_interpreter, machine_code
@@ -125,6 +126,20 @@ def test_views_before_and_after() -> None:
     q, k, v = (x.reshape(2, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
     want = attention_ref(q, k, v, scale=WIDTH**-0.5).transpose(1, 2).reshape(2, -1, HEADS * WIDTH)
     require_near(run(site, tensors), want, 2 * HALF_UNIT * v.abs().max() * torch.ones_like(want))
+
+
+def test_views_behind_the_codes_of_the_result() -> None:
+    tensors = operands("int8") | {"ys": scales(dtype=torch.float16)}
+    cut = [op("Reshape", f"{n} heads", f"{n}r") for n in "qkv"]
+    turned = [op("Transpose", f"{n}r", f"{n}t", perm=(0, 2, 1, 3)) for n in "qkv"]
+    numbers = [op("DequantizeLinear", f"{n}t {n}s", f"{n}d") for n in "qkv"]
+    after = [
+        op("Attention", "qd kd vd", "o"), quantize("o", "oq"), op("Transpose", "oq", "ot", perm=(0, 2, 1, 3)),
+        op("Reshape", "ot joined", "y"),
+    ]  # fmt: skip
+    shapes = {"heads": np.array([0, 0, HEADS, WIDTH]), "joined": np.array([0, 0, HEADS * WIDTH])}
+    site = make_site(tensors, [*cut, *turned, *numbers, *after], inputs="q k v", constants=shapes)
+    check(site, tensors)
 
 
 def with_scale(scale: Tensor) -> dict[str, Tensor]:

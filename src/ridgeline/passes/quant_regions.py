@@ -18,6 +18,7 @@ from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.passes.drafts import Draft, Partition
 from ridgeline.passes.outline import leaving
 from ridgeline.passes.rule import Names
+from ridgeline.passes.take_moves import views_behind
 
 # levels of one tensor at several scales are seldom more than a pair
 MAX_LEVELS = 2
@@ -85,8 +86,10 @@ def take_attended_levels(part: Partition, draft: Draft) -> None:
         return
     levels, scale = part.spec(users[0].outputs[0]), part.spec(users[0].inputs[1])
     like = part.spec(read[0].inputs[0])
-    if levels is not None and like is not None and scale is not None:
-        part.take(draft, users if levels.dtype == like.dtype and scale.numel == 1 else [])
+    if levels is None or like is None or scale is None or levels.dtype != like.dtype or scale.numel != 1:
+        return
+    part.take(draft, users)
+    part.take(draft, views_behind(users[0].outputs[0], part.is_free))
 
 
 def take_levels(part: Partition, draft: Draft, tip: ir.Value) -> None:

@@ -77,8 +77,12 @@ def _views_up(value: ir.Value, readers: set[ir.Node], is_free: IsFree) -> list[i
 
 def views_after(attention: ir.Node, is_free: IsFree) -> list[ir.Node]:
     """The transpose that joins the heads again, and the reshape behind it."""
+    return views_behind([attention, *guard_of(attention)][-1].outputs[0], is_free)
+
+
+def views_behind(value: ir.Value, is_free: IsFree) -> list[ir.Node]:
+    """A transpose of the value, and a reshape behind that."""
     found: list[ir.Node] = []
-    value = [attention, *guard_of(attention)][-1].outputs[0]
     for kinds in (("Transpose",), ("Reshape",)):
         readers = {node for node, _ in value.uses()}
         node = next(iter(readers), None)

@@ -106,7 +106,7 @@ def read_code_attention(site: Site) -> CodeAttention:
     dtypes = {spec_of(site, op.inputs[0]).dtype for op in dequantizers}
     if len(dtypes) != 1 or not dtypes <= set(READ):
         raise RefusedError(f"codes are {', '.join(sorted(dtypes))}, want one of {', '.join(READ)}")
-    quantizer = _quantizer(site)
+    quantizer = _quantizer(site, anchor)
     ends = [*dequantizers, *([quantizer] if quantizer else [])]
     for op in ends:
         _require_one_scale(site, op)
@@ -133,10 +133,14 @@ def _dequantizer(site: Site, name: str) -> Op:
     return op
 
 
-def _quantizer(site: Site) -> Op | None:
-    """The op that makes codes of the result."""
-    op = site.body.producer(site.body.outputs[0]) if len(site.body.outputs) == 1 else None
-    return op if op is not None and op.key == "QuantizeLinear" else None
+def _quantizer(site: Site, anchor: Op) -> Op | None:
+    """The op that makes codes of the result; views may lie before it and behind it."""
+    value = anchor.outputs[0]
+    while (users := site.body.consumers(value)) and len(users) == 1:
+        if users[0].key == "QuantizeLinear":
+            return users[0]
+        value = users[0].outputs[0]
+    return None
 
 
 def _require_one_scale(site: Site, op: Op) -> None:
@@ -151,14 +155,14 @@ def _require_one_scale(site: Site, op: Op) -> None:
 def _of_numbers(site: Site, dequantizers: Sequence[Op], quantizer: Op | None) -> Site:
     """The site as if it read and made numbers: for what it says of views, sizes and masks."""
     numbers = site.specs[dequantizers[0].outputs[0]].dtype
-    renamed = {op.outputs[0]: op.inputs[0] for op in dequantizers}
     left_out = [*dequantizers, *([quantizer] if quantizer else [])]
+    renamed = {op.outputs[0]: op.inputs[0] for op in left_out}
     ops = tuple(
         replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs))
         for op in site.body.ops
         if not any(op is other for other in left_out)
     )
-    outputs = site.body.outputs if quantizer is None else (quantizer.inputs[0],)
+    outputs = tuple(renamed.get(name, name) for name in site.body.outputs)
     specs = {
         name: replace(spec, dtype=numbers) if spec.dtype in READ else spec
         for name, spec in site.specs.items()
