@@ -32,6 +32,7 @@ from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cuda.triton_attention import Blocks, TritonAttention, arguments, grid_of
 from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, bind_stages
+from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 from ridgeline.tactics.read.attention import read_attention
 from ridgeline.tactics.staging import staged_launch
@@ -331,6 +332,12 @@ def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[s
         return [torch.zeros(spec.shape) for spec in site.outputs]
     weights = {name: on_device(tensors[name], "cuda") for name in site.weights & set(tensors)}
     return run_launch(offered(tactic, site).bind(config, weights), site, tensors)
+
+
+def run_pool(site: Site, x: Tensor, config: Config) -> Tensor:
+    """As `test_triton_max_pool.run`, through the tactic's own launch."""
+    (y,) = run_quantised(TritonMaxPool(), site, config, {"x": x})
+    return y
 
 
 def run_code_attention(site: Site, tensors: Mapping[str, Tensor], blocks: Any = DEFAULT_BLOCKS) -> Tensor:

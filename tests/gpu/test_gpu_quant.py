@@ -5,6 +5,7 @@ from __future__ import annotations
 import on_gpu
 import pytest
 import quant_cases
+import test_triton_max_pool as max_pool
 import test_triton_qattention as qattention
 import test_triton_qconv as qconv
 import test_triton_qgemm as qgemm
@@ -22,6 +23,7 @@ PATCHES = [
     *((module, "run", on_gpu.run_quantised) for module in (qgemm, qconv, weight_only)),
     *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
     (quant, "run_stages", on_gpu.run_stages),
+    (max_pool, "run", on_gpu.run_pool),
     (qattention, "run", on_gpu.run_code_attention),
     (qattention, "require_near", COMPARE),
 ]
@@ -43,6 +45,7 @@ globals().update(
         "views_behind_the_codes_of_the_result",
     )
 )
+globals().update(on_gpu.tests_of(max_pool, "every_type_and_edge nan_stays"))
 globals().update(
     on_gpu.tests_of(
         qconv,

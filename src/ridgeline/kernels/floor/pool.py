@@ -17,6 +17,7 @@ from ridgeline.kernels.floor.registry import floor, placed
 
 _MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG_POOL: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_LEVELS = frozenset({torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2})
 _TORCH_POOLS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
 
@@ -88,10 +89,11 @@ def max_pool(
             return (run(x, window.kernel, window.strides, window.before, window.dilations),)
         wide = window.pad(x, -float("inf"))
         return (run(wide, window.kernel, window.strides, 0, window.dilations),)
-    if n_outputs == 1 and x.dtype in (torch.int8, torch.uint8):
-        # torch pools floats only, and float32 holds every level
+    if n_outputs == 1 and x.dtype in _LEVELS:
+        # torch pools wide floats only, and float32 holds every level
         (made,) = max_pool(x.to(torch.float32), **attrs)
-        return (made.clamp_(min=ends(x.dtype)[0]).to(x.dtype),)
+        least = torch.finfo(x.dtype).min if x.dtype.is_floating_point else ends(x.dtype)[0]
+        return (made.clamp_(min=least).to(x.dtype),)
     taps = window.gather(window.pad(x, ends(x.dtype)[0]))
     values = taps.amax(-1)
     if n_outputs == 1:
