@@ -199,6 +199,9 @@ EXAMPLES: dict[str, Example] = {
     "PadIntoWindow": Example(f"""g ({_CONV}) => (float[B,3,4,4] y)
         <int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}> {{ p = Pad(x, pads) y = Conv(p, w, b) }}""", ("w", "b")),
     "NoZeroPoint": _levels("y = DequantizeLinear(q, s, zero)", zero="zero"),
+    "SignedWeights": Example("""g (float[B,3] x) => (float[B,2] y)
+        <uint8[3,2] w = {0, 255, 128, 127, 129, 7}, float[2] s = {0.5, 0.25}, uint8[2] z = {128, 128}> {
+        v = DequantizeLinear<axis = 1>(w, s, z) y = MatMul(x, v) }"""),
     "LevelsAgain": _levels("d = DequantizeLinear(q, s, z)\n p = QuantizeLinear(d, s, z)\n"
         "y = DequantizeLinear(p, s, z)"),
     "DequantizeLate": _levels("d = DequantizeLinear(q, s, z)\n y = Transpose(d)", made="float[6,B] y"),

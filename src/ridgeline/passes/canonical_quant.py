@@ -83,6 +83,24 @@ class NoZeroPoint(Fusion):
         return made
 
 
+class SignedWeights(Fusion):
+    """DequantizeLinear(w, s, 128) = DequantizeLinear(w - 128, s) of a constant: integer kernels take int8"""
+
+    may_change = ()
+
+    def pattern(self, op: Any, w: Any, s: Any, z: Any) -> Any:
+        return op.DequantizeLinear(op.known(w), s, op.known(z))
+
+    def check(self, m: Match) -> None:
+        m.require(m.w.dtype == ir.DataType.UINT8 and m.z is not None, "levels are not uint8", m.w)
+        m.require(bool(np.all(m.array("z") == 128)), "zero points are not the middle", m.z)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        levels = op.const((m.array("w").astype(np.int16) - 128).astype(np.int8))
+        made: ir.Value = op.call("DequantizeLinear", levels, m.s, **attributes(m.root))
+        return made
+
+
 class LevelsAgain(Fusion):
     """QuantizeLinear(DequantizeLinear(q, s, z), s, z) = q"""
 
@@ -241,5 +259,5 @@ class ClipIntoLevels(Fusion):
 
 
 # each sweep carries what it moves as far as it goes
-FORWARD: tuple[Fusion, ...] = (NoZeroPoint(), ReluOfLevels(), DequantizeLate())
+FORWARD: tuple[Fusion, ...] = (NoZeroPoint(), SignedWeights(), ReluOfLevels(), DequantizeLate())
 BACKWARD: tuple[Fusion, ...] = (LevelsAgain(), ReluIntoLevels(), ClipIntoLevels(), QuantizeEarly())

@@ -24,7 +24,7 @@ from ridgeline.base.spec import EPSILON
 from ridgeline.errors import BuildError
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
-from ridgeline.frontend.functions import copy_of
+from ridgeline.frontend.functions import all_nodes, copy_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.other_runtimes import (
     WEIGHTS_FOLDER,
@@ -49,6 +49,9 @@ PROBES = 2
 # results are rounded as often as weights: a few such steps add up along a path
 HALF_STEPS = 4
 FEW_ELEMENTS, FEW_DRAWS = 1024, 8
+# of a model that rounds to levels: a level flips or it does not, and one set of moved weights flips few
+LEVEL_PROBES = 4
+LEVELS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
 COPIED_BYTES = 64 << 20
 # ops whose operands may broadcast in ONNX, but not in ONNX Runtime
@@ -298,7 +301,10 @@ class Reference:
 
     def _moved_probes(self) -> Iterator[Probe]:
         """The reference with its weights and inputs moved by rounding."""
-        for seed in range(PROBES if self._is_small else 1):
+        count = PROBES if self._is_small else 1
+        if any(node.op_type in LEVELS for node in all_nodes(self.loaded.original)):
+            count = LEVEL_PROBES
+        for seed in range(count):
             try:
                 run = self._moved(seed)
             except Exception:  # the onnx evaluator takes no other weights, so only the inputs are moved
