@@ -92,6 +92,36 @@ def test_a_sound_model_is_lowered_whole(half: str) -> None:
     assert off(engine, mlp(), inputs()) < 0.05
 
 
+@pytest.mark.parametrize("spelling", ["Where(keep, zero, low)", "Mul(gone, low)"])
+def test_a_mask_of_the_lowest_float_stays_finite(spelling: str) -> None:
+    """As exporters of float32 models write it; a Cast to half would make it minus infinity."""
+    proto = model(
+        f"""g (float[N,2,8,16] q, bool[N,1,8,8] keep) => (float[N,2,8,16] y) {{
+            bar = Not(keep)
+            gone = Cast<to = 1>(bar)
+            mask = {spelling}
+            y = Attention(q, q, q, mask)
+        }}""",
+        opset=23, zero=np.array(0, np.float32), low=np.array(np.finfo(np.float32).min),
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    data = [
+        {"q": rng.standard_normal((1, 2, 8, 16)).astype(np.float32), "keep": rng.random((1, 1, 8, 8)) < 0.7}
+        for _ in range(8)
+    ]
+    for each in data:
+        each["keep"][..., 0] = True
+    engine = ridgeline.build(proto, precision="fp16", data=data, **QUICK)
+    assert engine.report.precision.nodes["fp16"] >= 1
+    specs = engine.inference.at(engine.plan.planned_shapes).specs
+    ops = engine.program.flat_ops(engine.program.regions)[0]
+    attention = next(op for op in ops if op.op_type == "Attention")
+    assert {specs[name].dtype for name in attention.inputs} == {"float16"}
+    assert off(engine, proto, data) <= BUDGET
+    blind = data[0] | {"keep": np.zeros((1, 1, 8, 8), bool)}
+    assert np.isfinite(np.asarray(engine.run(blind)["y"])).all()
+
+
 def test_ports_are_half_if_asked() -> None:
     engine = ridgeline.build(mlp(), precision="fp16", io="fp16", data=inputs(), **QUICK)
     assert [port.dtype for port in (*engine.inputs, *engine.outputs)] == ["float16", "float16", "int64"]

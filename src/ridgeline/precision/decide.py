@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from ridgeline.errors import BuildError, OptionError, did_you_mean
 from ridgeline.ir.body import node_sources
 from ridgeline.kernels.values import outside
 from ridgeline.precision.budget import Judgement, Metric
-from ridgeline.precision.emulate import Emulator, rounded_to
+from ridgeline.precision.emulate import Emulator, is_mask, rounded_to
 from ridgeline.precision.guards import guard
 from ridgeline.precision.lower import follow_neighbours, lowerable, value_key
 from ridgeline.precision.ranges import HALVES, Statistics, observe
@@ -34,6 +35,7 @@ class Decision:
     kept: Mapping[str, str]  # by node, the reason
     names: Mapping[str, tuple[str, ...]]  # by node, those of the model's own nodes
     error: float = 0.0  # as emulated
+    masks: frozenset[str] = frozenset()  # values to clip to the range of the half type
     alone: Mapping[str, float] = field(default_factory=dict)  # by node, its error alone; empty if not needed
 
     def named(self, node: str) -> str:
@@ -98,7 +100,15 @@ class Lowering:
             }
         lowered = {node: half for node in free if node not in found.raised}
         followed = follow_neighbours(self.model, lowered, half)
-        return Decision(half, frozenset(followed), kept, self.names, found.error, found.alone)
+        masks = self._clipped_masks(half, seen)
+        return Decision(half, frozenset(followed), kept, self.names, found.error, masks, found.alone)
+
+    def _clipped_masks(self, half: str, seen: Statistics) -> frozenset[str]:
+        """Masks, and what they are chosen from, with numbers beyond the half type's range."""
+        largest = torch.finfo(HALVES[half]).max
+        ops, masks = self.emulator.ops, self.emulator.masks
+        read = {name for op in ops for name in op.inputs if is_mask(op, name) or masks.issuperset(op.outputs)}
+        return frozenset(n for n in read if n in seen.ranges and seen.ranges[n].largest > largest)
 
     def _tell_node(self, done: int, total: int, node: str) -> None:
         self.tell("sensitivity", done, total, ", ".join(self.names[node]))

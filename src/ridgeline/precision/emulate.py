@@ -7,7 +7,7 @@ our kernels do with half tensors, apart from values that a fused kernel never ro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ridgeline.base.spec import Op, TensorSpec
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import is_a
 from ridgeline.kernels.elements import dtype_name, on_device
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import DEFAULT_LIMITS, Limits
@@ -29,6 +31,7 @@ Rounding: TypeAlias = Callable[[Tensor], Tensor]
 Observe: TypeAlias = Callable[[str, Tensor], None]
 Values: TypeAlias = dict[str, Any]
 WIDE = (torch.float32, torch.float64)
+MASK = 3  # the operand of Attention
 
 
 class OperandsOnly(ABC):
@@ -41,6 +44,28 @@ class OperandsOnly(ABC):
 def rounded_to(dtype: torch.dtype) -> Rounding:
     """Round to a half type and back; what is too large becomes infinite, as a Cast makes it."""
     return lambda tensor: tensor.to(dtype).to(tensor.dtype)
+
+
+def is_mask(op: Op, name: str) -> bool:
+    """An operand that says which scores are far below all others: any low number says it."""
+    return op.op_type == "Attention" and name in op.inputs[MASK : MASK + 1]
+
+
+def mask_values(ops: Sequence[Op], outputs: Collection[str]) -> set[str]:
+    """Results of ops that only choose and move, and that are read as attention masks and as nothing else."""
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+    found: set[str] = set()
+    for op in reversed(ops):
+        if op.op_type != "Where" and not is_a(op, Kind.MOVEMENT):
+            continue
+        uses = [(name, user) for name in op.outputs for user in readers.get(name, [])]
+        are_masks = all(is_mask(user, name) or found.issuperset(user.outputs) for name, user in uses)
+        if uses and are_masks and not set(op.outputs) & set(outputs):
+            found.update(op.outputs)
+    return found
 
 
 def node_key(op: Op) -> str:
@@ -60,6 +85,7 @@ class Emulator:
         self.given = {n: on_device(t, device) for n, t in self.inference.weights.items()}
         self.given |= {n: self._placed(taken_in(a)) for n, a in self._constants.items()}
         self._kept = {*self.given, *self.outputs}
+        self.masks = mask_values(self.ops, self.outputs)
         self._runners: dict[int, list[RunOp]] = {}  # by the shapes that they were made for
 
     @property
@@ -153,12 +179,19 @@ class Emulator:
         rounded: dict[tuple[str, Rounding], Tensor],
     ) -> None:
         """Run one op; what several coarse nodes read is rounded once."""
+        if self.masks.issuperset(op.outputs):
+            rounding = None  # it is clipped to the type's range, and stays low
         given = []
         for i, name in enumerate(reads_of(op)):
             value = values[name] if name else None
             if isinstance(value, Tensor) and is_read_on_host(op, i):
                 value = value.cpu()
-            if rounding is not None and isinstance(value, Tensor) and value.dtype in WIDE:
+            if (
+                rounding is not None
+                and isinstance(value, Tensor)
+                and value.dtype in WIDE
+                and not is_mask(op, name)
+            ):
                 if (name, rounding) not in rounded:
                     rounded[name, rounding] = rounding(value)
                 value = rounded[name, rounding]

@@ -12,7 +12,7 @@ import torch
 from ridgeline.base.spec import Op
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
-from ridgeline.precision.emulate import Emulator, node_key
+from ridgeline.precision.emulate import Emulator, is_mask, node_key
 from ridgeline.precision.ranges import HALVES, Range, Statistics
 
 # data that is met later may be this many times larger than what was seen
@@ -40,6 +40,8 @@ def guard(emulator: Emulator, seen: Statistics, half: str) -> dict[str, str]:
     counted = _counted(emulator, seen)
     for op in emulator.ops:
         key = node_key(op)
+        if emulator.masks.issuperset(op.outputs):
+            continue
         reason = (
             BY_KIND.get(op.op_type)
             or ("arithmetic on positions or counts" if key in counted else None)
@@ -60,16 +62,11 @@ def _out_of_range(op: Op, seen: Statistics, half: str) -> str | None:
     largest = torch.finfo(HALVES[half]).max / MARGIN
     for name in (*op.inputs, *op.outputs):
         found = seen.ranges.get(name)
-        if found is None or _is_mask(op, name):
+        if found is None or is_mask(op, name):
             continue
         if found.largest > largest:
             return f"{name} reaches {found.largest:.3g}, {half} ends at {largest * MARGIN:.3g}"
     return None
-
-
-def _is_mask(op: Op, name: str) -> bool:
-    """An attention mask stays float32 whatever the products are in."""
-    return op.op_type == "Attention" and name in op.inputs[3:4]
 
 
 def _vanishing(op: Op, seen: Statistics, half: str) -> str | None:
@@ -77,7 +74,7 @@ def _vanishing(op: Op, seen: Statistics, half: str) -> str | None:
     limit = SUBNORMAL_STEPS * torch.finfo(HALVES[half]).eps
     for name in (*op.inputs, *op.outputs):
         found = seen.ranges.get(name)
-        if found is not None and found.rounding[half] > limit and not _is_mask(op, name):
+        if found is not None and found.rounding[half] > limit and not is_mask(op, name):
             return f"{name} loses {_lost(found, half)} of its size: it is subnormal in {half}"
     return None
 

@@ -157,7 +157,13 @@ class LoweredBuild:
                 f"ports of {self.options.io} do not go with nodes of {SHORT_NAMES[decision.half]}",
                 help=f"io={SHORT_NAMES[decision.half]!r}, or no io",
             )
-        lower(model, dict.fromkeys(decision.lowered, decision.half), io=io, keep=self.lowering.user_kept)
+        lower(
+            model,
+            dict.fromkeys(decision.lowered, decision.half),
+            io=io,
+            keep=self.lowering.user_kept,
+            masks=decision.masks,
+        )
         return self.whole(model)
 
     def whole(self, model: ir.Model) -> ir.Model:

@@ -13,18 +13,19 @@ from functools import cache
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 
 from ridgeline.errors import BuildError
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import KEEP, SOURCES, node_name
-from ridgeline.kernels.elements import numpy_dtype
+from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 
 FLOAT = ir.DataType.FLOAT
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
-# operands of these variables are never lowered: they are sizes, or a mask that may hold the largest float
-_STAYS = {("Resize", "T2"), ("Attention", "U"), ("QuantizeLinear", "T2"), ("QuantizeLinear", "T3")}
+# operands of these variables are never lowered: they are sizes and scales
+_STAYS = {("Resize", "T2"), ("QuantizeLinear", "T2"), ("QuantizeLinear", "T3")}
 
 
 def value_key(node: ir.Node) -> str:
@@ -80,6 +81,7 @@ class _Versions:
 
     model: ir.Model
     half: str
+    masks: Collection[str] = ()  # values that are clipped to the half type's range
     forms: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
 
     @property
@@ -98,28 +100,61 @@ class _Versions:
 
     def _converted(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         assert value.const_value is not None, "only asked of constants"
-        array = value.const_value.numpy()
-        with np.errstate(over="ignore"):
-            narrow = array.astype(dtype.numpy())
+        narrow = saturated(value.const_value.numpy(), dtype.numpy())
         name = f"{value.name}.{_short(dtype)}"
-        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape))
+        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(narrow.shape))
         made.const_value = ir.tensor(narrow, dtype=dtype, name=name)
         self.model.graph.register_initializer(made)
         return made
 
     def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        producer = value.producer()
+        if str(value.name) in self.masks and dtype != FLOAT:
+            value = self._clipped(value)
         node = ir.node("Cast", [value], attributes={"to": int(dtype)}, name=f"{value.name}.{_short(dtype)}")
         made = node.outputs[0]
         made.name, made.type, made.shape = f"{value.name}.{_short(dtype)}", ir.TensorType(dtype), value.shape
+        return self._placed(node, value)
+
+    def _clipped(self, value: ir.Value) -> ir.Value:
+        """A mask inside the range of the half type: a Cast would make infinities of its lowest numbers."""
+        largest = np.float32(_largest(self.dtype.numpy()))
+        ends = [
+            self._constant(f"{value.name}.{name}", end)
+            for name, end in (("low", -largest), ("high", largest))
+        ]
+        node = ir.node("Clip", [value, *ends], name=f"{value.name}.clipped")
+        made = node.outputs[0]
+        made.name, made.type, made.shape = f"{value.name}.clipped", ir.TensorType(FLOAT), value.shape
+        return self._placed(node, value)
+
+    def _constant(self, name: str, number: np.float32) -> ir.Value:
+        made = ir.Value(name=name, type=ir.TensorType(FLOAT), shape=ir.Shape([]))
+        made.const_value = ir.tensor(np.array(number, np.float32), name=name)
+        self.model.graph.register_initializer(made)
+        return made
+
+    def _placed(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """The node's result; it stands behind whoever makes the value that it reads."""
+        producer, graph = value.producer(), self.model.graph
         node.metadata_props[SOURCES] = node_name(producer) if producer is not None else str(value.name)
-        graph = self.model.graph
         if producer is None:
             first = next(iter(graph), None)
             graph.insert_before(first, node) if first is not None else graph.append(node)
         else:
             graph.insert_after(producer, node)
-        return made
+        return node.outputs[0]
+
+
+def saturated(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """In a half type; numbers beyond its range become its largest, infinities stay."""
+    largest = _largest(dtype)
+    clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+    made: np.ndarray = clipped.astype(dtype)
+    return made
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(torch.finfo(TORCH_DTYPES[str(dtype)]).max)
 
 
 def _short(dtype: ir.DataType) -> str:
@@ -127,11 +162,17 @@ def _short(dtype: ir.DataType) -> str:
 
 
 def lower(
-    model: ir.Model, nodes: Mapping[str, str], *, io: str | None = None, keep: Collection[str] = ()
+    model: ir.Model,
+    nodes: Mapping[str, str],
+    *,
+    io: str | None = None,
+    keep: Collection[str] = (),
+    masks: Collection[str] = (),
 ) -> None:
     """Rewrite in place. `nodes` has the half type of each lowered node by `value_key`, `io` that of ports.
 
-    The nodes of `keep` are marked: no later rewrite changes the type that they compute in.
+    The nodes of `keep` are marked: no later rewrite changes the type that they compute in. The values of
+    `masks` are clipped to the range of the half type, since their lowest numbers only have to be low.
     """
     for node in model.graph:
         if value_key(node) in keep:
@@ -139,7 +180,7 @@ def lower(
     halves = {*nodes.values(), *([io] if io else [])}
     if len(halves) > 1:
         raise BuildError("a graph is lowered to one half type", got=", ".join(sorted(halves)))
-    versions = _Versions(model, next(iter(halves), "float16"))
+    versions = _Versions(model, next(iter(halves), "float16"), masks)
     version = model.opset_imports.get("", 1)
     plan = {
         node: found

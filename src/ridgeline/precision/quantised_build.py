@@ -113,7 +113,9 @@ def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str]
 
 def _as_decision(found: Found, quantiser: Quantiser) -> HalfDecision:
     kind, products = quantiser.scheme.name, quantiser.products
-    return HalfDecision(kind, frozenset(products) - found.raised, {}, products, found.error, found.alone)
+    return HalfDecision(
+        kind, frozenset(products) - found.raised, {}, products, found.error, alone=found.alone
+    )
 
 
 def _run_us(engine: Engine) -> float:
