@@ -88,8 +88,13 @@ def candidates(case: Case, *, is_wide: bool) -> list[Candidate]:
     """Everything that the tactics offer, and with `is_wide` also what they rank lower."""
     found: list[Candidate] = []
     for rival in case.rivals:
+        # float tactics would take codes too, with the weight dequantised at bind: that is another rival
+        ops = rival.site.body.ops if rival.site is not None else ()
+        is_coded = any(op.op_type == "DequantizeLinear" for op in ops)
         for tactic in TACTICS:
-            offer = read_offer(tactic, rival.site) if rival.site is not None else Refused("a library")
+            if rival.site is None or tactic.reads_levels != is_coded:
+                continue
+            offer = read_offer(tactic, rival.site)
             if isinstance(offer, Refused):
                 continue
             configs = [dict(config) for config in offer.configs[: rival.most]]

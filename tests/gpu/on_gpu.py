@@ -24,15 +24,12 @@ from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_ke
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import TYPES, Problem
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.kernels.triton.stage import Stages
 from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
-from ridgeline.tactics.cuda.triton_attention import Blocks, TritonAttention, arguments, grid_of
-from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
+from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, bind_stages
-from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 from ridgeline.tactics.read.attention import read_attention
 from ridgeline.tactics.staging import staged_launch
@@ -43,7 +40,6 @@ GUARD_BYTE = 0xFF
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # exponentials and divisions of the device are good to a few units in the last place of float32
 DEVICE_UNITS = 8 * 2.0**-23
-DEFAULT_BLOCKS = Blocks(16, 32, 4, 2)
 
 
 @dataclass
@@ -335,39 +331,6 @@ def run_problem(problem: Problem, cut: Any, x: Tensor, packed: Tensor, bias: Ten
     assert torch.equal(*seen), "a second run differs"
     out.require_whole()
     y.copy_(out.tensor)
-
-
-def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """As `quant_cases.run`, through the tactic's own launch."""
-    site = here(site)
-    if WANTED.is_asking:
-        WANTED.kernels += offered(tactic, site).kernels(config)
-        return [torch.zeros(spec.shape) for spec in site.outputs]
-    weights = {name: on_device(tensors[name], "cuda") for name in site.weights & set(tensors)}
-    return run_launch(offered(tactic, site).bind(config, weights), site, tensors)
-
-
-def run_pool(site: Site, x: Tensor, config: Config) -> Tensor:
-    """As `test_triton_max_pool.run`, through the tactic's own launch."""
-    (y,) = run_quantised(TritonMaxPool(), site, config, {"x": x})
-    return y
-
-
-def run_code_attention(site: Site, tensors: Mapping[str, Tensor], blocks: Any = DEFAULT_BLOCKS) -> Tensor:
-    """As `test_triton_qattention.run`, through the tactic's own launch."""
-    (y,) = run_quantised(TritonCodeAttention(), site, blocks.config(), tensors)
-    return y
-
-
-def run_stages(site: Site, stages: Stages, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """As `triton_cases.run_stages`."""
-    kernels = [stage.kernel for stage in stages.launches]
-    if WANTED.is_asking:
-        WANTED.kernels += kernels
-        return [torch.zeros(spec.shape) for spec in site.outputs]
-    made = compile_kernels(kernels, arch())
-    freeze = bind_stages(stages, [Launcher(required(compiled)) for compiled in made])
-    return run_launch(staged_launch(freeze, site, stages.pointers.inputs), here(site), inputs)
 
 
 def is_close(*_: Any, **__: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import on_gpu
+import on_gpu_quant
 import pytest
 import quant_cases
 import test_triton_max_pool as max_pool
@@ -20,11 +21,11 @@ from ridgeline.tactics.cuda.cublas_codes import CublasCodes
 
 COMPARE = on_gpu.compare_with(quant_cases.require_near)
 PATCHES = [
-    *((module, "run", on_gpu.run_quantised) for module in (qgemm, qconv, weight_only)),
+    *((module, "run", on_gpu_quant.run_quantised) for module in (qgemm, qconv, weight_only)),
     *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
-    (quant, "run_stages", on_gpu.run_stages),
-    (max_pool, "run", on_gpu.run_pool),
-    (qattention, "run", on_gpu.run_code_attention),
+    (quant, "run_stages", on_gpu_quant.run_stages),
+    (max_pool, "run", on_gpu_quant.run_pool),
+    (qattention, "run", on_gpu_quant.run_code_attention),
     (qattention, "require_near", COMPARE),
 ]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
@@ -90,7 +91,7 @@ def test_every_offered_cut(dtype: str) -> None:
     compile_kernels([kernel for config in offer.configs for kernel in offer.kernels(config)], on_gpu.arch())
     want = quant_cases.exact(site, tensors)
     for config in offer.configs:
-        (got,) = on_gpu.run_quantised(qgemm.TACTIC, site, config, tensors)
+        (got,) = on_gpu_quant.run_quantised(qgemm.TACTIC, site, config, tensors)
         in_cores = int(config["bk"]) if config["is_promoted"] else depth
         quant_cases.require_near(got, want["y"], qgemm.bound_of(site, tensors, in_cores=in_cores))
 
@@ -106,5 +107,5 @@ def test_products_by_cublaslt(dtype: str) -> None:
     site = on_gpu.here(quant_cases.make_site(tensors, [*ops, quant_cases.quantize("s", "y", dtype)]))
     bound = qgemm.bound_of(site, tensors, in_cores=256) / float(tensors["ys"])
     for config in offered(CublasCodes(), site).configs:
-        (got,) = on_gpu.run_quantised(CublasCodes(), site, config, tensors)
+        (got,) = on_gpu_quant.run_quantised(CublasCodes(), site, config, tensors)
         quant_cases.require_near(got, quant_cases.exact(site, tensors)["y"], bound)
