@@ -45,6 +45,9 @@ def build_quantised(task: LoweredBuild) -> Engine:
     options = task.options
     scheme = scheme_named(options.precision)
     patterns = tuple(each.partition(":")[2] for each in options.keep)
+    # codes for attention cost a QuantizeLinear on each of its three operands, which no product makes for it
+    has_attention = any(node.op_type == "Attention" for node in task.model.graph)
+    patterns += ("Attention",) if has_attention else ()
     quantiser = Quantiser(task.model, scheme, task.original.samples[0], options.limits, patterns)
     products = quantiser.products
     plain = _plain(task) if task.machine.is_here else None
