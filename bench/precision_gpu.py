@@ -65,6 +65,7 @@ def run_case(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, An
             "nodes": found.nodes if found else None,
             "kept": [kept.node for kept in found.kept] if found else [],
             "steps": len(engine.plan.steps), "half_steps": len(engines["half export"].plan.steps),
+            "warnings": [line[:200] for line in engine.report.warnings],
         }  # fmt: skip
     bound = []
     for engine in engines.values():

@@ -148,6 +148,7 @@ def run_launch(
                 assert torch.equal(one.nan_to_num(), other.nan_to_num()), "a second run differs"
             return [t.cpu() for t in made]
         outputs = [Guarded(spec) for spec in site.outputs]
+        bound = [item for item in reach([launch.call]) if isinstance(item, Tensor)]  # packed weights and sums
         call = launch.frozen(inputs, [out.tensor for out in outputs])
         call()
         first = [out.bits() for out in outputs]
@@ -160,7 +161,7 @@ def run_launch(
     for each, kept in zip(guarded, before, strict=True):
         assert torch.equal(each.bits(), kept), "an input was written to"
     if has_counters:
-        require_counters_at_zero(call, [*inputs, *(out.tensor for out in outputs)])
+        require_counters_at_zero(call, [*inputs, *bound, *(out.tensor for out in outputs)])
     return [out.tensor.cpu() for out in outputs]
 
 

@@ -62,7 +62,7 @@ def test_bias_and_relu_with_odd_sizes(dtype: str) -> None:
     tensors = operands(dtype, c=scales(40) * 9)
     tiles = [
         config(16, 16, 32), config(32, 16, 64, split=2), config(16, 32, 32, is_promoted=True),
-        config(64, 64, 32, warps=1),
+        config(64, 64, 32, warps=4),
     ]  # fmt: skip
     check(make_site(tensors, [*PRODUCT, *BIAS_RELU]), tensors, tiles)
 
