@@ -208,3 +208,13 @@ def test_random_inputs_are_said_to_prove_little() -> None:
 def test_options_that_do_not_fit(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         ridgeline.build(mlp(), **given, **QUICK)
+
+
+def test_a_compiled_module_takes_a_precision() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).eval()
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    compiled = ridgeline.compile(module, (x,), precision="fp16", **QUICK)
+    with torch.inference_mode():
+        want, got = module(x), compiled(x)
+    assert got.dtype == want.dtype
+    assert 0 < relative_l2(got.numpy(), want.numpy()) <= BUDGET

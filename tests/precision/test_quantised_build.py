@@ -58,8 +58,9 @@ def test_a_quantised_build_is_inside_its_budget_or_left_alone_with_the_reason(pr
     )
     assert engine.report.verified
     found = engine.report.precision
-    if found is None:  # measured to be no faster on this machine, as busy as it is
+    if precision not in found.nodes:  # measured to be no faster on this machine, as busy as it is
         assert any("no faster" in line for line in engine.report.warnings)
+        assert {kept.node for kept in found.kept} == {"net/h", "net/k", "net/y"}
     else:
         assert found.nodes[precision] >= 1
         assert 0 < found.error <= 0.05

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,10 +18,10 @@ from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.quantize import product_layers, require_products, stored_weights
-from ridgeline.precision.samples import Feeds, Samples
+from ridgeline.precision.samples import Feeds, Samples, row_digest
 from ridgeline.precision.schemes import Scheme
 from ridgeline.precision.search import Found, raise_nodes
-from ridgeline.precision.smooth import output_clips
+from ridgeline.precision.smooth import output_clips, smoothed_copy
 from ridgeline.verify.metrics import worst_relative_l2
 
 Tell = Callable[[str, int, int, str], None]
@@ -83,25 +83,42 @@ class Quantiser:
             insert_quantization(model, placement, self._of_placement(placement), ranges)
         return model
 
+    def smoothed(self) -> Quantiser:
+        """The same with scales of channels moved from activations into weights, if there are any to move."""
+        model, moved = smoothed_copy(self.model, self.scheme, self.samples, self.limits, self.exclude)
+        return replace(self, model=model) if moved else self
+
+    def error(self, rows: Sequence[Feeds], quantised: Collection[str] | None = None) -> float:
+        """The worst error of an emulated run with these products quantised, or all; of one, on one row."""
+        every = frozenset(self.products)
+        chosen = every if quantised is None else frozenset(quantised)
+        emulator = Emulator(self.without(every - chosen), self.limits)
+        rows = rows[:1] if len(chosen) == 1 else rows
+        errors = [worst_relative_l2(_arrays(emulator, row), self._wanted(row)) for row in rows]
+        return max(max(each.values(), default=0.0) for each in errors)
+
+    def _wanted(self, row: Feeds) -> dict[str, np.ndarray]:
+        """What the float model makes of a row, run once."""
+        key = row_digest(row)
+        if key not in self._outputs:
+            self._outputs[key] = _arrays(self._float, row)
+        return self._outputs[key]
+
+    @cached_property
+    def _float(self) -> Emulator:
+        return Emulator(self.model, self.limits)
+
+    @cached_property
+    def _outputs(self) -> dict[str, dict[str, np.ndarray]]:
+        return {}
+
     def search(self, rows: Sequence[Feeds], budget: float, saved: Mapping[str, float], tell: Tell) -> Found:
         """The products that stay float so that an emulated run is inside the budget."""
-        reference = Emulator(self.model, self.limits)
-        wanted = [_arrays(reference, row) for row in rows]
-        every = frozenset(self.products)
-
-        def error_of(quantised: frozenset[str]) -> float:
-            emulator = Emulator(self.without(every - quantised), self.limits)
-            count = 1 if len(quantised) == 1 else len(rows)
-            errors = [
-                max(worst_relative_l2(_arrays(emulator, row), want).values(), default=0.0)
-                for row, want in list(zip(rows, wanted, strict=True))[:count]
-            ]
-            return max(errors)
-
-        whole = error_of(every)
+        whole = self.error(rows)
         if whole <= budget:
             return Found(frozenset(), whole, {})
-        return raise_nodes(list(every), error_of, budget, saved, partial(tell, "sensitivity"))
+        error_of = partial(self.error, rows)
+        return raise_nodes(list(self.products), error_of, budget, saved, partial(tell, "sensitivity"))
 
 
 def _arrays(emulator: Emulator, row: Feeds) -> dict[str, np.ndarray]:
