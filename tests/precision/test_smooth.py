@@ -44,7 +44,7 @@ def test_the_float_model_stays_the_same(fmt: str, tail: str) -> None:
     made, _ = prepared(model(tail), DEFAULT_LIMITS)
     before = Emulator(made)
     samples = Samples.of(DATA, ports(made.graph.inputs, what="inputs"))
-    made, rows = smoothed_copy(made, scheme_named(fmt), samples, DEFAULT_LIMITS)
+    made, rows = smoothed_copy(before, made, scheme_named(fmt), samples)
     after = Emulator(made)
     for row in DATA:
         want, got = before.run(row)["y"].numpy(), after.run(row)["y"].numpy()

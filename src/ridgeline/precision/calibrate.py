@@ -231,7 +231,7 @@ def output_errors(
     wanted = {name for layer in layers for name in layer.op.inputs}
     fakes = {
         group.name: {
-            m: FakeQuant.of(group.fmt, found, symmetric=group.symmetric)
+            m: FakeQuant.of(group.fmt, found, symmetric=group.symmetric, device=emulator.device)
             for m, found in candidates[group.name].items()
         }
         for group in groups

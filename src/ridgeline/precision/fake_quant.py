@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.base.formats import Format
 from ridgeline.base.scales import scales_for
-from ridgeline.kernels.elements import to_torch
+from ridgeline.kernels.elements import on_device, to_torch
 from ridgeline.kernels.floor.quant import dequantize_linear, quantize_linear
 from ridgeline.precision.histograms import Range
 
@@ -28,9 +28,10 @@ class FakeQuant:
     zero_point: Tensor
 
     @staticmethod
-    def of(fmt: Format, found: Range, *, symmetric: bool) -> FakeQuant:
+    def of(fmt: Format, found: Range, *, symmetric: bool, device: str = "cpu") -> FakeQuant:
         scale, zero = scales_for(np.asarray(found.low), np.asarray(found.high), fmt, symmetric=symmetric)
-        return FakeQuant(to_torch(scale), to_torch(zero_point_of(scale, zero, fmt)))
+        point = to_torch(zero_point_of(scale, zero, fmt))
+        return FakeQuant(on_device(to_torch(scale), device), on_device(point, device))
 
     def __call__(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode():

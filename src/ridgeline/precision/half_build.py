@@ -63,10 +63,13 @@ class LoweredBuild:
     def machine(self) -> Machine:
         return machine_of(target_named(self.options))
 
+    @property
+    def emulated_on(self) -> str:
+        return self.machine.target.traits.device if self.machine.is_here else "cpu"
+
     @cached_property
     def lowering(self) -> Lowering:
-        device = self.machine.target.traits.device if self.machine.is_here else "cpu"
-        emulator = Emulator(self.model, self.options.limits, device=device)
+        emulator = Emulator(self.model, self.options.limits, self.emulated_on)
         patterns = kept_patterns(self.options.keep, "fp32")
         asked = Asked(self.options.budget_or_default, self.options.metric, patterns)
         return Lowering(self.model, emulator, asked, self.options.tell)

@@ -91,7 +91,7 @@ class Histogram:
             return
         index = (tensor.reshape(-1).double() * (BINS / self.observed.amax)).floor_().add_(BINS)
         index = index.clamp_(0, 2 * BINS - 1).to(torch.int32)
-        self.counts += torch.bincount(index, minlength=2 * BINS).numpy()
+        self.counts += torch.bincount(index, minlength=2 * BINS).cpu().numpy()
 
 
 def max_range(histogram: Histogram, fmt: Format, *, symmetric: bool) -> Range:

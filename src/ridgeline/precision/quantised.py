@@ -36,6 +36,7 @@ class Quantiser:
     samples: Samples
     limits: Limits
     exclude: tuple[str, ...] = ()
+    device: str = "cpu"  # that emulated runs are made on
     method: str = AUTO  # of calibration
     decisions: tuple[OperandRow, ...] = field(default=())
 
@@ -53,9 +54,8 @@ class Quantiser:
         if self.scheme.is_weight_only:
             return {}
         placement = place(self.model, self.scheme, exclude=self.exclude)
-        layers = product_layers(placement, self._of_placement(placement))
-        emulator = Emulator(self.model, self.limits)
-        found = calibrate(emulator, self.samples, placement.groups, layers=layers, method=self.method)
+        layers = product_layers(placement, self._of_placement(placement), self.device)
+        found = calibrate(self._float, self.samples, placement.groups, layers=layers, method=self.method)
         # a tensor that elements were moved from has the range of what they were moved to
         return {n: found[g.name] for g in placement.groups for n in (*g.members, *g.aliases)}
 
@@ -65,7 +65,7 @@ class Quantiser:
         placement = place(self.model, self.scheme, exclude=self.exclude)
         clips: Mapping[WeightEdge, np.ndarray] = {}
         if self.scheme.weight.bits < 8:
-            clips = output_clips(placement, Emulator(self.model, self.limits), self.samples)
+            clips = output_clips(placement, self._float, self.samples)
         stored = stored_weights(placement, clips)
         return {(node_name(edge.node), edge.index): encoded for edge, encoded in stored.items()}
 
@@ -85,14 +85,14 @@ class Quantiser:
 
     def smoothed(self) -> Quantiser:
         """The same with scales of channels moved from activations into weights, if there are any to move."""
-        model, moved = smoothed_copy(self.model, self.scheme, self.samples, self.limits, self.exclude)
+        model, moved = smoothed_copy(self._float, self.model, self.scheme, self.samples, self.exclude)
         return replace(self, model=model) if moved else self
 
     def error(self, rows: Sequence[Feeds], quantised: Collection[str] | None = None) -> float:
         """The worst error of an emulated run with these products quantised, or all; of one, on one row."""
         every = frozenset(self.products)
         chosen = every if quantised is None else frozenset(quantised)
-        emulator = Emulator(self.without(every - chosen), self.limits)
+        emulator = Emulator(self.without(every - chosen), self.limits, self.device)
         rows = rows[:1] if len(chosen) == 1 else rows
         errors = [worst_relative_l2(_arrays(emulator, row), self._wanted(row)) for row in rows]
         return max(max(each.values(), default=0.0) for each in errors)
@@ -106,7 +106,7 @@ class Quantiser:
 
     @cached_property
     def _float(self) -> Emulator:
-        return Emulator(self.model, self.limits)
+        return Emulator(self.model, self.limits, self.device)
 
     @cached_property
     def _outputs(self) -> dict[str, dict[str, np.ndarray]]:

@@ -48,7 +48,9 @@ def build_quantised(task: LoweredBuild) -> Engine:
     # codes for attention cost a QuantizeLinear on each of its three operands, which no product makes for it
     has_attention = any(node.op_type == "Attention" for node in task.model.graph)
     patterns += ("Attention",) if has_attention else ()
-    quantiser = Quantiser(task.model, scheme, task.original.samples[0], options.limits, patterns)
+    quantiser = Quantiser(
+        task.model, scheme, task.original.samples[0], options.limits, patterns, task.emulated_on
+    )
     products = quantiser.products
     plain = _plain(task) if task.machine.is_here else None
     quantiser, best = _inside(task, quantiser)

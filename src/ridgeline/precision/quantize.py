@@ -155,7 +155,7 @@ def stored_weights(placement: Placement, clips: Mapping[WeightEdge, np.ndarray])
     }
 
 
-def product_layers(placement: Placement, stored: Mapping[Edge, Encoded]) -> list[Layer]:
+def product_layers(placement: Placement, stored: Mapping[Edge, Encoded], device: str = "cpu") -> list[Layer]:
     """The products that judge the ranges of their operands."""
     made = []
     for node in placement.products:
@@ -166,7 +166,7 @@ def product_layers(placement: Placement, stored: Mapping[Edge, Encoded]) -> list
             tensor = ir.convenience.get_const_tensor(edge.value)
             assert tensor is not None, "weights are constant"
             pair = (torch.from_numpy(tensor.numpy().copy()), torch.from_numpy(stored[edge].decoded()))
-            weights[str(edge.value.name)] = pair
+            weights[str(edge.value.name)] = (pair[0].to(device), pair[1].to(device))
         made.append(Layer(replace(op, inputs=op.inputs[:2]), weights))
     return made
 

@@ -21,7 +21,6 @@ from ridgeline.base.scales import encode
 from ridgeline.base.spec import Op
 from ridgeline.ir.body import op_of
 from ridgeline.kernels.floor import call_floor
-from ridgeline.options import Limits
 from ridgeline.precision.calibrate import compared_rows
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.fake_quant import FakeQuant
@@ -92,12 +91,12 @@ def smooth_channels(
 
 
 def smoothed_copy(
-    model: ir.Model, scheme: Scheme, samples: Samples, limits: Limits, exclude: Sequence[str] = ()
+    emulator: Emulator, model: ir.Model, scheme: Scheme, samples: Samples, exclude: Sequence[str] = ()
 ) -> tuple[ir.Model, list[Smoothed]]:
-    """As `smooth_channels`, with the model left as it is."""
+    """As `smooth_channels`, with the model that the emulator runs left as it is."""
     made = model.clone()
     placement = place(made, scheme, exclude=exclude)
-    return made, smooth_channels(made, placement, Emulator(made, limits), samples)
+    return made, smooth_channels(made, placement, emulator, samples)
 
 
 def readers_of(placement: Placement) -> list[Readers]:
@@ -140,7 +139,7 @@ def _statistics(
     def observe(name: str, tensor: Tensor) -> None:
         if name in axes and tensor.numel() and tensor.ndim > 1:
             last = tensor.movedim(axes[name], -1)
-            peak = last.abs().reshape(-1, last.shape[-1]).amax(0).numpy()
+            peak = last.abs().reshape(-1, last.shape[-1]).amax(0).cpu().numpy()
             largest[name] = np.maximum(largest[name], peak) if name in largest else peak
 
     for row in samples:
@@ -205,7 +204,7 @@ class Search:
 
     def error(self, scale: np.ndarray) -> float:
         """Relative squared error of the products, summed."""
-        step = torch.from_numpy(scale.astype(np.float32))
+        step = torch.from_numpy(scale.astype(np.float32)).to(self.values.device)
         x = self.values / (step.reshape(-1, *[1] * (self.values.ndim - 2)) if self.axis == 1 else step)
         if self.scheme.activation is not None:
             low, high = (float(end) for end in torch.aminmax(x))
@@ -214,7 +213,10 @@ class Search:
                 high = float((self.largest / scale).max())
                 low = -high
             found = Range(min(low, 0.0), max(high, 0.0))
-            x = FakeQuant.of(self.scheme.activation, found, symmetric=self.scheme.symmetric)(x)
+            rounded = FakeQuant.of(
+                self.scheme.activation, found, symmetric=self.scheme.symmetric, device=str(x.device)
+            )
+            x = rounded(x)
         total = 0.0
         for op, weight, want in zip(self.ops, self.weights, self.wanted, strict=True):
             stored = self._stored(weight, scale, x)
@@ -233,7 +235,7 @@ class Search:
     @staticmethod
     def _product(op: Op, x: Tensor, weight: np.ndarray) -> Tensor:
         with torch.inference_mode():
-            made: Tensor = call_floor(op, [x, torch.from_numpy(np.array(weight))])[0]
+            made: Tensor = call_floor(op, [x, torch.from_numpy(np.array(weight)).to(x.device)])[0]
         return made.double()
 
 
@@ -308,5 +310,5 @@ def output_clips(
 
 def _importance(weight: WeightEdge, rows: Tensor) -> np.ndarray:
     """How much an error of a weight counts: the mean square of the channel that it meets."""
-    power = rows.double().square().mean(0).numpy()
+    power = rows.double().square().mean(0).cpu().numpy()
     return power[None, :] if weight_axes(weight.edge.node)[1] == 1 else power[:, None]
