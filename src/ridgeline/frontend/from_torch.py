@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from ridgeline.base.library_math import library_math
 from ridgeline.errors import InputError, OptionError, RidgelineError, UnsupportedError
 from ridgeline.frontend.torch_dims import Axes, axes_of, bounded_profile, name_dims
 from ridgeline.frontend.torch_export import (
@@ -101,7 +102,12 @@ class Sample:
 
     def eager(self) -> dict[str, Tensor]:
         """The outputs of the module itself."""
-        return self.run(self.feeds)
+        return self.eager_of(self.feeds)
+
+    def eager_of(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Its outputs for other inputs. On a GPU, PyTorch would round float32 convolutions to TF32."""
+        with library_math():
+            return self.run(feeds)
 
     def require_runs(self) -> None:
         """Raise if the module itself fails on the call. The tracer checks shapes, not types."""

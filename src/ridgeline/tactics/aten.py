@@ -6,6 +6,7 @@ Nothing a floor op exists for is unsupported; every other tactic is measured aga
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.library_math import library_math
 from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a, row_of
@@ -85,9 +87,11 @@ def _op_with_out(site: Site) -> Op | None:
 def _bind_out(site: Site, op: Op, config: Config, weights: Mapping[str, Tensor]) -> Launch:
     pick, fill, attrs = _picker(op, site), FLOOR[op.key].out, dict(op.attrs)
     assert fill is not None, "only an op with an out= form is bound here"
+    is_host = Surroundings.of(site, {}).is_host
 
     def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        fill(*pick(inputs), out=outputs, **attrs)
+        with nullcontext() if is_host else library_math():
+            fill(*pick(inputs), out=outputs, **attrs)
 
     return Launch(call, writes_out=True, in_place=is_a(op, Kind.POINTWISE), wants_host_values=True)
 
@@ -203,8 +207,8 @@ def compile_body(
         return [values[r] for r in results]
 
     def run_there(inputs: Sequence[Any]) -> list[Any]:
-        # ops that make tensors from nothing make them there; float32 convolutions stay float32
-        with torch.device(around.device), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        # ops that make tensors from nothing make them there; float32 products stay float32
+        with torch.device(around.device), library_math():
             return run_body(inputs)
 
     return run_body if around.is_host else run_there, notes

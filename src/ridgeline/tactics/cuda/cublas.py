@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.library_math import library_math
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
@@ -128,14 +129,15 @@ class Cublas(KernelTactic):
 
         def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             x, y = rows(inputs[slot]), rows(outputs[0])
-            if taken.activation and bias is not None:
-                torch._addmm_activation(bias, x, weight, use_gelu=taken.activation == "gelu_tanh", out=y)
-            elif bias is not None:
-                torch.addmm(bias, x, weight, out=y)
-            elif addend >= 0:
-                torch.addmm(rows(inputs[addend]), x, weight, out=y)
-            else:
-                torch.mm(x, weight, out=y)
+            with library_math():
+                if taken.activation and bias is not None:
+                    torch._addmm_activation(bias, x, weight, use_gelu=taken.activation == "gelu_tanh", out=y)
+                elif bias is not None:
+                    torch.addmm(bias, x, weight, out=y)
+                elif addend >= 0:
+                    torch.addmm(rows(inputs[addend]), x, weight, out=y)
+                else:
+                    torch.mm(x, weight, out=y)
 
         return fill
 

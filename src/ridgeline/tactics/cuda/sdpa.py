@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ridgeline.base.library_math import library_math
 from ridgeline.base.spec import Site
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.tactics.base import Footprint, Offer, Tactic
@@ -79,7 +80,7 @@ def _bind_backend(attention: AttentionSite, name: str, *, is_causal: bool) -> At
     backend, scale, is_grouped = BACKENDS[name], attention.scale, attention.groups > 1
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        with sdpa_kernel(backend):
+        with sdpa_kernel(backend), library_math():
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
             )
