@@ -43,6 +43,16 @@ def test_it_writes_a_model_and_says_what_stayed_in_float(ridge: Ridge, folder: P
     assert [node.op_type for node in proto.graph.node].count("QuantizeLinear") == 1
 
 
+def test_samples_that_could_not_be_held_back_are_said(ridge: Ridge, folder: Path) -> None:
+    for i in range(1, 8):
+        (folder / "data" / f"{i}.npz").unlink()
+    arguments = ("quantize", folder / "m.onnx", "-o", folder / "q.onnx", "--data", folder / "data")
+    code, stdout, stderr = ridge(*arguments)
+    assert code == 0, stderr
+    assert "2 rows that calibration saw too" in stdout
+    assert "2 different samples, too few to hold any back" in stdout
+
+
 def test_json_holds_every_decision(ridge: Ridge, folder: Path) -> None:
     arguments = ("quantize", folder / "m.onnx", "-o", folder / "q.onnx", "--data", folder / "data", "--json")
     code, stdout, stderr = ridge(*arguments, "--calibration", folder / "c.json")

@@ -13,6 +13,8 @@ import torch
 from fragile import FRAGILE, model, samples, weight
 
 import ridgeline
+from ridgeline.analyze.show import summarise
+from ridgeline.cli.draw_plan import _precision_text
 from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.passes.pipeline import canonicalise
@@ -173,6 +175,13 @@ def test_auto_is_never_slower_than_it_must_be_and_inside_the_budget() -> None:
     assert off(engine, mlp(), inputs()) <= BUDGET
 
 
+def test_auto_says_that_it_could_not_compare_times() -> None:
+    """Without verification no run is timed, at level 0 no step."""
+    engine = ridgeline.build(mlp(), precision="auto", data=inputs(), verify="off", **QUICK)
+    said = "pays was not measured" if engine.report.precision else "computes no half type faster"
+    assert any(said in line for line in engine.report.warnings)
+
+
 def test_fp32_widens_a_half_model() -> None:
     loaded = load(mlp())
     lower(loaded.model, {str(n.outputs[0].name): "float16" for n in loaded.model.graph}, io="float16")
@@ -189,6 +198,13 @@ def test_random_inputs_are_said_to_prove_little() -> None:
     engine = ridgeline.build(mlp(), precision="fp16", **QUICK)
     assert any("prove little" in line for line in engine.report.warnings)
     assert engine.report.precision.drawn
+
+
+def test_samples_that_could_not_be_held_out_are_said_to_be_those_of_calibration() -> None:
+    engine = ridgeline.build(mlp(), precision="fp16", data=inputs(1), **QUICK)
+    assert any("too few to hold any back" in line for line in engine.report.warnings)
+    assert not engine.report.precision.held_out
+    assert "1 samples of the calibration" in _precision_text(summarise(engine.plan, engine.report))
 
 
 @pytest.mark.parametrize(

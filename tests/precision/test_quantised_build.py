@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.ports import ports
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.passes.pipeline import canonicalise
+from ridgeline.precision.half_build import compared_us
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.quantised_build import saved_us
 from ridgeline.precision.samples import Samples
@@ -68,6 +70,40 @@ def test_a_quantised_build_is_inside_its_budget_or_left_alone_with_the_reason(pr
     assert off(engine, network(), [batch]) <= 0.05
 
 
+@pytest.mark.parametrize(("level", "is_timed"), [(0, False), (1, True)])
+def test_engines_whose_runs_were_not_timed_are_compared_by_their_steps(level: int, is_timed: bool) -> None:
+    """Without verification no run is timed; at level 0 no step is either, and what was asked for is kept."""
+    engine = ridgeline.build(
+        network(), precision="w8", data=inputs(), level=level, verify="off", progress=False,
+        profiles={"x": "16x64"},
+    )  # fmt: skip
+    assert engine.report.run_us is None
+    untimed = [line for line in engine.report.warnings if "was not measured" in line]
+    assert bool(untimed) != is_timed
+    if not is_timed:
+        assert engine.report.precision.nodes == {"w8": 3}
+
+
+def test_only_times_of_one_kind_are_compared() -> None:
+    def engine(run_us: float | None, *steps: float | None) -> Any:
+        plan = SimpleNamespace(steps=[SimpleNamespace(median_us=us) for us in steps])
+        return SimpleNamespace(report=SimpleNamespace(run_us=run_us), plan=plan)
+
+    assert compared_us(engine(5.0, 1.0), engine(4.0, 2.0)) == (5.0, 4.0)
+    assert compared_us(engine(5.0, 1.0, 2.0), engine(None, 2.0)) == (3.0, 2.0)
+    assert compared_us(engine(None, 1.0, None), engine(None, 2.0)) is None
+
+
+def test_the_users_metric_decides_which_products_stay_float() -> None:
+    """In units of its own: of a thousandth of the distance, all is inside a budget that it would break."""
+    plain, own = quantiser("w4"), quantiser("w4")
+    own.metric = lambda got, want, feeds: 1e-3 * float(np.abs(got["y"] - want["y"]).max())
+    budget = plain.error(inputs(2)) / 2
+    assert own.error(inputs(2)) < budget
+    assert plain.search(inputs(2), budget, {}, lambda *_: None).raised
+    assert not own.search(inputs(2), budget, {}, lambda *_: None).raised
+
+
 def test_products_that_break_the_budget_stay_float() -> None:
     """With a budget between the error of the whole and of its parts."""
     made = quantiser("w4")
@@ -111,4 +147,7 @@ def test_time_saved_counts_the_conversions_that_a_product_needs() -> None:
         Step("DequantizeLinear MatMul Add QuantizeLinear", "a b", "xq", "hq", 4.0),
         Step("DequantizeLinear MatMul", "c", "hq", "y", 6.0),
     )
-    assert saved_us({"a": ("a",), "c": ("c",)}, plain, coarse) == {"a": -1.0, "c": 4.0}
+    products = {"a": ("a",), "c": ("c",)}
+    assert saved_us(products, plain, coarse) == {"a": -1.0, "c": 4.0}
+    coarse.steps[0].median_us = None
+    assert saved_us(products, plain, coarse) == {"c": 4.0}, "what was not timed saves nothing that is known"

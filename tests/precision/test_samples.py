@@ -12,7 +12,7 @@ import torch
 
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
-from ridgeline.precision.samples import Samples
+from ridgeline.precision.samples import Samples, division_warnings
 
 PORTS = (Port("x", "float32", ("N", 3)), Port("ids", "int64", ("N",)))
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -84,6 +84,10 @@ def test_one_sample_is_not_divided() -> None:
     samples = Samples.of(batches(1)[:1], PORTS)
     first, second = samples.split()
     assert len(list(first)) == len(list(second)) == 1
+    (said,) = division_warnings(first, second)
+    assert "1 different samples, too few to hold any back" in said
+    assert "give 32 or more" in said
+    assert division_warnings(*Samples.of(batches(1), PORTS).split()) == []
 
 
 def test_a_model_of_fixed_batch_takes_batches_of_many() -> None:

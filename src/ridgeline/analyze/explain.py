@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from ridgeline.analyze.show import profile_text, short_ops, total_us
+from ridgeline.analyze.show import profile_text, short_ops
 from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
-from ridgeline.plan.plan import Plan, RegionNote, Step
+from ridgeline.plan.plan import Plan, RegionNote, Step, total_us
 from ridgeline.plan.report import Island, Report
 
 _QUOTED = re.compile(r"'[^']*'")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
-from ridgeline.plan.plan import Plan, Step
+from ridgeline.plan.plan import Plan, Step, total_us
 from ridgeline.plan.report import Check, Precision, Report
 
 
@@ -156,12 +156,6 @@ def short_ops(op_types: Sequence[str]) -> str:
     parts = [f"{op}×{count}" if count > 1 else op for op, count in counts[:4]]
     more = len(counts) - len(parts)
     return " ".join(parts) + (f" +{more} kind{'s' if more > 1 else ''}" if more else "")
-
-
-def total_us(steps: Sequence[Step]) -> float | None:
-    """The sum of all times; None if a step was chosen without timing."""
-    times = [step.median_us for step in steps]
-    return None if None in times or not times else math.fsum(time for time in times if time is not None)
 
 
 def fraction_of_tolerance(check: Check) -> float:

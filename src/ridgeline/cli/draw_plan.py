@@ -179,7 +179,8 @@ def _precision_text(summary: Summary) -> str:
     if found is None:
         return ""
     kinds = ", ".join(f"{count} in {kind}" for kind, count in found.nodes.items())
-    what = "random samples" if found.drawn else "held-out samples"
+    given = "held-out samples" if found.held_out else "samples of the calibration"
+    what = "random samples" if found.drawn else given
     judged = f"off {error_size(found.error)} of {error_size(found.budget)} allowed on {found.samples} {what}"
     kept = f"; {plural(len(found.kept), 'node')} kept, `ridge show` says why" if found.kept else ""
     return f"{kinds} nodes; {judged if found.samples else 'not judged yet'}{kept}"

@@ -23,7 +23,8 @@ def draw_quantized(report: QuantizeReport, console: Console) -> None:
         ("weights", f"{before:.2f} MB → {after:.2f} MB"),
     ]
     for row in report.outputs:
-        where = f"worst of {plural(report.judged_rows, 'row')} that calibration did not see"
+        seen = "did not see" if report.held_out else "saw too"
+        where = f"worst of {plural(report.judged_rows, 'row')} that calibration {seen}"
         lines.append(("error", f"{row.output}  relative L2 {row.relative_l2:.2e}, {where}"))
     if report.ranges:
         methods = Counter(row.method for row in report.ranges)

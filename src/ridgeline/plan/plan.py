@@ -6,6 +6,8 @@ Nothing here runs. Same model, options and timings give the same text, so no clo
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -128,6 +130,12 @@ class Plan:
     @staticmethod
     def from_json(text: str | bytes | memoryview) -> Plan:
         return _with_guards(read_as(Plan, parse_json(text)))
+
+
+def total_us(steps: Sequence[Step]) -> float | None:
+    """The sum of all times; None if a step was chosen without timing."""
+    times = [step.median_us for step in steps if step.median_us is not None]
+    return math.fsum(times) if times and len(times) == len(steps) else None
 
 
 def _plain(value: Any) -> Any:

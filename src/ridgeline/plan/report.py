@@ -47,7 +47,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Precision:
-    """How a model was lowered, and how far that carried its outputs on held-out samples."""
+    """How a model was lowered, and how far that carried its outputs on samples that were held out."""
 
     asked: str
     nodes: dict[str, int] = field(default_factory=dict)  # how many compute in each type
@@ -57,6 +57,7 @@ class Precision:
     errors: dict[str, float] = field(default_factory=dict)  # by output, the worst sample
     samples: int = 0
     drawn: bool = False  # at random: no data was given
+    held_out: bool = True  # False: too few samples, so that those of calibration had to serve
     sensitivity: dict[str, float] = field(default_factory=dict)  # by node, its error alone, if a search ran
 
 

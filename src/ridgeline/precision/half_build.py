@@ -22,6 +22,7 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.options import Options
 from ridgeline.passes.clean import remove_unused
+from ridgeline.plan.plan import total_us
 from ridgeline.plan.report import Kept, Precision
 from ridgeline.precision.budget import Judgement
 from ridgeline.precision.decide import Asked, Decision, Lowering, over_budget
@@ -29,6 +30,7 @@ from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.lower import lower, lowerable, value_key, widen
 from ridgeline.precision.original import Original
 from ridgeline.precision.ranges import Statistics
+from ridgeline.precision.samples import division_warnings
 from ridgeline.runtime.engine import Engine
 from ridgeline.targets import Machine, machine_of, target_named
 
@@ -42,6 +44,9 @@ EMULATED = 2
 DRAWN = "precision was decided and judged on random inputs, which prove little: give --data FOLDER"
 NO_HALF = "{} computes no half type faster than float32: the model stays in float32"
 NO_GAIN = "{} was no faster than float32 here ({:.0f} against {:.0f} us): the model stays in float32"
+NOT_TIMED = "where {} pays was not measured: {}"
+NOT_HERE = "the machine that it is built for is not here"
+NO_TIMES = "neither runs nor all steps were timed (verify='fast' times a run, level 1 the steps)"
 STORAGE = "this processor has no {} arithmetic: values are stored in it and computed in float32"
 
 
@@ -121,10 +126,16 @@ class LoweredBuild:
         useless = {n: "half is no faster here" for n, us in saved.items() if us <= 0 and n in best.lowered}
         chosen = self.decide(best.half, keep=useless, saved_us=saved)
         engine = self._finish(chosen)
-        slow, fast = (each.report.run_us for each in (wide, engine))
-        if slow is not None and fast is not None and fast >= slow:
-            return with_warning(wide, NO_GAIN.format(SHORT_NAMES[best.half], fast, slow))
+        times, half = compared_us(engine, wide), SHORT_NAMES[best.half]
+        if times is None:
+            return with_warning(engine, NOT_TIMED.format(half, self.why_untimed))
+        if times[0] >= times[1]:
+            return with_warning(wide, NO_GAIN.format(half, *times))
         return engine
+
+    @property
+    def why_untimed(self) -> str:
+        return NO_TIMES if self.machine.is_here else NOT_HERE
 
     def _finish(self, decision: Decision) -> Engine:
         """Build, judge, and tighten where the engine is further off than its emulation."""
@@ -147,7 +158,8 @@ class LoweredBuild:
 
     def reported(self, engine: Engine, found: Precision) -> Engine:
         """The engine, with what its report says of precision."""
-        warnings = [DRAWN] if self.original.samples[0].drawn else []
+        fitting, judging = self.original.samples
+        warnings = [*([DRAWN] if fitting.drawn else []), *division_warnings(fitting, judging)]
         engine.report = replace(engine.report, precision=found, warnings=(*engine.report.warnings, *warnings))
         return engine
 
@@ -196,6 +208,7 @@ class LoweredBuild:
             errors=dict(judged.worst),
             samples=judged.samples,
             drawn=self.original.samples[1].drawn,
+            held_out=self.original.is_held_out,
             sensitivity={decision.named(node): error for node, error in ranked},
         )
 
@@ -218,6 +231,19 @@ def _node_us(engine: Engine) -> dict[str, float]:
         if best is not None:
             made.update((name, best / len(note.sources)) for name in note.sources)
     return made
+
+
+def compared_us(one: Engine, other: Engine) -> tuple[float, float] | None:
+    """The times of two engines, measured in the same way; None if they were not.
+
+    A run as a whole, or where verification timed none, the sum of the steps.
+    """
+    runs = one.report.run_us, other.report.run_us
+    sums = total_us(one.plan.steps), total_us(other.plan.steps)
+    for first, second in (runs, sums):
+        if first is not None and second is not None:
+            return first, second
+    return None
 
 
 def _typed(options: Options) -> Options:

@@ -60,6 +60,11 @@ class Original:
 
         return drawn_samples(draw, seeds, self.shapes.inputs)
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether an engine is judged on other samples than those of calibration."""
+        return self.samples[0] is not self.samples[1]
+
     @cached_property
     def held_out(self) -> list[Feeds]:
         return list(self.samples[1])

@@ -13,6 +13,7 @@ from ridgeline.base.scales import Encoded
 from ridgeline.ir.body import node_sources
 from ridgeline.ir.provenance import node_name
 from ridgeline.options import Limits
+from ridgeline.precision.budget import Judgement, Metric
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
@@ -22,7 +23,6 @@ from ridgeline.precision.samples import Feeds, Samples, row_digest
 from ridgeline.precision.schemes import Scheme
 from ridgeline.precision.search import Found, raise_nodes
 from ridgeline.precision.smooth import output_clips, smoothed_copy
-from ridgeline.verify.metrics import worst_relative_l2
 
 Tell = Callable[[str, int, int, str], None]
 
@@ -38,6 +38,7 @@ class Quantiser:
     exclude: tuple[str, ...] = ()
     device: str = "cpu"  # that emulated runs are made on
     method: str = AUTO  # of calibration
+    metric: Metric | None = None  # the user's, in place of the relative L2 error
     decisions: tuple[OperandRow, ...] = field(default=())
 
     @cached_property
@@ -89,13 +90,15 @@ class Quantiser:
         return replace(self, model=model) if moved else self
 
     def error(self, rows: Sequence[Feeds], quantised: Collection[str] | None = None) -> float:
-        """The worst error of an emulated run with these products quantised, or all; of one, on one row."""
+        """The error of emulated runs with these products quantised, or all; of one product, of one row."""
         every = frozenset(self.products)
         chosen = every if quantised is None else frozenset(quantised)
         emulator = Emulator(self.without(every - chosen), self.limits, self.device)
         rows = rows[:1] if len(chosen) == 1 else rows
-        errors = [worst_relative_l2(_arrays(emulator, row), self._wanted(row)) for row in rows]
-        return max(max(each.values(), default=0.0) for each in errors)
+        made = Judgement(self.metric)
+        for row in rows:
+            made.add(_arrays(emulator, row), self._wanted(row), row)
+        return made.error
 
     def _wanted(self, row: Feeds) -> dict[str, np.ndarray]:
         """What the float model makes of a row, run once."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.plan.plan import Plan
+from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Kept, Precision
 from ridgeline.precision.budget import Judgement
 from ridgeline.precision.decide import Decision as HalfDecision
 from ridgeline.precision.decide import over_budget
-from ridgeline.precision.half_build import EMULATED, LoweredBuild, with_warning
+from ridgeline.precision.half_build import EMULATED, NOT_TIMED, LoweredBuild, compared_us, with_warning
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.search import Found
@@ -27,7 +27,6 @@ from ridgeline.runtime.engine import Engine
 CONVERTS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "DynamicQuantizeLinear"})
 NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
 OVER = "off by {:.3g} alone, over budget with the rest"
-NOT_TIMED = "where {} pays was not measured: the machine that it is built for is not here"
 
 
 @dataclass
@@ -49,13 +48,20 @@ def build_quantised(task: LoweredBuild) -> Engine:
     has_attention = any(node.op_type == "Attention" for node in task.model.graph)
     patterns += ("Attention",) if has_attention else ()
     quantiser = Quantiser(
-        task.model, scheme, task.original.samples[0], options.limits, patterns, task.emulated_on
+        task.model,
+        scheme,
+        task.original.samples[0],
+        options.limits,
+        patterns,
+        task.emulated_on,
+        metric=options.metric,
     )
     products = quantiser.products
     plain = _plain(task) if task.machine.is_here else None
     quantiser, best = _inside(task, quantiser)
-    if plain is None:
-        return with_warning(_reported(task, quantiser, best), NOT_TIMED.format(scheme.name))
+    if plain is None or compared_us(best.engine, plain) is None:
+        untimed = NOT_TIMED.format(scheme.name, task.why_untimed)
+        return with_warning(_reported(task, quantiser, best), untimed)
     slow = {
         name: f"{scheme.name} is no faster here ({-saved:.0f} us lost)"
         for name, saved in saved_us(products, plain.plan, best.engine.plan).items()
@@ -64,10 +70,11 @@ def build_quantised(task: LoweredBuild) -> Engine:
     if slow and len(slow) + len(best.floats) < len(products):
         fewer = _attempt(task, quantiser, {**best.floats, **slow}, best.found)
         is_inside = fewer.judged.error <= options.budget_or_default
-        if is_inside and _run_us(fewer.engine) < _run_us(best.engine):
+        if is_inside and _is_faster(fewer.engine, best.engine):
             best = fewer
-    if _run_us(best.engine) >= _run_us(plain):
-        high, times = plain.plan.precision, (_run_us(best.engine), _run_us(plain))
+    times = compared_us(best.engine, plain)
+    if times is not None and times[0] >= times[1]:
+        high = plain.plan.precision
         plain = _left_alone(task, quantiser, plain, best)
         return with_warning(plain, NO_GAIN.format(scheme.name, high, *times, high))
     return _reported(task, quantiser, best)
@@ -129,8 +136,9 @@ def _as_decision(found: Found, quantiser: Quantiser) -> HalfDecision:
     )
 
 
-def _run_us(engine: Engine) -> float:
-    return engine.report.run_us or 0.0
+def _is_faster(one: Engine, other: Engine) -> bool:
+    times = compared_us(one, other)
+    return times is not None and times[0] < times[1]
 
 
 def saved_us(products: Mapping[str, tuple[str, ...]], plain: Plan, coarse: Plan) -> dict[str, float]:
@@ -140,22 +148,26 @@ def saved_us(products: Mapping[str, tuple[str, ...]], plain: Plan, coarse: Plan)
 
 
 def _step_us(products: Mapping[str, tuple[str, ...]], plan: Plan) -> dict[str, float]:
-    """The time of each product's step, shared by the products in it."""
+    """The time of each product's step, shared by the products in it; none if a step of it was not timed."""
     by_source = {source: name for name, sources in products.items() for source in sources}
     made: dict[str, float] = {}
     readers: dict[str, list[str]] = {}  # by value: the products whose steps read it
     for step in plan.steps:
         inside = list(dict.fromkeys(by_source[s] for s in step.sources if s in by_source))
-        for name in inside:
-            made[name] = made.get(name, 0.0) + (step.median_us or 0.0) / len(inside)
+        _share(step, inside, made)
         for value in step.inputs:
             readers.setdefault(value, []).extend(inside)
     for step in plan.steps:
         if CONVERTS.issuperset(step.op_types):
-            users = list(dict.fromkeys(name for value in step.outputs for name in readers.get(value, ())))
-            for name in users:
-                made[name] += (step.median_us or 0.0) / len(users)
-    return made
+            _share(step, {name for value in step.outputs for name in readers.get(value, ())}, made)
+    return {name: us for name, us in made.items() if not math.isnan(us)}
+
+
+def _share(step: Step, names: Collection[str], made: dict[str, float]) -> None:
+    """Add the step's time in equal parts; a step that was not timed makes NaN of them."""
+    us = math.nan if step.median_us is None else step.median_us
+    for name in names:
+        made[name] = made.get(name, 0.0) + us / len(names)
 
 
 def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engine:
@@ -172,6 +184,7 @@ def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engin
         errors=dict(best.judged.worst),
         samples=best.judged.samples,
         drawn=task.original.samples[1].drawn,
+        held_out=task.original.is_held_out,
         sensitivity=dict(sorted(best.found.alone.items(), key=lambda item: -item[1])),
     )
     return task.reported(best.engine, report)
@@ -181,19 +194,22 @@ def _left_alone(task: LoweredBuild, quantiser: Quantiser, plain: Engine, tried: 
     """The engine without quantisation, with what each product would have saved or lost."""
     saved = saved_us(quantiser.products, plain.plan, tried.engine.plan)
     high, kind = plain.plan.precision, quantiser.scheme.name
+    took = {name: f"in {kind} its steps took {-us:+.1f} us against {high}" for name, us in saved.items()}
+    slowest_first = sorted(quantiser.products, key=lambda name: saved.get(name, 0.0))
     judged = task.original.judge(plain, task.options)
     report = Precision(
         asked=task.options.precision,
         nodes={high: len(quantiser.products)},
         kept=tuple(
-            Kept(name, f"in {kind} its steps took {-us:+.1f} us against {high}: the whole was no faster")
-            for name, us in sorted(saved.items(), key=lambda item: item[1])
+            Kept(name, f"{took.get(name, f'its steps in {kind} were not timed')}: the whole was no faster")
+            for name in slowest_first
         ),
         budget=task.options.budget_or_default,
         error=judged.error,
         errors=dict(judged.worst),
         samples=judged.samples,
         drawn=task.original.samples[1].drawn,
+        held_out=task.original.is_held_out,
     )
     return task.reported(plain, report)
 

@@ -44,7 +44,7 @@ from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.qdq_file import finished, weight_bytes, write_qdq
-from ridgeline.precision.samples import Feeds, Samples
+from ridgeline.precision.samples import Feeds, Samples, division_warnings
 from ridgeline.precision.schemes import Scheme, scheme_named
 from ridgeline.precision.smooth import Smoothed, output_clips, smooth_channels
 from ridgeline.precision.weights import encode_weight
@@ -58,7 +58,7 @@ JUDGED_ROWS = 32
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantised model, and how it came to be. `errors` are of the rows that calibration did not see."""
+    """A quantised model, and how it came to be."""
 
     model: ir.Model
     scheme: Scheme
@@ -67,6 +67,7 @@ class Quantized:
     groups: tuple[Group, ...]
     errors: Mapping[str, float]  # relative L2 of each output, the worst row
     judged_rows: int
+    held_out: bool  # calibration did not see the rows that errors are of
     float_bytes: int  # of all weights
     quantized_bytes: int
     smoothed: tuple[Smoothed, ...] = ()
@@ -114,6 +115,8 @@ def quantize(
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
     rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
+    if fitting is not None and judging is not None:
+        notes = (*notes, *division_warnings(fitting, judging))
     return Quantized(
         model,
         scheme,
@@ -122,6 +125,7 @@ def quantize(
         tuple(placement.groups),
         {} if reference is None else output_distances(reference, Emulator(model, allowed), rows),
         len(rows),
+        fitting is not judging,
         before,
         weight_bytes(model),
         tuple(smoothed),

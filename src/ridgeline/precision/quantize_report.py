@@ -24,7 +24,7 @@ class CalibratedRow:
 
 @dataclass(frozen=True)
 class OutputError:
-    """The relative L2 error of one output on the worst of the rows that calibration did not see."""
+    """The relative L2 error of one output on the worst of the rows that were judged."""
 
     output: str
     relative_l2: float
@@ -41,6 +41,7 @@ class QuantizeReport:
     float_bytes: int
     quantized_bytes: int
     judged_rows: int
+    held_out: bool  # calibration did not see the rows that were judged
     outputs: tuple[OutputError, ...]
     decisions: tuple[OperandRow, ...]
     ranges: tuple[CalibratedRow, ...]
@@ -64,6 +65,7 @@ def report_of(made: Quantized) -> QuantizeReport:
         float_bytes=made.float_bytes,
         quantized_bytes=made.quantized_bytes,
         judged_rows=made.judged_rows,
+        held_out=made.held_out,
         outputs=tuple(OutputError(name, error) for name, error in made.errors.items()),
         decisions=made.decisions,
         ranges=tuple(ranges),

@@ -25,6 +25,12 @@ from ridgeline.kernels.elements import numpy_dtype
 Feeds: TypeAlias = dict[str, np.ndarray]
 # one sample in so many is held back to judge with
 HELD_BACK = 4
+# of so many rows that differ, none is held back in one case of ten thousand
+ENOUGH = 32
+NOT_DIVIDED = (
+    "the data has {} different samples, too few to hold any back: errors are those on the samples that the "
+    "model was calibrated with; give {} or more"
+)
 WANTED = "a folder of .npz files, dicts of arrays by input name, a DataLoader or a data set with such columns"
 
 
@@ -84,6 +90,14 @@ def row_digest(row: Mapping[str, np.ndarray]) -> str:
 
 def _is_held_back(digest: str) -> bool:
     return int(digest, 16) % HELD_BACK == 0
+
+
+def division_warnings(fitting: Samples, judging: Samples) -> list[str]:
+    """What to say of the two parts of a data set: that one set serves as both, if it does."""
+    if fitting is not judging:
+        return []
+    count = len({row_digest(row) for row in fitting})
+    return [NOT_DIVIDED.format(count, max(ENOUGH, 2 * count))]
 
 
 def drawn_samples(
