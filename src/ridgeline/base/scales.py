@@ -97,14 +97,20 @@ def blocks(axis: int, size: int) -> Granularity:
 
 
 def scale_for(amax: np.ndarray | float, fmt: Format) -> np.ndarray:
-    """The scale that maps the magnitude `amax` to the largest value; in MXFP8 the next power of two."""
+    """The scale that maps the magnitude `amax` to the largest value; of 8-bit floats the next power of two.
+
+    Their steps grow with the number, so that a larger scale loses nothing but the least numbers; and kernels
+    divide by a power of two exactly with one multiplication.
+    """
     wide = np.asarray(amax, dtype=np.float64)
     _require_finite(wide)
-    if fmt.name == "mxfp8":
-        mantissa, exponent = np.frexp(wide / fmt.largest)
-        exponent = np.where(wide > 0, exponent - (mantissa == 0.5), -127)
-        return np.exp2(np.clip(exponent, -127, 127).astype(np.float64)).astype(fmt.scale_type)
-    return _as_scale(wide / fmt.largest)
+    if fmt.is_integer or fmt.bits < 8:
+        return _as_scale(wide / fmt.largest)
+    mantissa, exponent = np.frexp(wide / fmt.largest)
+    # E8M0 has one power below the normal numbers of float32, and stands for a group of zeros with it
+    least, of_zeros = (-127, -127) if fmt.block else (-126, 0)
+    exponent = np.where(wide > 0, exponent - (mantissa == 0.5), of_zeros)
+    return np.exp2(np.clip(exponent, least, 127).astype(np.float64)).astype(fmt.scale_type)
 
 
 def affine_for(low: np.ndarray, high: np.ndarray, fmt: Format) -> tuple[np.ndarray, np.ndarray]:

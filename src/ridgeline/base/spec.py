@@ -254,6 +254,7 @@ class Site:
     target: Target
     name: str = ""  # for people; not part of the key
     non_tensor: Mapping[str, str] = field(default_factory=dict)  # what values are that no spec can describe
+    power_scales: frozenset[str] = frozenset()  # scales that are powers of two: a product divides by them
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -274,7 +275,7 @@ class Site:
     def key(self) -> str:
         parts = [self.body.digest, str(self.target), str(self.target.threads)]
         for name, spec in zip(self.body.inputs, self.inputs, strict=True):
-            mark = "w" if name in self.weights else ""
+            mark = ("w" if name in self.weights else "") + ("2" if name in self.power_scales else "")
             known = _attr_text(self.values[name]) if name in self.values else ""
             parts.append(f"{spec}{mark}{known}")
         parts += [str(self.specs.get(name)) for name in self.body.outputs]

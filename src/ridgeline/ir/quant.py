@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from ridgeline.base.spec import Body
 
 # integers and small floats that a scale makes numbers of; sub-byte types lie one value to a byte
@@ -41,3 +43,12 @@ def levels_and_scales(body: Body) -> frozenset[str]:
         else:
             others.update(op.inputs)
     return frozenset(read - others)
+
+
+def are_powers_of_two(scale: np.ndarray) -> bool:
+    """Whether dividing by any of these floats is multiplying by its reciprocal, which is normal too."""
+    if scale.dtype.kind != "f" or not scale.size:
+        return False
+    wide = scale.astype(np.float64)
+    mantissa, exponent = np.frexp(wide)
+    return bool(((mantissa == 0.5) & (exponent >= -124) & (exponent <= 126)).all())

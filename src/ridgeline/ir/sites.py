@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ridgeline.base.spec import Body, Site, Target
 from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
-from ridgeline.ir.quant import levels_and_scales
+from ridgeline.ir.quant import are_powers_of_two, levels_and_scales
 from ridgeline.ir.validate import validate
 
 # a float this short is a scale or a bound that decides how a region runs; a longer one is data
@@ -43,16 +43,16 @@ def make_site(program: Program, region: Region, inferred: Inferred, target: Targ
     outer = {name: region.outer(name) for name in names if name}
     specs = {name: inferred.specs[out] for name, out in outer.items() if out in inferred.specs}
     weights = frozenset(n for n in region.body.inputs if outer.get(n) in program.weights)
-    values, quantized = {}, levels_and_scales(region.body)
+    values, quantized, powers = {}, levels_and_scales(region.body), set()
     for name in region.body.inputs:
-        if name in quantized:
-            continue
         array = inferred.values.get(outer.get(name, ""))
-        if array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
+        if name in quantized:
+            powers |= {name} if array is not None and are_powers_of_two(array) else set()
+        elif array is not None and (array.dtype.kind != "f" or array.size <= KNOWN_FLOATS):
             values[name] = array
     non_tensor = {
         name: kind for name, out in outer.items() if (kind := inferred.non_tensor_kind(out)) is not None
     }
-    site = Site(region.body, specs, weights, values, target, name=region.name, non_tensor=non_tensor)
+    site = Site(region.body, specs, weights, values, target, region.name, non_tensor, frozenset(powers))
     validate(site)
     return site

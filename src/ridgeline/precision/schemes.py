@@ -8,7 +8,7 @@ from math import prod
 import onnx_ir as ir
 
 from ridgeline.base.formats import BLOCKS_OPSET, E8M0_OPSET, FORMATS, INT4_OPSET, PER_CHANNEL_OPSET, Format
-from ridgeline.base.scales import Granularity, blocks, per_channel
+from ridgeline.base.scales import PER_TENSOR, Granularity, blocks, per_channel
 from ridgeline.errors import OptionError, did_you_mean
 
 DEFAULT_BLOCK = 64
@@ -47,8 +47,14 @@ class Scheme:
         return max(needed)
 
     def weight_granularity(self, node: ir.Node) -> Granularity:
-        """Per output channel, or blocks along the axis that is summed over."""
+        """Per output channel, or blocks along the axis that is summed over; products of float8 have one scale.
+
+        Steps of float8 grow with the number, so that channels need none of their own, and one number is what
+        libraries multiply a product by.
+        """
         channels, summed = weight_axes(node)
+        if self.activation is not None and not self.weight.is_integer:
+            return PER_TENSOR
         return blocks(summed, self.block) if self.block else per_channel(channels)
 
     def describe_activation(self) -> str:

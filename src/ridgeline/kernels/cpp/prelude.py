@@ -170,6 +170,8 @@ FN unsigned long long rl_to_uint64(double x) {
 FN unsigned long long rl_to_uint64(float x) { return rl_to_uint64((double)x); }
 FN float rl_div(float x, float y) { return x / y; }
 FN float rl_levels(float x, float y) { return x / y; }
+FN float rl_over_power(float x, float y) { return x * (1.0f / y); }
+FN float rl_for_float8(float x, float most) { return rl_max(-most, rl_min(most, x)); }
 FN double rl_div(double x, double y) { return x / y; }
 // the processor traps on these two
 template <class T> FN T rl_div(T x, T y) {

@@ -34,7 +34,8 @@ def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
         raise RefusedError("it divides in another type than float32")
     dtype = low.site.specs[op.outputs[0]].dtype
-    quotient = low.map("rl_levels({0}, {1})", low.cast(x, "float32"), low.cast(scale, "float32"))
+    divide = "rl_over_power" if op.inputs[1] in low.site.power_scales else "rl_levels"
+    quotient = low.map(f"{divide}({{0}}, {{1}})", low.cast(x, "float32"), low.cast(scale, "float32"))
     if dtype in FLOAT8_LARGEST:
         return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
     if dtype not in LEVELS:
@@ -53,8 +54,8 @@ def to_float8(low: Lowering, op: Op, val: Val, dtype: str) -> Val:
     """A float32 value rounded to the nearest of a float8 type, ties to even, saturated; a NaN stays."""
     if not int(op.attrs.get("saturate", 1)):
         raise RefusedError(f"{op.op_type} to float8 without saturation")
-    ends = (low.constant(end, "float32") for end in (-FLOAT8_LARGEST[dtype], FLOAT8_LARGEST[dtype]))
-    return low.cast(low.map("rl_max({1}, rl_min({2}, {0}))", val, *ends), dtype)
+    most = low.constant(FLOAT8_LARGEST[dtype], "float32")
+    return low.cast(low.map("rl_for_float8({0}, {1})", val, most), dtype)
 
 
 def _operands(low: Lowering, op: Op) -> tuple[Val, Val, Val | None, tuple[int, ...] | None]:

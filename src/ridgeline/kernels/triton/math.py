@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra import libdevice
+
+IS_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
 __all__ = [
     "rl_abs", "rl_ceil", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1", "rl_floor",
-    "rl_fmod", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log", "rl_log1p", "rl_max", "rl_min",
-    "rl_mod", "rl_mul", "rl_not", "rl_place", "rl_pow", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
-    "rl_sqrt", "rl_tanh", "rl_where",
+    "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log", "rl_log1p",
+    "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_over_power", "rl_place", "rl_pow", "rl_round",
+    "rl_sigmoid_half", "rl_sign", "rl_sin", "rl_sqrt", "rl_tanh", "rl_where",
 ]  # fmt: skip
 
 
@@ -79,6 +82,22 @@ def rl_levels(x, scale):
     near = x * inverse
     left = tl.fma(-near, scale, x)
     return tl.where(tl.abs(near) < 131072.0, tl.fma(left, inverse, near), near)
+
+
+@triton.jit
+def rl_over_power(x, scale):
+    """x / scale, exactly as IEEE 754 rounds it, for a power of two whose reciprocal is normal."""
+    bits = scale.to(tl.int32, bitcast=True)
+    return x * (0x7F000000 - bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rl_for_float8(x, most):
+    """What a cast to float8 saturates. Compiled casts do it themselves; those of the interpreter do not."""
+    if IS_INTERPRETED:
+        return rl_max(-most, rl_min(most, x))
+    else:
+        return x
 
 
 @triton.jit
