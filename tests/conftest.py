@@ -82,11 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(partial(shutil.rmtree, home, ignore_errors=True))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
-
-
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> None:
     random.seed(SEED)

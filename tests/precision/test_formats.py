@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ridgeline.base.formats import FORMATS, every_code, format_named, from_codes, pack, to_codes, unpack
+from ridgeline.base.formats import FORMATS, every_code, from_codes, pack, to_codes, unpack
 from ridgeline.base.scales import (
     PER_TENSOR,
     Granularity,
@@ -24,7 +24,7 @@ from ridgeline.base.scales import (
     scales,
     scales_for,
 )
-from ridgeline.errors import InputError, OptionError
+from ridgeline.errors import InputError
 
 ELEMENTS = [fmt for fmt in FORMATS.values() if not fmt.block]
 FLOATS = [fmt for fmt in ELEMENTS if not fmt.is_integer]
@@ -274,9 +274,7 @@ def test_bad_zero_points_are_refused() -> None:
         check_zero_point(np.ones(2).astype(FORMATS["fp8"].dtype), scale, FORMATS["fp8"], where="'w'")
 
 
-def test_unknown_names_and_wrong_sizes() -> None:
-    with pytest.raises(OptionError, match="did you mean 'nvfp4'"):
-        format_named("nvfp44")
+def test_wrong_sizes() -> None:
     with pytest.raises(InputError, match="wrong size"):
         unpack(np.zeros(3, np.uint8), FORMATS["int4"], (4,))
     with pytest.raises(InputError, match="no axis 3"):

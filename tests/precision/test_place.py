@@ -7,10 +7,11 @@ import pytest
 from quant_models import model_of
 
 from ridgeline.errors import OptionError
+from ridgeline.options import QUANTISED
 from ridgeline.passes.shapes import infer_shapes
 from ridgeline.precision.histograms import Range
 from ridgeline.precision.place import Placement, place
-from ridgeline.precision.schemes import scheme_named
+from ridgeline.precision.schemes import SCHEMES, scheme_named
 
 RNG = np.random.default_rng(0)
 
@@ -32,6 +33,10 @@ def edges(made: Placement) -> set[tuple[str, str]]:
 
 def why(made: Placement, node: str) -> str:
     return next(d.why for d in made.decisions if d.scheme == "float" and d.node == node)
+
+
+def test_every_quantised_precision_of_a_build_is_a_scheme() -> None:
+    assert set(QUANTISED) <= set(SCHEMES)
 
 
 def test_both_operands_of_products_are_quantised() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from moving_models import close, decoder, detector, expected, model_of, own, rand
 
@@ -91,6 +92,18 @@ def test_a_body_is_fused_and_planned_and_comes_back_from_the_file(tmp_path: Path
     assert islands[0]._found.keys() == islands[1]._found.keys() == {"last.body"}
     assert all(islands[0]._found.values())
     assert not again.notes
+
+
+def test_the_plan_of_a_body_says_what_it_computes_in() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (float16[4] x, int64 n, bool on) => (float16[4] y) {
+        y = Loop(n, on, x) <body = b (int64 i, bool go, float16[4] a) => (bool more, float16[4] c) {
+            more = Identity(go)
+            c = Add(a, a)
+        }>
+    }"""
+    engine = ridgeline.build(onnx.parser.parse_model(text), target="null", progress=False)
+    assert [body.precision for body in engine.plan.bodies.values()] == ["fp16"]
 
 
 def test_a_verified_decoder_at_level_one() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 
-from ridgeline.errors import InputError, OptionError, did_you_mean
+from ridgeline.errors import InputError
 
 FLOAT32 = np.dtype(np.float32)
 # ONNX numbers its element types; the first opset whose QuantizeLinear and DequantizeLinear take a type
@@ -77,13 +77,6 @@ FORMATS: dict[str, Format] = {
         ),
     )
 }  # fmt: skip
-
-
-def format_named(name: str) -> Format:
-    """The row of the table, or an error with the near names."""
-    if name not in FORMATS:
-        raise OptionError(f"no number format is called {name!r}", help=did_you_mean(name, list(FORMATS)))
-    return FORMATS[name]
 
 
 def to_codes(values: np.ndarray, fmt: Format, zero_point: np.ndarray | int = 0) -> np.ndarray:

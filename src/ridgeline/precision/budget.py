@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -55,16 +55,6 @@ def _called(metric: Metric, got: Outputs, want: Outputs, feeds: Outputs) -> floa
     if math.isnan(error) or error < 0:
         raise OptionError("the metric returned no error", got=repr(error), want="0 for no error, or more")
     return error
-
-
-def judge(
-    run: Callable[[Any], Outputs], rows: Iterable[tuple[Any, Outputs]], metric: Metric | None = None
-) -> Judgement:
-    """Run samples, each with what the original makes of it."""
-    made = Judgement(metric)
-    for feeds, want in rows:
-        made.add(run(feeds), want, feeds)
-    return made
 
 
 def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[dict[str, np.ndarray]]:

@@ -21,9 +21,9 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import KEEP, SOURCES, node_name
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
+from ridgeline.verify.float32_reference import TYPE_ATTRIBUTES
 
 FLOAT = ir.DataType.FLOAT
-TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
 # operands of these variables are never lowered: they are sizes and scales
 _STAYS = {("Resize", "T2"), ("QuantizeLinear", "T2"), ("QuantizeLinear", "T3")}
 

@@ -35,7 +35,7 @@ def plan_variant(
     plan = Plan(
         model=loaded.name,
         target=context.fused.target,
-        precision=_computed_in(context),
+        precision=computed_in(context),
         inputs=shapes.inputs,
         outputs=ports(loaded.model.graph.outputs, what="output"),
         guards=shapes.guards,
@@ -57,7 +57,7 @@ def plan_variant(
     return Variant(plan, executable)
 
 
-def _computed_in(context: SelectionContext) -> str:
+def computed_in(context: SelectionContext) -> str:
     """The float type that most ops make."""
     ops, _ = context.fused.program.flat_ops(context.fused.program.regions)
     made = Counter(

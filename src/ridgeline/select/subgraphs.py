@@ -24,7 +24,7 @@ from ridgeline.runtime.islands import Islands, subgraphs
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import SelectionContext
 from ridgeline.select.loop import select
-from ridgeline.select.planning import planned_steps, region_notes
+from ridgeline.select.planning import computed_in, planned_steps, region_notes
 from ridgeline.tactics.control import first_trip
 from ridgeline.tactics.cpu.ort import inside_bodies
 
@@ -72,7 +72,7 @@ def _plan_body(
     plan = Plan(
         model=key,
         target=context.fused.target,
-        precision="fp32",
+        precision=computed_in(inner),
         inputs=tuple(Port(name, spec.dtype, None) for name, spec in given.items()),
         outputs=(),
         profile={},
