@@ -47,7 +47,7 @@ class Scheme:
         return max(needed)
 
     def weight_granularity(self, node: ir.Node) -> Granularity:
-        """Per output channel, or blocks along the axis that is summed over; products of float8 have one scale.
+        """Per output channel, or blocks along the axis that is summed over; float8 products have one scale.
 
         Steps of float8 grow with the number, so that channels need none of their own, and one number is what
         libraries multiply a product by.
