@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgeline.base.spec import EPSILON
 from ridgeline.errors import BuildError
 from ridgeline.select.graph_replay import _require_close
 
@@ -51,3 +52,35 @@ def test_float8_results_may_lie_one_number_aside() -> None:
                 _require_close([got.view(want.dtype)], [want], may_round=True)
     with pytest.raises(BuildError, match="differ"):
         _require_close([torch.zeros_like(want)], [want], may_round=True)
+
+
+HALF = EPSILON["float16"]
+NUMBERS = torch.nn.functional.gelu(torch.linspace(-4, 4, 4001))
+UNIT = 2.0**-6
+
+
+def test_float8_results_near_zero_may_differ_by_the_rounding_of_the_type_between() -> None:
+    """The steps of float8 are smaller there than what float16 sums are off by."""
+    want = (NUMBERS / UNIT).to(torch.float8_e4m3fn)
+    noise = torch.randn(NUMBERS.shape, generator=torch.Generator().manual_seed(0)) * HALF
+    got = ((NUMBERS + noise) / UNIT).to(torch.float8_e4m3fn)
+    _require_close([got], [want], may_round=True, coarsest=HALF)
+    with pytest.raises(BuildError, match="differ"):  # of float32 between, they would be wrong
+        _require_close([got], [want], may_round=True, coarsest=EPSILON["float32"])
+
+
+@pytest.mark.parametrize("name", ["scale", "truncated", "relu", "nan", "zero"])
+def test_wrong_float8_results_are_refused_whatever_the_type_between(name: str) -> None:
+    want = (NUMBERS / UNIT).to(torch.float8_e4m3fn)
+    codes = want.view(torch.uint8).clone()
+    codes[codes > 128] -= 1  # towards zero
+    codes[(codes > 0) & (codes < 128)] -= 1
+    wrong = {
+        "scale": (NUMBERS / UNIT * 2).clamp(-448, 448).to(torch.float8_e4m3fn),
+        "truncated": codes.view(torch.float8_e4m3fn),
+        "relu": (torch.linspace(-4, 4, 4001).relu() / UNIT).to(torch.float8_e4m3fn),
+        "nan": torch.full_like(NUMBERS, float("nan")).to(torch.float8_e4m3fn),
+        "zero": torch.zeros_like(want),
+    }[name]
+    with pytest.raises(BuildError, match="differ"):
+        _require_close([wrong], [want], may_round=True, coarsest=HALF)

@@ -34,6 +34,7 @@ CALLS_PER_GRAPH = 10
 HOPELESS = 2.0
 # an honest kernel differs from the floor by roundings of its type; a wrong one by as much as its values
 ROUNDINGS = 64
+FEW_ROUNDINGS = 8  # of what is quantised to float8
 # of quantised results, those that may lie one step aside where all else is float32
 ROUNDED_SHARE = 0.01
 
@@ -58,7 +59,7 @@ class GraphReplay(Measuring):
                 context.fused.tactics[candidate.tactic].examine(site, launch, inputs)
                 call, outputs = bound_call(launch, site, inputs)
                 _require_close(
-                    outputs(), want, may_round=_rounds_to_integers(site), share=_rounded_share(site)
+                    outputs(), want, may_round=_rounds_to_integers(site), coarsest=_coarsest_epsilon(site)
                 )
                 torch.cuda.synchronize()
                 runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
@@ -163,21 +164,27 @@ def _rounds_to_integers(site: Site) -> bool:
     return any(op.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for op in site.body.ops)
 
 
-def _rounded_share(site: Site) -> float:
-    """Of quantised results that may lie one step aside.
+def _coarsest_epsilon(site: Site) -> float:
+    """Of the types between: the floor rounds every value to its type before the next op."""
+    return max((EPSILON.get(spec.dtype, 0.0) for spec in site.specs.values()), default=0.0)
 
-    The floor rounds every value to its type before the next op; a kernel that keeps float32 in between rounds
-    more of them the other way, the coarser the type.
+
+def _is_rounding(got: Tensor, want: Tensor, coarsest: float) -> bool:
+    """A step aside, here and there.
+
+    A kernel that keeps float32 between its ops rounds more values the other way than the floor, the coarser
+    the types between. Near zero the steps of float8 are smaller than what such a type rounds: there, as many
+    steps as make up that rounding.
     """
-    return ROUNDED_SHARE + 16 * max(
-        (EPSILON.get(spec.dtype, 0.0) for spec in site.specs.values()), default=0.0
-    )
-
-
-def _is_rounding(got: Tensor, want: Tensor, share: float) -> bool:
-    """A step aside, here and there."""
-    off = (got.double() - want.double()).abs()
-    return bool(off.max() <= 1 and off.mean() <= share)
+    steps = (got.double() - want.double()).abs()
+    if want.is_floating_point():
+        numbers = want.float()
+        scale = float(torch.where(torch.isfinite(numbers), numbers, 0.0).abs().max())
+        steps = (_ordinals(got).double() - _ordinals(want)).abs()
+        # a NaN on one side only is never within a rounding
+        off = torch.where(got.isnan() & want.isnan(), 0.0, (got.float() - numbers).abs())
+        steps[off <= FEW_ROUNDINGS * coarsest * scale] = 0
+    return bool(steps.max() <= 1 and steps.mean() <= ROUNDED_SHARE + 16 * coarsest)
 
 
 def _ordinals(float8: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ def _require_close(
     want: Sequence[Tensor] | None,
     *,
     may_round: bool,
-    share: float = ROUNDED_SHARE,
+    coarsest: float = 0.0,
 ) -> None:
     """Raise when these results cannot be right."""
     if want is None:
@@ -199,11 +206,11 @@ def _require_close(
     for got, wanted in zip(made, want, strict=True):
         if got.shape != wanted.shape:
             raise BuildError(f"made {list(got.shape)} where the floor makes {list(wanted.shape)}")
-        if wanted.is_floating_point() and wanted.element_size() == 1:
-            got, wanted = _ordinals(got), _ordinals(wanted)
-        if not wanted.is_floating_point():
-            if not torch.equal(got, wanted) and not (may_round and _is_rounding(got, wanted, share)):
-                raise BuildError("wrong result: whole numbers differ from the floor's")
+        is_float8 = wanted.is_floating_point() and wanted.element_size() == 1
+        if is_float8 or not wanted.is_floating_point():
+            are_equal = torch.equal(*(t.view(torch.uint8) if is_float8 else t for t in (got, wanted)))
+            if not are_equal and not (may_round and _is_rounding(got, wanted, coarsest)):
+                raise BuildError("wrong result: levels or whole numbers differ from the floor's")
             continue
         eps = EPSILON.get(str(wanted.dtype).removeprefix("torch."), EPSILON["bfloat16"])
         finite = torch.isfinite(wanted)
