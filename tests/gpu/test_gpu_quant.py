@@ -16,8 +16,10 @@ import torch
 from quant_cases import codes, scales
 
 from offers import offered
+from ridgeline.base.choices import RefusedError
 from ridgeline.kernels.triton.compiler import compile_kernels
 from ridgeline.tactics.cuda.cublas_codes import CublasCodes
+from ridgeline.tactics.cuda.cublas_float8 import CublasFloat8
 
 COMPARE = on_gpu.compare_with(quant_cases.require_near)
 PATCHES = [
@@ -65,7 +67,8 @@ globals().update(
 globals().update(
     on_gpu.tests_of(
         quant,
-        "quantize_with_one_scale quantize_per_channel_with_zero_points dequantize_every_code blocks "
+        "quantize_with_one_scale quantize_with_a_power_of_two quantize_per_channel_with_zero_points "
+        "dequantize_every_code blocks "
         "cast_to_float8_and_back",
     )
 )
@@ -109,3 +112,42 @@ def test_products_by_cublaslt(dtype: str) -> None:
     for config in offered(CublasCodes(), site).configs:
         (got,) = on_gpu_quant.run_quantised(CublasCodes(), site, config, tensors)
         quant_cases.require_near(got, quant_cases.exact(site, tensors)["y"], bound)
+
+
+RELU = quant_cases.op("Relu", "q", "s")
+FLOAT8_TAILS = {
+    "bias": [quant_cases.op("Add", "p c", "y")],
+    "bias and residual": [quant_cases.op("Add", "p c", "q"), quant_cases.op("Add", "q r", "y")],
+    "bias, relu and codes": [
+        quant_cases.op("Add", "p c", "q"), RELU, quant_cases.quantize("s", "y", "float8_e4m3fn"),
+    ],
+    "bias, gelu and codes": [
+        quant_cases.op("Add", "p c", "q"), quant_cases.op("Gelu", "q", "s"),
+        quant_cases.quantize("s", "y", "float8_e4m3fn"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("tail", FLOAT8_TAILS)
+def test_float8_products_in_one_launch_of_cublaslt(tail: str, rows: int) -> None:
+    """One scale for each operand; bias and residual are half, as the result is."""
+    kind, half = "float8_e4m3fn", torch.float16
+    tensors = {
+        "x": codes(rows, 272, dtype=kind), "xs": scales().to(half), "w": codes(272, 144, dtype=kind, seed=2),
+        "ws": scales(seed=3).to(half), "c": scales(144).to(half),
+    }  # fmt: skip
+    tensors |= {"r": torch.randn(rows, 144).to(half)} if "residual" in tail else {}
+    tensors |= {"ys": (scales() * 20).to(half)} if "codes" in tail else {}
+    site = on_gpu.here(quant_cases.make_site(tensors, [*qgemm.PRODUCT, *FLOAT8_TAILS[tail]]))
+    want = quant_cases.exact(site, tensors)["y"]
+    bound = qgemm.bound_of(site, tensors, in_cores=272) / float(tensors.get("ys", torch.ones(())))
+    tactic, made = CublasFloat8(), 0
+    for config in offered(tactic, site).configs:
+        try:
+            (got,) = on_gpu_quant.run_quantised(tactic, site, config, tensors)
+        except RefusedError:  # the library lists fewer algorithms
+            continue
+        quant_cases.require_near(got, want, bound)
+        made += 1
+    assert made

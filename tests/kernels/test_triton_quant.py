@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,17 @@ def awkward(*shape: int) -> Tensor:
 
 def quantize(x: str, y: str, zero: str = "", **attrs: int) -> Op:
     return Op("QuantizeLinear", (x, "s", zero) if zero else (x, "s"), (y,), attrs)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("exponent", [-124, -24, 0, 5, 126])
+def test_quantize_with_a_power_of_two(dtype: str, exponent: int) -> None:
+    """One multiplication gives every code that the division gives, NaN and infinities included."""
+    scale = torch.tensor(2.0**exponent)
+    inputs = {"x": awkward(5, 37) * scale, "s": scale}
+    op = quantize("x", "y", output_dtype=ONNX_TYPES[dtype])
+    site = make_site([op], inputs, ["y"], weights=["s"])
+    require_same(POINTWISE, replace(site, power_scales=frozenset({"s"})), inputs)
 
 
 @pytest.mark.parametrize("dtype", CODES)

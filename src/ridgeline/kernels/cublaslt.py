@@ -18,11 +18,12 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 
 LIBRARY = "libcublasLt.so"
-DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+# cudaDataType_t
+DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28}
 COMPUTE_FLOAT32 = 68  # CUBLAS_COMPUTE_32F: operands as they are, sums in float32
 TRANSPOSED = 1
 # attributes of a product's description
-TRANSPOSE_A, EPILOGUE, BIAS_POINTER, BIAS_TYPE = 3, 7, 8, 26
+TRANSPOSE_A, EPILOGUE, BIAS_POINTER, FAST_SUMS, BIAS_TYPE = 3, 7, 8, 25, 26
 # attributes of a search
 MOST_SCRATCH, ALIGNMENTS = 1, (5, 6, 7, 8)
 PLAIN, BIAS = 1, 4  # cublasLtEpilogue_t; activations are bits to add
@@ -42,7 +43,10 @@ class _Found(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Sizes:
-    """y[M, N] = x[M, K] · w[N, K]ᵀ (+ r[M, N]); rows of x, y and r are this many elements apart."""
+    """y[M, N] = x[M, K] · w[N, K]ᵀ (+ r[M, N]); rows of x, y and r are this many elements apart.
+
+    x and w are of `dtype`; y, r and a bias of `made`.
+    """
 
     rows: int
     columns: int
@@ -51,6 +55,18 @@ class Sizes:
     y_row: int
     r_row: int
     dtype: torch.dtype
+    made: torch.dtype
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a product of codes is multiplied by, and whether its sums may stay in the tensor cores."""
+
+    alpha: float = 1.0
+    is_fast: bool = False
+
+
+PLAIN_FACTOR = Factor()
 
 
 @cache
@@ -96,30 +112,45 @@ class _Owned:
 
 
 class Matmul:
-    """One algorithm for fixed sizes: y = activation(x · wᵀ + bias + r).
+    """One algorithm for fixed sizes: y = activation(alpha · x · wᵀ + bias + r).
 
     The library counts down columns: our y[M, N] is its [N, M], the product of our w and x in that order.
     """
 
-    def __init__(self, sizes: Sizes, bias: Tensor | None, activation: str, place: int, *, adds: bool) -> None:
-        if any(row * sizes.dtype.itemsize % ALIGNMENT for row in (sizes.x_row, sizes.y_row, sizes.r_row)):
+    def __init__(
+        self,
+        sizes: Sizes,
+        bias: Tensor | None,
+        activation: str,
+        place: int,
+        *,
+        adds: bool,
+        factor: Factor = PLAIN_FACTOR,
+    ) -> None:
+        """Parameters: the library's own list."""
+        y_apart, r_apart = (row * sizes.made.itemsize for row in (sizes.y_row, sizes.r_row))
+        if any(step % ALIGNMENT for step in (sizes.x_row * sizes.dtype.itemsize, y_apart, r_apart)):
             raise RefusedError(f"rows do not start at multiples of {ALIGNMENT} bytes")
-        kind = DATA_TYPES[sizes.dtype]
+        read, made = DATA_TYPES[sizes.dtype], DATA_TYPES[sizes.made]
         self._bias = bias  # its address is in the description
         self._what = _Owned("MatmulDesc", COMPUTE_FLOAT32, DATA_TYPES[torch.float32])
         self._what.set(TRANSPOSE_A, ctypes.c_int32(TRANSPOSED))
+        if factor.is_fast:
+            self._what.set(FAST_SUMS, ctypes.c_int8(1))
         epilogue = ACTIVATIONS[activation] | (BIAS if bias is not None else 0) or PLAIN
         self._what.set(EPILOGUE, ctypes.c_int32(epilogue))
         if bias is not None:
             self._what.set(BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
             self._what.set(BIAS_TYPE, ctypes.c_int32(DATA_TYPES[bias.dtype]))
         m, n, k = sizes.rows, sizes.columns, sizes.depth
-        sides = ((k, n, k), (k, m, sizes.x_row), (n, m, sizes.r_row), (n, m, sizes.y_row))
+        sides = (
+            (read, k, n, k), (read, k, m, sizes.x_row), (made, n, m, sizes.r_row), (made, n, m, sizes.y_row),
+        )  # fmt: skip
         self._layouts = [
             _Owned("MatrixLayout", kind, ctypes.c_uint64(high), ctypes.c_uint64(wide), ctypes.c_int64(apart))
-            for high, wide, apart in sides
+            for kind, high, wide, apart in sides
         ]
-        self._alpha, self._beta = ctypes.c_float(1.0), ctypes.c_float(1.0 if adds else 0.0)
+        self._alpha, self._beta = ctypes.c_float(factor.alpha), ctypes.c_float(1.0 if adds else 0.0)
         self._algorithm = self._found(place)
 
     def _found(self, place: int) -> Any:

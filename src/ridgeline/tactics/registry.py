@@ -22,6 +22,7 @@ from ridgeline.tactics.cpu.ort import Ort
 from ridgeline.tactics.cpu.sdpa import AttentionBmm, Sdpa
 from ridgeline.tactics.cuda.cublas import Cublas
 from ridgeline.tactics.cuda.cublas_codes import CublasCodes
+from ridgeline.tactics.cuda.cublas_float8 import CublasFloat8
 from ridgeline.tactics.cuda.cublas_lt import CublasLt
 from ridgeline.tactics.cuda.cudnn_conv import CudnnConv
 from ridgeline.tactics.cuda.sdpa import CudaSdpa
@@ -77,6 +78,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         TritonConv,
         TritonCodeConv,
         TritonDepthwise,
+        CublasFloat8,
         CublasCodes,
         CublasLt,
         Cublas,

@@ -41,26 +41,26 @@ def rows_of(product: Product, tensor: Tensor) -> Tensor:
     return last.view(-1, last.shape[-1])
 
 
-def read_product(site: Site) -> Product:
+def read_product(site: Site, dtypes: Sequence[str] = DTYPES) -> Product:
     """The product of the region; `RefusedError` where it is none that cuBLAS takes."""
     if [op.key for op in site.body.ops].count("Conv") == 1:
-        return _read_conv(site)
+        return _read_conv(site, dtypes)
     linear = read_linear(site)
-    if linear.x.dtype not in DTYPES:
-        raise RefusedError(f"activations are {linear.x.dtype}, want {', '.join(DTYPES)}")
+    if linear.x.dtype not in dtypes:
+        raise RefusedError(f"activations are {linear.x.dtype}, want {', '.join(dtypes)}")
     if linear.is_x_transposed:
         raise RefusedError("the activation is transposed")
     return linear
 
 
-def _read_conv(site: Site) -> ConvSite:
+def _read_conv(site: Site, dtypes: Sequence[str]) -> ConvSite:
     conv = read_conv(site)
     if not conv.is_pointwise:
         kernel, stride = list(conv.kernel), list(conv.stride)
         raise RefusedError(f"kernel {kernel} stride {stride} is no plain product, want 1x1")
     if conv.x.layout != "channels_last" and conv.x.shape[2:] != (1,) * conv.rank:
         raise RefusedError("the image is not channels last")
-    if conv.rank != 2 or conv.x.dtype not in DTYPES:
+    if conv.rank != 2 or conv.x.dtype not in dtypes:
         raise RefusedError(f"{conv.rank} spatial axes of {conv.x.dtype}")
     return conv
 

@@ -37,23 +37,34 @@ class CublasLt(Cublas):
     def _bind_fill(
         self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config
     ) -> Call:
-        slot, rows = product.slot, partial(rows_of, product)
-        addend = site.body.inputs.index(taken.residual) if taken.residual else -1
         place = int(config["algorithm"])
-        ready: dict[Sizes, Matmul] = {}
 
-        def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], None]:
-            x, y = rows(inputs[slot]), rows(outputs[0])
-            r = rows(inputs[addend]) if addend >= 0 else y
-            if any(t.stride(1) != 1 or t.data_ptr() % ALIGNMENT for t in (x, y, r)):
-                raise RefusedError(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
-            depth, columns = weight.shape
-            if x.shape[1] != depth or any(t.shape != (len(x), columns) for t in (y, r)):
-                shapes = [list(t.shape) for t in (x, weight, y, r)]
-                raise PlanError("a product's operands do not fit", got=f"x, weight, y, addend of {shapes}")
-            sizes = Sizes(len(y), columns, depth, x.stride(0), y.stride(0), r.stride(0), x.dtype)
-            if sizes not in ready:
-                ready[sizes] = Matmul(sizes, bias, taken.activation, place, adds=addend >= 0)
-            return ready[sizes].freeze(x.data_ptr(), weight.data_ptr(), r.data_ptr(), y.data_ptr())
+        def make(sizes: Sizes) -> Matmul:
+            return Matmul(sizes, bias, taken.activation, place, adds=bool(taken.residual))
 
-        return once(freeze)
+        return matmul_call(site, product, taken, weight, make)
+
+
+def matmul_call(
+    site: Site, product: Product, taken: Taken, weight: Tensor, make: Callable[[Sizes], Matmul]
+) -> Call:
+    """The product over whatever operands a launch has; algorithms are kept by their sizes."""
+    slot, rows = product.slot, partial(rows_of, product)
+    addend = site.body.inputs.index(taken.residual) if taken.residual else -1
+    ready: dict[Sizes, Matmul] = {}
+
+    def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], None]:
+        x, y = rows(inputs[slot]), rows(outputs[0])
+        r = rows(inputs[addend]) if addend >= 0 else y
+        if any(t.stride(1) != 1 or t.data_ptr() % ALIGNMENT for t in (x, y, r)):
+            raise RefusedError(f"rows that lie apart, or do not start at a multiple of {ALIGNMENT} bytes")
+        depth, columns = weight.shape
+        if x.shape[1] != depth or any(t.shape != (len(x), columns) for t in (y, r)):
+            shapes = [list(t.shape) for t in (x, weight, y, r)]
+            raise PlanError("a product's operands do not fit", got=f"x, weight, y, addend of {shapes}")
+        sizes = Sizes(len(y), columns, depth, x.stride(0), y.stride(0), r.stride(0), x.dtype, y.dtype)
+        if sizes not in ready:
+            ready[sizes] = make(sizes)
+        return ready[sizes].freeze(x.data_ptr(), weight.data_ptr(), r.data_ptr(), y.data_ptr())
+
+    return once(freeze)

@@ -129,7 +129,7 @@ def read_code_conv(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
         raise RefusedError(f"{w.name!r} changes between runs, want a constant weight")
     if x.axis is not None or w.block or w.axis not in (None, 0):
         raise RefusedError("scales vary along more than the channels that are made")
-    conv = read_conv(_of_codes(site, anchor, x, w))
+    conv = read_conv(of_codes(site, anchor, x, w))
     if conv.rank > 2 or conv.groups != 1:
         raise RefusedError(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
     shifts = has_zero(site, x)
@@ -159,7 +159,7 @@ def read_code_conv(site: Site, anchor: Op, x: Codes, w: Codes) -> Reading:
     )  # fmt: skip
 
 
-def _of_codes(site: Site, anchor: Op, x: Codes, w: Codes) -> Site:
+def of_codes(site: Site, anchor: Op, x: Codes, w: Codes) -> Site:
     """The site as if the convolution read the codes themselves: for what it says of sizes."""
     bare = replace(anchor, inputs=(x.name, w.name))
     ops = tuple(
