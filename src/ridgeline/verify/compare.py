@@ -23,8 +23,9 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.select.padding import shapes_to_pad
-from ridgeline.verify.metrics import distance_of, reach_of, unequal_share
-from ridgeline.verify.reference import Reference, Tolerance
+from ridgeline.verify.metrics import distance_of, reach_of, rms_of, unequal_share
+from ridgeline.verify.reference import Reference
+from ridgeline.verify.tolerance import Tolerance
 
 Outputs = dict[str, np.ndarray]
 UNTOLD = (
@@ -69,6 +70,8 @@ def _compare_one(
     error = reach_of(got, want)
     passed = error <= limit.distance and same_special
     note = "" if same_special else "NaN or infinity where the reference has none, or the other way round"
+    if passed and limit.rms is not None and (spread := rms_of(got, want)) > limit.rms:
+        return Check(name, output, shapes, spread, limit.rms, False, "root mean square of the distances")
     return Check(name, output, shapes, error, limit.distance, passed, note)
 
 

@@ -36,7 +36,8 @@ from ridgeline.runtime.weights import weights_of
 from ridgeline.verify.compare import compare, feeds_text
 from ridgeline.verify.limited_run import run_on_floor
 from ridgeline.verify.metrics import max_abs
-from ridgeline.verify.reference import Reference, Tolerance
+from ridgeline.verify.reference import Reference
+from ridgeline.verify.tolerance import Tolerance
 
 FIRST_WRONG = "the first stage that is wrong: "
 

@@ -102,12 +102,12 @@ class Float32Model:
         for function in self.proto.functions:
             _widen_nodes(function.node)
 
-    def rounding_session(self, options: ort.SessionOptions) -> Run:
+    def rounding_session(self, options: ort.SessionOptions, changed: onnx.ModelProto | None = None) -> Run:
         """Runs with every result that is half in the model rounded to half, as the model says op by op.
 
         ONNX Runtime itself leaves roundings out between ops that it has no half kernels for.
         """
-        proto = copy_of(self.proto)
+        proto = copy_of(self.proto) if changed is None else changed
         _round_results(proto.graph, self._half_values)
         return self.session(options, self.weights, proto)
 

@@ -202,6 +202,16 @@ def reach_of(got: np.ndarray, want: np.ndarray) -> float:
     return max((float(np.abs(one[p].astype(np.float64) - other[p]).max()) for p in pieces), default=0.0)
 
 
+def rms_of(got: np.ndarray, want: np.ndarray) -> float:
+    """The root mean square of the distances between finite floats; of no places, 0."""
+    one, other = got.reshape(-1), want.reshape(-1)
+    total = 0.0
+    for i in range(0, one.size, PIECE):
+        gap = one[i : i + PIECE].astype(np.float64) - other[i : i + PIECE]
+        total += float(gap @ gap)
+    return math.sqrt(total / one.size) if one.size else 0.0
+
+
 def distance_of(got: np.ndarray, want: np.ndarray) -> float:
     """How far integers are apart; for strings and the like, infinitely if at all."""
     if want.dtype.kind not in "iub":

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ridgeline.base.spec import EPSILON
 from ridgeline.errors import BuildError
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
-from ridgeline.frontend.functions import all_nodes, copy_of
+from ridgeline.frontend.functions import copy_of
 from ridgeline.frontend.group_norm import with_exact_group_norms
 from ridgeline.frontend.other_runtimes import (
     WEIGHTS_FOLDER,
@@ -38,10 +38,11 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_inside, widen_feeds
+from ridgeline.verify.levels import rounds_to_levels, with_moved_levels
 from ridgeline.verify.limited_run import LimitedRun
-from ridgeline.verify.metrics import distance_of, reach_of, unequal_share
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
+from ridgeline.verify.tolerance import Tolerance, measured_tolerance
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
@@ -49,9 +50,8 @@ PROBES = 2
 # results are rounded as often as weights: a few such steps add up along a path
 HALF_STEPS = 4
 FEW_ELEMENTS, FEW_DRAWS = 1024, 8
-# of a model that rounds to levels: a level flips or it does not, and one set of moved weights flips few
+# of a model that rounds to levels: two pairs, each of which flips every level that rounding may flip
 LEVEL_PROBES = 4
-LEVELS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
 COPIED_BYTES = 64 << 20
 # ops whose operands may broadcast in ONNX, but not in ONNX Runtime
@@ -171,6 +171,12 @@ class Reference:
                 for seed in range(PROBES):
                     moved = {n: jitter(a, steps, seed) for n, a in self._float32.weights.items()}
                     yield partial(_run_half, self._float32.session(self._options(), moved), steps)
+            return
+        if rounds_to_levels(self._float32.proto):
+            with suppress(Exception):  # where values are of another type than float32
+                for seed in range(LEVEL_PROBES):  # a half value is off by at most half a step
+                    levels = with_moved_levels(self._float32.proto, steps / 2, seed)
+                    yield partial(_run_half, self._float32.rounding_session(self._options(), levels), steps)
 
     @cached_property
     def _crosses(self) -> bool:
@@ -264,11 +270,11 @@ class Reference:
     def tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
         """How far rounding alone may carry each output from `expected`: measured once for a model."""
         key = self.fact_key("tolerance", feeds)
-        known = self.facts.find_as(dict[str, tuple[float, float]], key)
+        known = self.facts.find_as(dict[str, tuple[float, float, float | None]], key)
         if known is not None and set(known) == set(expected):
-            return {n: Tolerance(distance, share, FROM_CACHE) for n, (distance, share) in known.items()}
+            return {n: Tolerance(*measured, note=FROM_CACHE) for n, measured in known.items()}
         made = self._measure_tolerance(feeds, expected)
-        self.facts.keep(key, {name: (limit.distance, limit.share) for name, limit in made.items()})
+        self.facts.keep(key, {name: (limit.distance, limit.share, limit.rms) for name, limit in made.items()})
         return made
 
     def _measure_tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
@@ -280,7 +286,9 @@ class Reference:
         for is_half in {bool(half) for half in halves.values()}:
             moved = run_probes(self._probes_for(is_half=is_half), feeds, draws)
             for name in (name for name, half in halves.items() if bool(half) == is_half):
-                limit = _tolerance(expected[name], [m[name] for m in moved], halves[name])
+                limit = measured_tolerance(expected[name], [m[name] for m in moved], halves[name])
+                if not rounds_to_levels(self.loaded.original):
+                    limit = replace(limit, rms=None)
                 made[name] = limit if moved else replace(limit, note="not measured: no moved run ended")
         return {name: made[name] for name in expected}
 
@@ -301,18 +309,19 @@ class Reference:
 
     def _moved_probes(self) -> Iterator[Probe]:
         """The reference with its weights and inputs moved by rounding."""
-        count = PROBES if self._is_small else 1
-        if any(node.op_type in LEVELS for node in all_nodes(self.loaded.original)):
-            count = LEVEL_PROBES
-        for seed in range(count):
-            try:
-                run = self._moved(seed)
-            except Exception:  # the onnx evaluator takes no other weights, so only the inputs are moved
-                run = self._run
+        proto = self.loaded.original
+        has_levels = rounds_to_levels(proto)
+        for seed in range(LEVEL_PROBES if has_levels else PROBES if self._is_small else 1):
+            # values of another type than float32 cannot be moved before their levels
+            made = [with_moved_levels(proto, self._step, seed), proto] if has_levels else [proto]
+            run = self._run  # the onnx evaluator takes no other weights, so only the inputs are moved
+            while made and run is self._run:
+                with suppress(Exception):
+                    run = self._moved(made.pop(0), seed)
             yield partial(_run_moved, run, self._step)
 
-    def _moved(self, seed: int) -> Callable[[Feeds], Outputs]:
-        proto, folder = self.loaded.original, folder_of(self.loaded)
+    def _moved(self, proto: onnx.ModelProto, seed: int) -> Callable[[Feeds], Outputs]:
+        folder = folder_of(self.loaded)
         beside = {
             t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
             for t in proto.graph.initializer
@@ -355,34 +364,6 @@ def _is_narrower(error: Exception) -> bool:
 def _code_digest() -> str:
     """The digest of the code that measures tolerances and verdicts."""
     here = Path(__file__)
-    files = (here, here.with_name("float32_reference.py"), here.with_name("metrics.py"))
+    names = ("float32_reference.py", "levels.py", "metrics.py", "rounding.py", "tolerance.py")
+    files = (here, *(here.with_name(name) for name in names))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """For floats the largest allowed distance; for the rest the largest allowed share of other values."""
-
-    distance: float
-    share: float = 0.0
-    note: str = ""
-
-
-def _tolerance(expected: np.ndarray, moved: Sequence[np.ndarray], half: str) -> Tolerance:
-    """Both engine and reference round, hence twice what one of them moves, and the coarsest type's own step.
-
-    That is the output's own type, or a half type on the way to it: casting to float32 takes no rounding back.
-    """
-    kind = str(expected.dtype)
-    same_shape = [m for m in moved if m.shape == expected.shape]
-    if kind not in EPSILON:
-        share = max((unequal_share(m, expected) for m in same_shape if m.size), default=0.0)
-        reach = max((distance_of(m, expected) for m in same_shape if m.size), default=0.0)
-        return Tolerance(2 * reach, min(1.0, 2 * share))
-    finite = np.isfinite(expected)
-    scale = float(np.abs(expected[finite], dtype=np.float64).max()) if finite.any() else 0.0
-    reach = 0.0
-    for m in same_shape:
-        both = finite & np.isfinite(m)
-        reach = max(reach, reach_of(m, expected) if both.all() else reach_of(m[both], expected[both]))
-    return Tolerance(2 * reach + 2 * max(EPSILON[kind], EPSILON.get(half, 0.0)) * scale)

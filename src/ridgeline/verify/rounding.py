@@ -15,7 +15,14 @@ from ridgeline.frontend.from_onnx import all_tensors
 
 # runs a model moved by rounding; each seed moves the inputs otherwise
 Probe: TypeAlias = Callable[[Mapping[str, Any], int], dict[str, np.ndarray]]
-CONTRACTIONS = {"MatMul": 0, "Gemm": 0, "Conv": 1, "ConvTranspose": 1}
+# products: the place of the weight, and whether its sums run over all axes but the first
+CONTRACTIONS = {
+    "MatMul": (1, False), "Gemm": (1, False), "Conv": (1, True), "ConvTranspose": (1, True),
+    "QLinearMatMul": (3, False), "QLinearConv": (3, True),
+    "MatMulInteger": (1, False), "ConvInteger": (1, True),
+}  # fmt: skip
+# ops whose result has the shape of their first input, and which stand between a weight and its product
+SAME_SHAPE = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "Identity"})
 
 
 def longest_sum(proto: onnx.ModelProto) -> int:
@@ -26,10 +33,13 @@ def longest_sum(proto: onnx.ModelProto) -> int:
             sizes.update((node.output[0], tuple(a.t.dims)) for a in node.attribute if a.name == "value")
     longest = 16
     for node in proto.graph.node:
-        if node.op_type not in CONTRACTIONS or len(node.input) < 2 or node.input[1] not in sizes:
+        if node.op_type in SAME_SHAPE and node.input[0] in sizes:
+            sizes[node.output[0]] = sizes[node.input[0]]
+        place, is_conv = CONTRACTIONS.get(node.op_type, (0, False))
+        if not place or len(node.input) <= place or node.input[place] not in sizes:
             continue
-        shape = sizes[node.input[1]]
-        terms = math.prod(shape[1:]) if CONTRACTIONS[node.op_type] else max(shape[-2:], default=1)
+        shape = sizes[node.input[place]]
+        terms = math.prod(shape[1:]) if is_conv else max(shape[-2:], default=1)
         longest = max(longest, terms)
     return longest
 

@@ -43,8 +43,9 @@ from ridgeline.verify.compare import (
 )
 from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
 from ridgeline.verify.limited_run import LimitedRun
-from ridgeline.verify.reference import Reference, Tolerance
+from ridgeline.verify.reference import Reference
 from ridgeline.verify.remembered import FROM_CACHE
+from ridgeline.verify.tolerance import Tolerance
 
 BATCH = 3
 BOUND_AGAIN_BYTES = 64 << 20

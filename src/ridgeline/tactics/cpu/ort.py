@@ -175,9 +175,10 @@ class Ort(Tactic):
         return open_session(model, options), sum(t.nbytes for t in lent.values())
 
 
-# its integer products need the bias behind them, and levels with a sign are off on x86 unless asked for
+# its integer products need the bias behind them, and levels with a sign are off on x86 unless asked for;
+# a float bias would be rounded to the steps of the integer sum, which the model does not say
 QUANTISED = {
-    "optimization.disable_specified_optimizers": "MatMulAddFusion",
+    "optimization.disable_specified_optimizers": "MatMulAddFusion;WeightBiasQuantization",
     "session.qdqisint8allowed": "1",
 }
 
