@@ -44,7 +44,7 @@ globals().update(
 globals().update(
     on_gpu.tests_of(
         qattention,
-        "codes_into_half codes_into_codes causal_and_masked views_before_and_after "
+        "codes_into_half codes_into_codes halves_into_codes causal_and_masked views_before_and_after "
         "views_behind_the_codes_of_the_result",
     )
 )

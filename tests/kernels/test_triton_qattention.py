@@ -61,7 +61,7 @@ def attention(*names: str, **attrs: Any) -> list[Op]:
 def check(site: Site, tensors: dict[str, Tensor], blocks: Blocks = SMALL, **attrs: Any) -> None:
     """Scores in float32 of exact products; p is rounded to half before it is multiplied."""
     assert why_not(TACTIC, site) is None
-    q, k, v = (tensors[n].double() * tensors[f"{n}s"].double() for n in "qkv")
+    q, k, v = (tensors[n].double() * tensors.get(f"{n}s", torch.ones(())).double() for n in "qkv")
     q, k, v = (x.view(2, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
     attrs = {"scale": WIDTH**-0.5} | attrs
     want = attention_ref(q, k, v, **attrs)
@@ -88,6 +88,18 @@ def test_codes_into_half(dtype: str, blocks: Blocks) -> None:
 def test_codes_into_codes(dtype: str) -> None:
     tensors = operands(dtype) | {"ys": scales(dtype=torch.float16)}
     check(make_site(tensors, [*attention(), quantize("p", "y", dtype)], inputs="q k v"), tensors)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_halves_into_codes(dtype: str, is_causal: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    sizes = {"q": 33, "k": 33, "v": 33}
+    tensors = {n: torch.randn(2, s, HEADS * WIDTH, generator=generator).half() for n, s in sizes.items()}
+    tensors["ys"] = torch.tensor(2.0**-6).half()
+    counts = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": is_causal}
+    ops = [op("Attention", "q k v", "p", **counts), quantize("p", "y", dtype)]
+    check(make_site(tensors, ops, inputs="q k v"), tensors, is_causal=bool(is_causal))
 
 
 def test_causal_and_masked() -> None:

@@ -22,6 +22,9 @@ from ridgeline.passes.take_moves import views_behind
 
 # levels of one tensor at several scales are seldom more than a pair
 MAX_LEVELS = 2
+ATTENDED = ("int8", "float8_e4m3fn", "float8_e5m2")  # levels that a kernel of attention makes
+HALVES = ("float16", "bfloat16")
+FEW_KEYS = 1024  # up to here our own kernel of attention is the faster one
 COMPUTES = Kind.PRODUCT | Kind.ROW | Kind.POINTWISE
 
 
@@ -76,20 +79,33 @@ def attends_levels(part: Partition, attention: ir.Node) -> bool:
 
 
 def take_attended_levels(part: Partition, draft: Draft) -> None:
-    """Let an attention that reads levels also make its result as levels of the same kind."""
+    """Let an attention make its result as levels: of the kind that it reads, or of numbers it has few of.
+
+    Longer sequences are a library's, which makes numbers.
+    """
     read = [node for node in draft.nodes if dequantizes(node)]
     tips = leaving(draft.nodes)
-    if not read or len(tips) != 1 or tips[0].is_graph_output():
+    if len(tips) != 1 or tips[0].is_graph_output():
         return
     users = part.consumers(tips[0])
     if len(users) != 1 or not quantizes(users[0]) or len(users[0].inputs) > 2 or not part.is_free(users[0]):
         return
     levels, scale = part.spec(users[0].outputs[0]), part.spec(users[0].inputs[1])
-    like = part.spec(read[0].inputs[0])
-    if levels is None or like is None or scale is None or levels.dtype != like.dtype or scale.numel != 1:
+    if levels is None or scale is None or levels.dtype not in ATTENDED or scale.numel != 1:
+        return
+    if read:
+        like = part.spec(read[0].inputs[0])
+        if like is None or levels.dtype != like.dtype:
+            return
+    elif not _has_few_keys(part, draft.anchor):
         return
     part.take(draft, users)
     part.take(draft, views_behind(users[0].outputs[0], part.is_free))
+
+
+def _has_few_keys(part: Partition, attention: ir.Node) -> bool:
+    keys = None if attention.inputs[1] is None else part.spec(attention.inputs[1])
+    return keys is not None and keys.dtype in HALVES and keys.shape[-2] <= FEW_KEYS
 
 
 def take_levels(part: Partition, draft: Draft, tip: ir.Value) -> None:

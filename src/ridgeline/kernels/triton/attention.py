@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.triton.math import rl_max, rl_min, rl_round
+from ridgeline.kernels.triton.math import rl_levels, rl_max, rl_min, rl_round
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -54,9 +54,11 @@ def attention_kernel(
     a mask that is the same for every query; it is read as one row. With GUARD, a NaN in y is replaced by
     zero times the values. ONE_BLOCK means that there are at most BLOCK_N keys.
 
-    With `scales_ptr`, q, k and v are codes of 8 bits: it gives the scale of q kᵀ, that of v, and that of y if
-    y is codes too. Scores and sums are float32, and p v is computed in half precision.
+    With `scales_ptr`, q, k and v are codes of 8 bits, or y, or all: it gives the scale of q kᵀ, that of v,
+    and that of y. Scores and sums are float32, and p v of codes is computed in half precision.
     """
+    READS_CODES: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth == 8
+    MAKES_CODES: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth == 8
     # the last queries of a causal head have the most keys, so they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -77,7 +79,7 @@ def attention_kernel(
         gdc_wait()
         gdc_launch_dependents()
 
-    factor = None if scales_ptr is None else tl.load(scales_ptr)
+    factor = tl.load(scales_ptr) if READS_CODES else None
     q = _load(q_ptr, m, d, S, Q_INNER, WIDTH, BLOCK_D, True)  # [M, D]
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -114,10 +116,10 @@ def attention_kernel(
     y = acc * (1.0 / total)[:, None]
     if GUARD:
         y = tl.where(y == y, y, nothing[None, :])
-    if scales_ptr is not None:
+    if READS_CODES:
         y = y * tl.load(scales_ptr + 1)
-        if y_ptr.dtype.element_ty.primitive_bitwidth == 8:
-            y = _codes(tl.div_rn(y, tl.load(scales_ptr + 2)), y_ptr.dtype.element_ty)
+    if MAKES_CODES:
+        y = _codes(rl_levels(y, tl.load(scales_ptr + 2)), y_ptr.dtype.element_ty)
     at = y_ptr + m[:, None] * Y_INNER[0] + e[None, :] * Y_INNER[1]
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=(m < S)[:, None] & (e < VALUE_WIDTH)[None, :])
 

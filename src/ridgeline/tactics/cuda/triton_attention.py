@@ -216,13 +216,14 @@ def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int, codes: CodeTy
     ]  # fmt: skip
     if codes is None:
         constants["scales_ptr"] = None
-    else:  # tensor cores multiply at least 32 codes
+    elif read != kind:  # tensor cores multiply at least 32 codes
         constants |= {"BLOCK_D": max(32, constants["BLOCK_D"])}
     if attention.mask is None:
         constants |= {"mask_ptr": None, "mask_outer": None}
     if has_fixed_sizes(attention):
         constants |= dict(zip("ST", attention.scores[2:], strict=True))
-    bytes_each = 1 if codes else ITEM_BITS[attention.dtype] // 8
+    number = ITEM_BITS[attention.dtype] // 8
+    sizes = dict.fromkeys("qkv", number if read == kind else 1) | {"y": number if made == kind else 1}
     return Kernel(
         function="attention_kernel",
         module="ridgeline.kernels.triton.attention",
@@ -231,7 +232,7 @@ def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int, codes: CodeTy
         num_warps=blocks.warps,
         num_stages=blocks.stages,
         pdl=arch >= PDL_ARCH,
-        unaligned=tuple(f"{n}_ptr" for n, place in strides.places.items() if place.offset * bytes_each % 16),
+        unaligned=tuple(f"{n}_ptr" for n, place in strides.places.items() if place.offset * sizes[n] % 16),
     )
 
 

@@ -1,4 +1,4 @@
-"""Attention whose queries, keys and values are codes of 8 bits, read by our own kernel as they are."""
+"""Attention that reads codes of 8 bits as they are, or makes them of its result, in our own kernel."""
 
 from __future__ import annotations
 
@@ -39,26 +39,28 @@ READ = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 @dataclass(frozen=True)
 class CodeAttention:
-    """softmax(scale · q kᵀ + mask) v of codes, into numbers or codes."""
+    """softmax(scale · q kᵀ + mask) v of codes or numbers, into codes or numbers."""
 
     site: Site
     attention: AttentionSite
     types: CodeTypes
-    scales: tuple[str, ...]  # of q, k and v, and of the result if it is codes
+    scales: tuple[str, ...]  # of q, k, v and the result; "": numbers
 
     def bind_scales(self, weights: Mapping[str, Tensor], device: str) -> Tensor:
         """As the kernel takes them: of q kᵀ, of v, and of the result."""
         given = [
-            settled_value(self.site, weights, name).float().reshape(()).to(device) for name in self.scales
+            settled_value(self.site, weights, name).float().reshape(()).to(device)
+            if name
+            else torch.ones((), device=device)
+            for name in self.scales
         ]
-        made = given[3] if len(given) > 3 else torch.ones((), device=device)
-        return torch.stack([given[0] * given[1], given[2], made])
+        return torch.stack([given[0] * given[1], *given[2:]])
 
     def extents(self) -> dict[int, int]:
         """Bytes that the kernel touches, by argument."""
         found, count = {}, len(self.site.body.inputs)
         half = ITEM_BITS[self.attention.dtype] // 8
-        slots = {operand.slot for operand in self.attention.operands}
+        slots = {operand.slot for operand in self.attention.operands if self.scales[0]}
         for argument, size in extents(self.attention, count).items():
             is_codes = argument in slots or (argument == count and self.types.made in CODE_TYPES.values())
             found[argument] = size // half if is_codes else size
@@ -66,7 +68,7 @@ class CodeAttention:
 
 
 class TritonCodeAttention(KernelTactic):
-    """y = softmax(scale · q kᵀ + mask) v of codes in one kernel; scores and sums are float32."""
+    """y = softmax(scale · q kᵀ + mask) v with codes in one kernel; scores and sums are float32."""
 
     name = "triton.qattention"
     reads_levels = True
@@ -100,27 +102,28 @@ class TritonCodeAttention(KernelTactic):
 
 
 def read_code_attention(site: Site) -> CodeAttention:
-    """The attention of the region, with every operand behind one DequantizeLinear of its own scale."""
+    """The attention of the region: each operand behind a DequantizeLinear, or the result quantised."""
     anchor = find_anchor(site.body, ("Attention",))
-    dequantizers = [_dequantizer(site, name) for name in anchor.inputs[:3]]
+    quantizer = _quantizer(site)
+    is_of_codes = quantizer is None or any(op.key == "DequantizeLinear" for op in site.body.ops)
+    dequantizers = [_dequantizer(site, name) for name in anchor.inputs[:3]] if is_of_codes else []
     dtypes = {spec_of(site, op.inputs[0]).dtype for op in dequantizers}
-    if len(dtypes) != 1 or not dtypes <= set(READ):
+    if len(dtypes) > 1 or not dtypes <= set(READ):
         raise RefusedError(f"codes are {', '.join(sorted(dtypes))}, want one of {', '.join(READ)}")
-    quantizer = _quantizer(site, anchor)
-    ends = [*dequantizers, *([quantizer] if quantizer else [])]
-    for op in ends:
+    for op in (*dequantizers, *([quantizer] if quantizer else [])):
         _require_one_scale(site, op)
     plain = _of_numbers(site, dequantizers, quantizer)
     attention = read_attention(plain)
     if attention.dtype not in ("float16", "bfloat16", "float32"):
         raise RefusedError(f"numbers are {attention.dtype}")
     require_addressable(attention)
-    dtype = dtypes.pop()
-    made = site.outputs[0].dtype
-    if quantizer is not None and made != dtype:
-        raise RefusedError(f"codes are {dtype}, and {made} in the result")
-    types = CodeTypes(CODE_TYPES[dtype], CODE_TYPES[made] if quantizer else TYPES[made])
-    return CodeAttention(site, attention, types, tuple(op.inputs[1] for op in ends))
+    read, made = dtypes.pop() if dtypes else attention.dtype, site.outputs[0].dtype
+    if quantizer is not None and (made not in READ or (is_of_codes and made != read)):
+        raise RefusedError(f"operands are {read}, and the result {made}")
+    kinds = TYPES | CODE_TYPES
+    scales = [op.inputs[1] for op in dequantizers] or ["", "", ""]
+    scales.append(quantizer.inputs[1] if quantizer else "")
+    return CodeAttention(site, attention, CodeTypes(kinds[read], kinds[made]), tuple(scales))
 
 
 def _dequantizer(site: Site, name: str) -> Op:
@@ -133,14 +136,12 @@ def _dequantizer(site: Site, name: str) -> Op:
     return op
 
 
-def _quantizer(site: Site, anchor: Op) -> Op | None:
+def _quantizer(site: Site) -> Op | None:
     """The op that makes codes of the result; views may lie before it and behind it."""
-    value = anchor.outputs[0]
-    while (users := site.body.consumers(value)) and len(users) == 1:
-        if users[0].key == "QuantizeLinear":
-            return users[0]
-        value = users[0].outputs[0]
-    return None
+    found = [op for op in site.body.ops if op.key == "QuantizeLinear"]
+    if len(found) > 1 or (found and len(site.body.consumers(found[0].inputs[0])) != 1):
+        raise RefusedError("numbers are quantised that others read too")
+    return found[0] if found else None
 
 
 def _require_one_scale(site: Site, op: Op) -> None:
@@ -154,7 +155,8 @@ def _require_one_scale(site: Site, op: Op) -> None:
 
 def _of_numbers(site: Site, dequantizers: Sequence[Op], quantizer: Op | None) -> Site:
     """The site as if it read and made numbers: for what it says of views, sizes and masks."""
-    numbers = site.specs[dequantizers[0].outputs[0]].dtype
+    like = dequantizers[0].outputs[0] if dequantizers else find_anchor(site.body, ("Attention",)).inputs[0]
+    numbers = site.specs[like].dtype
     left_out = [*dequantizers, *([quantizer] if quantizer else [])]
     renamed = {op.outputs[0]: op.inputs[0] for op in left_out}
     ops = tuple(

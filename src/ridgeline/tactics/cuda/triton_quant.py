@@ -31,11 +31,11 @@ from ridgeline.tactics.read.epilogue import find_anchor, spec_of
 
 # M rows, K summed over, N columns
 PROMOTED_SUMS = 64  # per thread; the partial sums of a step take as many registers again
-PROMOTED = 6  # cuts with them
+PROMOTED = 4  # cuts with them
 # sums that the tensor cores keep themselves lose up to 2^-14 of their size at every 32 products: up to this
 # depth no more than a half type loses in a few roundings
 FAST_DEPTH = 2048
-FAST = 3  # cuts that are also offered with sums kept in the tensor cores
+FAST = 6  # cuts that are also offered with sums kept in the tensor cores
 
 
 class TritonCodeGemm(TritonProduct):
