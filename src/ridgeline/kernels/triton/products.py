@@ -111,7 +111,8 @@ class Problem:
         if not self.scratch_types:
             return ()
         slots = self._slots(cut)
-        parts = torch.empty(slots * cut.split * cut.bm * cut.bn or 1, device=device)
+        nothing = torch.zeros(1, device=device)
+        parts = torch.empty(slots * cut.split * cut.bm * cut.bn, device=device) if slots else nothing
         return parts, torch.zeros(slots or 1, dtype=torch.int32, device=device)
 
     def scratch_bytes(self, cut: Any) -> int:
