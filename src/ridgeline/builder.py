@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from ridgeline.base.arrays import data_files
 from ridgeline.base.choices import Refusal
 from ridgeline.base.progress import Progress, shown
-from ridgeline.base.spec import Target
+from ridgeline.base.spec import TF32, Target
 from ridgeline.base.timing import gc_paused
 from ridgeline.errors import InputError, ModelError, OptionError, PlanError
 from ridgeline.frontend.declared import correct_outputs
@@ -33,6 +33,7 @@ from ridgeline.passes.keep import require_kept
 from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
+from ridgeline.passes.tf32 import mark_products
 from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
@@ -172,6 +173,7 @@ def build_typed(
             weights = weights_of(loaded.model) | default_weights(loaded.defaults)
             unfused = Inference.of(loaded.model, options.limits, weights)
             require_kept(loaded.model)
+            mark_products(loaded.model, rounds=options.precision == TF32)
             require_tensors(loaded.model, target)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
             refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target, is_wanted=options.fusion)

@@ -6,6 +6,7 @@ The calls run on the processor here; what counts is the setting that each of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from offers import offered
 from ridgeline.base.library_math import library_math
-from ridgeline.base.spec import Site, Target
+from ridgeline.base.spec import TF32, Op, Site, Target
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.tactics.aten import Aten, compile_body
 from ridgeline.tactics.cuda.cublas import Cublas, read_product
@@ -99,66 +100,85 @@ def test_settings_are_put_back_after_an_error() -> None:
     assert state() == before
 
 
-def linear() -> tuple[Site, dict[str, Tensor]]:
-    return make_site({"x": (4, 8), "w": (8, 6)}, [node("MatMul", "x w", "y")], weights="w", target=GPU)
+def product(op_type: str, inputs: str, math: str) -> list[Op]:
+    return [replace(node(op_type, inputs, "y"), math=math)]
 
 
-def image() -> tuple[Site, dict[str, Tensor]]:
+def linear(math: str) -> tuple[Site, dict[str, Tensor]]:
+    return make_site({"x": (4, 8), "w": (8, 6)}, product("MatMul", "x w", math), weights="w", target=GPU)
+
+
+def image(math: str) -> tuple[Site, dict[str, Tensor]]:
     return make_site(
-        {"x": (1, 4, 5, 5), "w": (6, 4, 3, 3)}, [node("Conv", "x w", "y")], weights="w",
+        {"x": (1, 4, 5, 5), "w": (6, 4, 3, 3)}, product("Conv", "x w", math), weights="w",
         channels_last="x y", target=GPU,
     )  # fmt: skip
 
 
-def heads() -> tuple[Site, dict[str, Tensor]]:
-    shape = (1, 2, 8, 16)
-    return make_site(dict.fromkeys("qkv", shape), [node("Attention", "q k v", "y")], target=GPU)
+def heads(math: str) -> tuple[Site, dict[str, Tensor]]:
+    shapes = dict.fromkeys("qkv", (1, 2, 8, 16))
+    return make_site(shapes, product("Attention", "q k v", math), target=GPU)
 
 
 Call = Callable[[], object]
 
 
-def cublas() -> Call:
-    site, tensors = linear()
+def cublas(math: str) -> Call:
+    site, tensors = linear(math)
     product = read_product(site)
     fill = Cublas()._bind_fill(site, product, Taken(product.anchor.outputs[0]), tensors["w"], None, {})
     return partial(fill, [tensors["x"], tensors["w"]], [torch.empty(4, 6)])
 
 
-def cudnn() -> Call:
-    site, tensors = image()
+def cudnn(math: str) -> Call:
+    site, tensors = image(math)
     conv = read_conv(site)
     run = _bind_run(site, conv, Taken(conv.anchor.outputs[0]), "plain", tensors["w"], None)
     return partial(run, [tensors["x"], tensors["w"]])
 
 
-def sdpa() -> Call:
-    site, tensors = heads()
+def sdpa(math: str) -> Call:
+    site, tensors = heads(math)
     attend = _bind_backend(read_attention(site), "math", is_causal=False)
     return partial(attend, tensors["q"], tensors["k"], tensors["v"], None)
 
 
-def floor() -> Call:
-    site, tensors = image()
+def floor(math: str) -> Call:
+    site, tensors = image(math)
     run, _ = compile_body(site.body, Surroundings.of(site, {"": 23}))
     return partial(run, list(tensors.values()))
 
 
-def floor_in_place() -> Call:
-    site, tensors = linear()
+def floor_in_place(math: str) -> Call:
+    site, tensors = linear(math)
     launch = offered(Aten({"": 23}), site).bind({}, tensors)
     return partial(launch.run, list(tensors.values()), [torch.empty(4, 6)])
 
 
-@pytest.mark.parametrize("bound", [cublas, cudnn, sdpa, floor, floor_in_place])
-def test_no_library_call_of_a_float32_region_rounds_to_tf32(
-    process_setting: None, bound: Callable[[], Call]
-) -> None:
-    call, seen = bound(), Seen()
+def met_by(call: Call) -> set[State]:
+    """The settings that its products meet."""
+    seen = Seen()
     with seen:
         call()
     assert seen.states
-    assert all("tf32" not in kinds for kinds in seen.states.values()), seen.states
+    return set(seen.states.values())
+
+
+@pytest.mark.parametrize("bound", [cublas, cudnn, sdpa, floor, floor_in_place])
+def test_no_library_call_of_a_float32_region_rounds_to_tf32(
+    process_setting: None, bound: Callable[[str], Call]
+) -> None:
+    assert all("tf32" not in kinds for kinds in met_by(bound("")))
+
+
+@pytest.mark.parametrize("bound", [cublas, cudnn, sdpa])
+def test_a_library_rounds_where_the_op_may(process_setting: None, bound: Callable[[str], Call]) -> None:
+    assert all(kinds[:2] == (TF32, TF32) for kinds in met_by(bound(TF32)))
+
+
+@pytest.mark.parametrize("bound", [floor, floor_in_place])
+def test_the_floor_is_exact_in_any_case(process_setting: None, bound: Callable[[str], Call]) -> None:
+    assert all("tf32" not in kinds for kinds in met_by(bound(TF32)))
 
 
 def test_a_module_is_run_without_tf32_when_an_engine_is_compared_with_it(process_setting: None) -> None:

@@ -27,8 +27,11 @@ ITEM_BITS = {
     "bool": 8, "complex64": 64, "complex128": 128, "string": 64,
 }  # fmt: skip
 
+TF32 = "tf32"
 # distance from 1.0 to the next value of the type
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+TF32_EPSILON = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Op:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""
     name: str = ""
+    math: str = ""  # TF32: a product that may round its float32 operands to ten digits; no type says so
 
     @property
     def key(self) -> str:
@@ -120,6 +124,11 @@ class Body:
     def digest(self) -> str:
         """Equal for bodies that differ only in the names of their values."""
         return hashlib.sha256("\n".join(_lines(self)).encode()).hexdigest()
+
+    @property
+    def may_round(self) -> bool:
+        """Whether a product in it may round its float32 operands to TF32."""
+        return any(op.math == TF32 for op in self.ops)
 
     def producer(self, value: str) -> Op | None:
         return next((op for op in self.ops if value in op.outputs), None)
@@ -153,7 +162,8 @@ def _lines(body: Body, outer: Mapping[str, str] | None = None) -> Iterator[str]:
         yield f"const {short(name)} {array.dtype}{list(array.shape)} {_array_digest(array)}"
     for op in body.ops:
         reads = " ".join(short(n) for n in op.inputs)
-        yield f"{' '.join(short(n) for n in op.outputs)} = {op.key} {reads}"
+        math = f" {op.math}" if op.math else ""
+        yield f"{' '.join(short(n) for n in op.outputs)} = {op.key} {reads}{math}"
         for key in sorted(op.attrs):
             attr = op.attrs[key]
             if isinstance(attr, Body):

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Op
 from ridgeline.frontend.types import is_non_tensor, type_of, type_text
-from ridgeline.ir.provenance import SOURCES, node_name
+from ridgeline.ir.provenance import MATH, SOURCES, node_name
 from ridgeline.options import DEFAULT_LIMITS, Limits
 
 DOMAIN = "ridgeline"
@@ -104,6 +104,7 @@ def op_of(node: ir.Node) -> Op:
         attrs={name: attr_value(attr) for name, attr in node.attributes.items()},
         domain=node.domain,
         name=node.name or "",
+        math=node.metadata_props.get(MATH, ""),
     )
 
 

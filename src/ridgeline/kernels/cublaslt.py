@@ -21,6 +21,7 @@ LIBRARY = "libcublasLt.so"
 # cudaDataType_t
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28}
 COMPUTE_FLOAT32 = 68  # CUBLAS_COMPUTE_32F: operands as they are, sums in float32
+COMPUTE_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32: float32 operands are rounded
 TRANSPOSED = 1
 # attributes of a product's description
 TRANSPOSE_A, EPILOGUE, BIAS_POINTER, FAST_SUMS, BIAS_TYPE = 3, 7, 8, 25, 26
@@ -56,6 +57,7 @@ class Sizes:
     r_row: int
     dtype: torch.dtype
     made: torch.dtype
+    rounds: bool = False  # float32 operands to TF32
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Matmul:
             raise RefusedError(f"rows do not start at multiples of {ALIGNMENT} bytes")
         read, made = DATA_TYPES[sizes.dtype], DATA_TYPES[sizes.made]
         self._bias = bias  # its address is in the description
-        self._what = _Owned("MatmulDesc", COMPUTE_FLOAT32, DATA_TYPES[torch.float32])
+        compute = COMPUTE_TF32 if sizes.rounds else COMPUTE_FLOAT32
+        self._what = _Owned("MatmulDesc", compute, DATA_TYPES[torch.float32])
         self._what.set(TRANSPOSE_A, ctypes.c_int32(TRANSPOSED))
         if factor.is_fast:
             self._what.set(FAST_SUMS, ctypes.c_int8(1))

@@ -6,13 +6,14 @@ A node goes only when types and shapes prove that its result equals a value that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from ridgeline.ir.provenance import SOURCES
+from ridgeline.ir.provenance import KEEP, SOURCES
 from ridgeline.passes.fold_shape import elements, reshape_target, sizes, slice_bounds
 from ridgeline.passes.match import attribute, constant, is_read, key_of
 from ridgeline.passes.rule import Names, add_initializer, merged_sources, replace_value
@@ -51,7 +52,19 @@ def remove_duplicates(model: ir.Model) -> None:
         for node in model.graph.all_nodes()
         for attr in node.attributes.values()
     ):
-        CommonSubexpressionEliminationPass(size_limit=64)(model)
+        with _kept_apart(model):
+            CommonSubexpressionEliminationPass(size_limit=64)(model)
+
+
+@contextmanager
+def _kept_apart(model: ir.Model) -> Iterator[None]:
+    """Nodes that must keep a type differ from others by an attribute, so that no pass takes one for both."""
+    kept = [node for node in model.graph.all_nodes() if KEEP in node.metadata_props]
+    for node in kept:
+        node.attributes[KEEP] = ir.AttrString(KEEP, node.metadata_props[KEEP])
+    yield
+    for node in kept:
+        del node.attributes[KEEP]
 
 
 def remove_unused(model: ir.Model) -> None:

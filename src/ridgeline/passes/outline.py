@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ridgeline.base.spec import Body, Op
 from ridgeline.ir.body import DOMAIN, node_sources, op_of
-from ridgeline.ir.provenance import SOURCES, node_name
+from ridgeline.ir.provenance import MATH, SOURCES, node_name
 from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.passes.rule import replace_value
 
@@ -114,6 +114,8 @@ def _function(name: str, group: _Group, opset_imports: Mapping[str, int]) -> ir.
             attributes=list(node.attributes.values()),
             num_outputs=len(node.outputs),
         )
+        if MATH in node.metadata_props:
+            copy.metadata_props[MATH] = node.metadata_props[MATH]
         for old, new in zip(node.outputs, copy.outputs, strict=True):
             new.name = names[old]
             fresh[old] = new

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.base.choices import Candidate
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import capture, interleave_graphs, times_in_turn
-from ridgeline.base.spec import EPSILON, Site, TensorSpec
+from ridgeline.base.spec import EPSILON, TF32_EPSILON, Site, TensorSpec
 from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.runtime.examples import site_inputs
@@ -59,8 +59,9 @@ class GraphReplay(Measuring):
                 context.fused.tactics[candidate.tactic].examine(site, launch, inputs)
                 call, outputs = bound_call(launch, site, inputs)
                 _require_close(
-                    outputs(), want, may_round=_rounds_to_integers(site), coarsest=_coarsest_epsilon(site)
-                )
+                    outputs(), want, may_round=_rounds_to_integers(site), coarsest=_coarsest_epsilon(site),
+                    operands=_operand_epsilon(site),
+                )  # fmt: skip
                 torch.cuda.synchronize()
                 runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
             except CaptureError as error:  # right, but not in a graph: for where nothing else runs
@@ -166,7 +167,13 @@ def _rounds_to_integers(site: Site) -> bool:
 
 def _coarsest_epsilon(site: Site) -> float:
     """Of the types between: the floor rounds every value to its type before the next op."""
-    return max((EPSILON.get(spec.dtype, 0.0) for spec in site.specs.values()), default=0.0)
+    types = max((EPSILON.get(spec.dtype, 0.0) for spec in site.specs.values()), default=0.0)
+    return max(types, _operand_epsilon(site))
+
+
+def _operand_epsilon(site: Site) -> float:
+    """Of products that may round what they read; the floor does not."""
+    return TF32_EPSILON if site.body.may_round else 0.0
 
 
 def _is_rounding(got: Tensor, want: Tensor, coarsest: float) -> bool:
@@ -199,6 +206,7 @@ def _require_close(
     *,
     may_round: bool,
     coarsest: float = 0.0,
+    operands: float = 0.0,
 ) -> None:
     """Raise when these results cannot be right."""
     if want is None:
@@ -213,6 +221,7 @@ def _require_close(
                 raise BuildError("wrong result: levels or whole numbers differ from the floor's")
             continue
         eps = EPSILON.get(str(wanted.dtype).removeprefix("torch."), EPSILON["bfloat16"])
+        eps = max(eps, operands)
         finite = torch.isfinite(wanted)
         scale = float(torch.where(finite, wanted, 0).abs().max()) if wanted.numel() else 0.0
         off = torch.where(finite, (got.float() - wanted.float()).abs(), 0.0)

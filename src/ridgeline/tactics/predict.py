@@ -103,6 +103,8 @@ def _library(site: Site, share: float) -> float:
     device = _device(site)
     is_half = any(spec is not None and spec.dtype in ("float16", "bfloat16") for spec in site.inputs)
     rate = share * device.flops if is_half else device.plain_flops
+    if site.body.may_round:
+        rate = share * device.flops / 2
     return max(body_flops(site.body, site.specs) / rate, _moving_us(site))
 
 

@@ -45,14 +45,16 @@ def attention_kernel(
     Q_INNER: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr, Y_INNER: tl.constexpr,
     UNIT: tl.constexpr, MASK_UNIT: tl.constexpr, MASK: tl.constexpr, GUARD: tl.constexpr,
     PER_QUERY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """y = softmax(SCALE · q kᵀ + mask) v; one program per (block of queries, head, batch).
 
     `x_outer` counts in units of UNIT elements, which shows the compiler that rows begin on 16 bytes;
     `X_INNER` are the strides of a row and of a column. MASK is "", "bool" or "float". PER_QUERY is false for
     a mask that is the same for every query; it is read as one row. With GUARD, a NaN in y is replaced by
-    zero times the values. ONE_BLOCK means that there are at most BLOCK_N keys.
+    zero times the values. ONE_BLOCK means that there are at most BLOCK_N keys. PRECISION is that of products
+    of float32 operands: "ieee", or "tf32".
 
     With `scales_ptr`, q, k and v are codes of 8 bits, or y, or all: it gives the scale of q kᵀ, that of v,
     and that of y. Scores and sums are float32, and p v of codes is computed in half precision.
@@ -88,7 +90,7 @@ def attention_kernel(
     if ONE_BLOCK:
         acc, total, top, nothing = _step(
             acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, 0, T, SCALE, CAUSAL, WIDTH,
-            VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+            VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N, PRECISION,
             IS_FIRST=True, IS_EDGE=CAUSAL or T < BLOCK_N,
         )  # fmt: skip
     else:
@@ -101,14 +103,14 @@ def attention_kernel(
             acc, total, top, nothing = _step(
                 acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T, SCALE, CAUSAL,
                 WIDTH,
-                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N, PRECISION,
                 IS_FIRST=False, IS_EDGE=False,
             )  # fmt: skip
         for start in range(first_edge, end, BLOCK_N):
             acc, total, top, nothing = _step(
                 acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T, SCALE, CAUSAL,
                 WIDTH,
-                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N,
+                VALUE_WIDTH, BLOCK_D, BLOCK_V, K_INNER, V_INNER, MASK, GUARD, BLOCK_N, PRECISION,
                 IS_FIRST=False, IS_EDGE=True,
             )  # fmt: skip
     if MASK != "":
@@ -141,14 +143,14 @@ def _step(
     acc, total, top, nothing, q, k_ptr, v_ptr, mask_ptr, factor, m, d, e, start, T,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, K_INNER: tl.constexpr, V_INNER: tl.constexpr,
-    MASK: tl.constexpr, GUARD: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr, GUARD: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_EDGE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the running sums of p v, of p and of 0 v; the maximum is in powers of two."""
     n = start + tl.arange(0, BLOCK_N)
     k = _load(k_ptr, n, d, T, K_INNER, WIDTH, BLOCK_D, IS_EDGE)  # [N, D]
     v = _load(v_ptr, n, e, T, V_INNER, VALUE_WIDTH, BLOCK_V, IS_EDGE)  # [N, V]
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [M, N]
     if factor is not None:
         scores = scores.to(tl.float32) * factor
         v = v.to(tl.float16)  # exact
@@ -174,11 +176,11 @@ def _step(
     p = tl.exp2(scores * late - shift[:, None])
     if IS_FIRST:
         total = tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
     else:
         fade = tl.exp2(top - shift)
         total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
     if GUARD:
         nothing += tl.sum(v.to(tl.float32) * 0.0, 0)
     return acc, total, new_top, nothing

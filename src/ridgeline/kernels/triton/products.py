@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import ITEM_BITS
+from ridgeline.base.spec import ITEM_BITS, TF32
 from ridgeline.kernels.triton.epilogue import Epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.windows import Windows
 
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+EXACT = "ieee"
 GEMV_ROWS = 16
 HALVED_SUMS = 128
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
@@ -65,6 +66,7 @@ class Problem:
     columns: int
     batch: int = 1
     has_weight: bool = True
+    precision: str = EXACT  # of products of float32 operands, as `tl.dot` names it
     # further arguments of the kernel, beside its operands and the pointers of its epilogue
     scratch_types: ClassVar[tuple[tuple[str, str], ...]] = (("parts_ptr", "*fp32"), ("counters_ptr", "*i32"))
     extent_name: ClassVar[str] = "rows"
@@ -81,6 +83,10 @@ class Problem:
 
     def describe(self, cut: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
         raise NotImplementedError
+
+    @property
+    def runs_on_tensor_cores(self) -> bool:
+        return self.item_bytes <= 2 or self.precision == TF32
 
     @property
     def operand_types(self) -> tuple[tuple[str, str], ...]:
@@ -150,7 +156,7 @@ class Product(Problem):
     x_strides: tuple[int, int, int]
     w_strides: tuple[int, int, int]
     batch: int = 1
-    precision: str = "ieee"  # of float32 operands
+    precision: str = EXACT
     has_weight: bool = True  # w is a packed constant, which may be fetched while earlier kernels run
 
     @property
@@ -195,7 +201,7 @@ class Window(Windows, Problem):
     columns: int
     x_strides: tuple[int, int, int, int]
     dtype: str
-    precision: str = "ieee"
+    precision: str = EXACT
 
     @property
     def rows(self) -> int:

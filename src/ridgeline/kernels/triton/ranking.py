@@ -14,6 +14,7 @@ from itertools import product as combinations
 from typing import TypeVar
 
 from ridgeline.base.devices import REGISTERS, Device, device_of
+from ridgeline.base.spec import TF32
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 from ridgeline.kernels.triton.quant_products import CodedWeight
 
@@ -33,8 +34,9 @@ JOIN_US = 1.3  # a part is written to memory, counted and read back
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
 WIDE_BYTES = 16  # of one load
 # by the bytes of an item: sums in a tile, and depths of a step; float32 products run on plain cores, which
-# hold their operands in registers
+# hold their operands in registers, unless they may round to TF32
 LARGEST_TILES = {1: (128 * 256, (32, 64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
+TF32_TILES = (128 * 256, (16, 32, 64))
 CYCLES_PER_US = 1700
 MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums
@@ -141,7 +143,7 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     steps = math.ceil(problem.depth / (tile.bk * tile.split))
     step_bytes = (tile.bm + tile.bn) * tile.bk * item
     step_flops = 2 * tile.bm * tile.bn * tile.bk
-    multiply_us = sharing * step_flops / (_rate(tile, item, device) / device.sms)
+    multiply_us = sharing * step_flops / (_rate(tile, problem, device) / device.sms)
     load_us = step_bytes * max(sharing / SM_BYTES, min(blocks, device.sms * side_by_side) / device.l2_bytes)
     # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
@@ -198,7 +200,7 @@ def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
 
 def _tiles(problem: TiledProblem, device: Device) -> Iterator[Tile]:
     """Every cut that suits the sizes of the problem."""
-    largest, depths = LARGEST_TILES[problem.item_bytes]
+    largest, depths = TF32_TILES if problem.precision == TF32 else LARGEST_TILES[problem.item_bytes]
     for bm, bn, bk in combinations((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), depths):
         if bm * bn > largest:
             continue
@@ -251,19 +253,16 @@ def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:
     return max(1, min(by_registers, by_shared, 64 // tile.warps))
 
 
-def _rate(tile: Tile, item_bytes: int, device: Device) -> float:
+def _rate(tile: Tile, problem: TiledProblem, device: Device) -> float:
     """Flops per µs of the whole device with tiles of this size."""
-    if item_bytes > 2:
+    if not problem.runs_on_tensor_cores:
         return device.plain_flops
     narrow = {16: 0.3, 32: 0.6}.get(min(tile.bn, tile.bm if tile.bm < 64 else tile.bn), 1.0)
     if device.has_warpgroups and tile.bm < 64:
         narrow *= 0.6
     # a small tile reads its operands from shared memory as often as it multiplies them
     return (
-        (2 if item_bytes == 1 else 1)
-        * device.flops
-        * narrow
-        * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
+        2 / problem.item_bytes * device.flops * narrow * min(1.0, math.sqrt(tile.bm * tile.bn) / 128 + 0.25)
     )
 
 

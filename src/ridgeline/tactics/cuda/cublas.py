@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.library_math import library_math
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import TF32, Config, Site
 from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused, once
@@ -126,10 +126,11 @@ class Cublas(KernelTactic):
     ) -> Call:
         slot, rows = product.slot, partial(rows_of, product)
         addend = site.body.inputs.index(taken.residual) if taken.residual else -1
+        rounds = product.anchor.math == TF32
 
         def fill(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
             x, y = rows(inputs[slot]), rows(outputs[0])
-            with library_math():
+            with library_math(rounds=rounds):
                 if taken.activation and bias is not None:
                     torch._addmm_activation(bias, x, weight, use_gelu=taken.activation == "gelu_tanh", out=y)
                 elif bias is not None:

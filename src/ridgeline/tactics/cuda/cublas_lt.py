@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import TF32, Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
 from ridgeline.tactics.base import Call, once
@@ -37,9 +38,10 @@ class CublasLt(Cublas):
     def _bind_fill(
         self, site: Site, product: Product, taken: Taken, weight: Tensor, bias: Tensor | None, config: Config
     ) -> Call:
-        place = int(config["algorithm"])
+        place, rounds = int(config["algorithm"]), product.anchor.math == TF32
 
         def make(sizes: Sizes) -> Matmul:
+            sizes = replace(sizes, rounds=rounds)
             return Matmul(sizes, bias, taken.activation, place, adds=bool(taken.residual))
 
         return matmul_call(site, product, taken, weight, make)

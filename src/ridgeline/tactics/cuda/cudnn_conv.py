@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.library_math import library_math
-from ridgeline.base.spec import Config, Site
+from ridgeline.base.spec import TF32, Config, Site
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.cublas import DTYPES, Rest, read_rest
 from ridgeline.tactics.cuda.own_kernels import KernelTactic
@@ -117,7 +117,7 @@ def _bind_run(
     def run(inputs: Sequence[Any]) -> Tensor:
         x = inputs[slot].contiguous(memory_format=last)
         # the fastest plan for these sizes, found at the first call and kept by the library
-        with library_math(benchmark=True):
+        with library_math(rounds=conv.anchor.math == TF32, benchmark=True):
             if form == "relu":
                 return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, groups)
             if form == "add_relu":

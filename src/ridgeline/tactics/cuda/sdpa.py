@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.base.library_math import library_math
-from ridgeline.base.spec import Site
+from ridgeline.base.spec import TF32, Site
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.tactics.base import Footprint, Offer, Tactic
 from ridgeline.tactics.cpu.sdpa import is_blind
@@ -78,9 +78,10 @@ def _bind_attend(attention: AttentionSite, name: str) -> Attend:
 
 def _bind_backend(attention: AttentionSite, name: str, *, is_causal: bool) -> Attend:
     backend, scale, is_grouped = BACKENDS[name], attention.scale, attention.groups > 1
+    rounds = attention.math == TF32
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        with sdpa_kernel(backend), library_math():
+        with sdpa_kernel(backend), library_math(rounds=rounds):
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
             )

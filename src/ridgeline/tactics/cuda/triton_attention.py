@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import ITEM_BITS, Config, Site
+from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.products import EXACT
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import (
@@ -255,6 +256,7 @@ def _constants(attention: AttentionSite, blocks: Blocks, strides: _Strides) -> d
         "BLOCK_M": blocks.queries,
         "BLOCK_N": blocks.keys,
         "ONE_BLOCK": has_fixed_sizes(attention) and keys <= blocks.keys,
+        "PRECISION": attention.math or EXACT,
     }
 
 
@@ -298,7 +300,7 @@ def _fits_registers(attention: AttentionSite, m: int, n: int, warps: int, arch: 
     sums = 0 if is_one_block else _padded(attention.value_width)
     per_thread = m * (n + sums) / (32 * warps)
     if attention.dtype == "float32":
-        return per_thread <= 24 and n <= 64
+        return per_thread <= 64 if attention.math == TF32 else per_thread <= 24 and n <= 64
     if arch < 90:
         return per_thread < 96
     return per_thread <= 128 if is_one_block or warps == 8 else per_thread < 128
@@ -322,8 +324,10 @@ def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int) -> floa
     width = _padded(attention.width) + _padded(attention.value_width)
     at_once = _programs_at_once(attention, blocks, arch)
     unit = "wgmma" if blocks.queries >= 64 and arch >= 90 else "mma"
-    unit = "fma" if attention.dtype == "float32" else unit
-    per_score = 2 * width / FLOPS_PER_CYCLE[unit] + SOFTMAX
+    rate = FLOPS_PER_CYCLE[unit]
+    if attention.dtype == "float32":
+        rate = rate / 2 if attention.math == TF32 else FLOPS_PER_CYCLE["fma"]
+    per_score = 2 * width / rate + SOFTMAX
     sms = device_of(f"sm_{arch}").sms
     waves = math.ceil(programs / (sms * at_once))
     work = math.ceil(programs / sms) * steps * blocks.queries * blocks.keys * per_score

@@ -21,7 +21,13 @@ from ridgeline.kernels.triton.products import (
     row_stride,
 )
 from ridgeline.kernels.triton.ranking import block_us, rank_depthwise
-from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.cuda.triton_product import (
+    GRID_LIMIT,
+    Reading,
+    TritonProduct,
+    precision_of,
+    require_dtype,
+)
 from ridgeline.tactics.read.conv import ConvSite, as_image, read_conv
 
 AnyWindow = TypeVar("AnyWindow", bound=Window)
@@ -41,11 +47,14 @@ class TritonConv1x1(TritonProduct):
         stride = row_stride(depth, ITEM_BITS[conv.x.dtype] // 8)
         sizes = (conv.channels, depth, conv.x.dtype)
         if conv.x.layout == "channels_last" or positions == 1:
-            problem = Product(images * positions, *sizes, (0, depth, 1), (0, stride, 1))
+            problem = Product(
+                images * positions, *sizes, (0, depth, 1), (0, stride, 1), precision=precision_of(conv.anchor)
+            )
         elif images <= GRID_LIMIT:  # image by image, rows along the positions
             problem = Product(
-                positions, *sizes, (depth * positions, 1, positions), (0, stride, 1), batch=images
-            )
+                positions, *sizes, (depth * positions, 1, positions), (0, stride, 1), batch=images,
+                precision=precision_of(conv.anchor),
+            )  # fmt: skip
         else:
             raise RefusedError(f"{images} contiguous images, a grid has {GRID_LIMIT}")
         return _reading(conv, problem, lambda stored: pack_weight(stored.reshape(conv.channels, depth)))
@@ -62,7 +71,7 @@ class TritonConv(TritonProduct):
             raise RefusedError(f"{conv.groups} groups, want one")
         if conv.is_pointwise:
             raise RefusedError("a plain product: triton.conv1x1 takes it")
-        window = window_of(conv, Window)
+        window = window_of(conv, Window, precision=precision_of(conv.anchor))
         return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
 

@@ -14,7 +14,13 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS, Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
-from ridgeline.tactics.cuda.triton_product import GRID_LIMIT, Reading, TritonProduct, require_dtype
+from ridgeline.tactics.cuda.triton_product import (
+    GRID_LIMIT,
+    Reading,
+    TritonProduct,
+    precision_of,
+    require_dtype,
+)
 from ridgeline.tactics.predict import few_rows_us
 from ridgeline.tactics.read.epilogue import find_anchor, is_constant
 
@@ -85,7 +91,8 @@ def _read_weight(site: Site, anchor: Op, x: TensorSpec, w: TensorSpec, kind: typ
     stride = row_stride(depth, ITEM_BITS[w.dtype] // 8)
     rows = x.numel // depth
     return Reading(
-        anchor, kind(rows, columns, depth, x.dtype, (0, depth, 1), (0, stride, 1)),
+        anchor,
+        kind(rows, columns, depth, x.dtype, (0, depth, 1), (0, stride, 1), precision=precision_of(anchor)),
         x=site.body.inputs.index(anchor.inputs[0]), weight=anchor.inputs[1],
         pack=partial(_pack, is_transposed=is_transposed), columns_axis=-1,
     )  # fmt: skip
@@ -116,7 +123,9 @@ def _read_activations(site: Site, anchor: Op, x: TensorSpec, w: TensorSpec) -> R
         strides, batch = ((x_step, depth, 1), (depth * columns, *inner)), w_batches
     if batch > GRID_LIMIT:
         raise RefusedError(f"{batch} matrices, a grid has {GRID_LIMIT}")
-    problem = Product(rows, columns, depth, x.dtype, *strides, batch=batch, has_weight=False)
+    problem = Product(
+        rows, columns, depth, x.dtype, *strides, batch=batch, has_weight=False, precision=precision_of(anchor)
+    )
     slot = site.body.inputs.index(anchor.inputs[0])
     return Reading(anchor, problem, x=slot, weight=name, pack=None, columns_axis=-1)
 

@@ -19,7 +19,7 @@ from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized
 from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
-from ridgeline.kernels.triton.products import TYPES, Block, Problem, Tile
+from ridgeline.kernels.triton.products import EXACT, TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
@@ -208,6 +208,11 @@ class Operands:
 
 def _config(cut: Tile | Block) -> Config:
     return {key: value for key, value in asdict(cut).items() if key != "group"}
+
+
+def precision_of(anchor: Op) -> str:
+    """How the kernel may round float32 operands, as `tl.dot` names it."""
+    return anchor.math or EXACT
 
 
 def require_dtype(dtype: str, other: str) -> None:

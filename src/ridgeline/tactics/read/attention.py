@@ -134,6 +134,7 @@ class AttentionSite:
     groups: int
     scale: float
     is_causal: bool
+    math: str = ""  # of both products: `Op.math`
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -207,6 +208,7 @@ def read_attention(site: Site) -> AttentionSite:
         groups=heads // kv_heads,
         scale=float(op.attrs.get("scale", 1.0 / math.sqrt(width))),
         is_causal=bool(op.attrs.get("is_causal", 0)),
+        math=op.math,
     )
 
 
