@@ -173,10 +173,9 @@ def build_typed(
             weights = weights_of(loaded.model) | default_weights(loaded.defaults)
             unfused = Inference.of(loaded.model, options.limits, weights)
             require_kept(loaded.model)
-            mark_products(loaded.model, rounds=options.precision == TF32)
             require_tensors(loaded.model, target)
             every_shapes = choose_every_shapes(loaded, unfused, reference, options, sample, guards)
-            refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target, is_wanted=options.fusion)
+            refusals += fuse(loaded, unfused.at(every_shapes[0].opt), target, options)
             fused = fused_model(loaded, every_shapes, options, machine)
             contexts = selection_contexts(fused, every_shapes, options, machine)
         with clock.stage("reference"):
@@ -263,9 +262,10 @@ class Clock:
         logger.info("%s took %.1f s", name, self.seconds[name])
 
 
-def fuse(loaded: Loaded, inferred: Inferred, target: Target, *, is_wanted: bool = True) -> list[Refusal]:
+def fuse(loaded: Loaded, inferred: Inferred, target: Target, options: Options) -> list[Refusal]:
     """Partition at the planned shapes; what a region computes holds at any."""
-    if not is_wanted:
+    mark_products(loaded.model, rounds=options.precision == TF32)
+    if not options.fusion:
         name_nodes(loaded.model.graph)
         return []
     refusals = partition(loaded.model, inferred, target=target)
