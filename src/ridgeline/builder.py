@@ -163,9 +163,7 @@ def build_typed(
         if options.data is not None:
             load_data(options.data, [str(value.name) for value in loaded.model.graph.inputs])
         limited = LimitedRun.of(loaded.model, options.limits)
-        reference = None
-        if options.verify != "off":
-            reference = Reference(loaded, threads=options.cores, facts=facts, limited=limited)
+        reference = reference_of(loaded, options, facts, limited)
     with explaining_contradictions(loaded.original, loaded.name):
         with clock.stage("passes"):
             refusals = canonicalise(loaded.model, target=target, limits=options.limits)
@@ -260,6 +258,16 @@ class Clock:
             yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
         logger.info("%s took %.1f s", name, self.seconds[name])
+
+
+def reference_of(
+    loaded: Loaded, options: Options, facts: Facts, limited: LimitedRun | None
+) -> Reference | None:
+    """What the engine is compared with; None if it is not."""
+    if options.verify == "off":
+        return None
+    rounds = options.precision == TF32
+    return Reference(loaded, threads=options.cores, facts=facts, limited=limited, rounds=rounds)
 
 
 def fuse(loaded: Loaded, inferred: Inferred, target: Target, options: Options) -> list[Refusal]:

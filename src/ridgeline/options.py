@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
-from ridgeline.base.spec import TRAITS
+from ridgeline.base.spec import TF32, TRAITS
 from ridgeline.errors import OptionError, did_you_mean
 
 logger = logging.getLogger("ridgeline.build")
@@ -30,7 +30,7 @@ TARGETS = (
     *NULL_TARGETS,
 )
 QUANTISED = ("int8", "uint8", "fp8", "w8", "wfp8", "w4", "nvfp4", "mxfp8")
-PRECISIONS = ("typed", "fp32", "fp16", "bf16", "auto", *QUANTISED)
+PRECISIONS = ("typed", "fp32", TF32, "fp16", "bf16", "auto", *QUANTISED)
 HALF_PORTS = ("fp16", "bf16")
 DEFAULT_BUDGET, QUANTISED_BUDGET = 1e-2, 5e-2
 MAX_LEVEL = 5
@@ -197,7 +197,7 @@ class Options:
         if given and self.precision == "typed":
             raise OptionError(
                 f"{given[0]} is for models that are lowered",
-                help=f"say to what: precision={PRECISIONS[2]!r}, or --precision {PRECISIONS[2]}",
+                help=f"say to what: precision={HALF_PORTS[0]!r}, or --precision {HALF_PORTS[0]}",
             )
         if self.precision == "typed" and self.data is not None and not isinstance(self.data, Path):
             raise OptionError(
@@ -213,6 +213,11 @@ class Options:
             raise OptionError("a metric needs a budget", help="budget=… says how large its error may be")
         if self.io is not None and self.io not in HALF_PORTS:
             raise OptionError(f"io={self.io!r} is not known", want=" or ".join(HALF_PORTS))
+        if self.io is not None and self.precision in ("fp32", TF32):
+            raise OptionError(
+                f"half ports do not go with precision {self.precision!r}", got=f"io={self.io!r}",
+                help="leave io out: ports keep the types of the model",
+            )  # fmt: skip
         for each in self.keep:
             kind, colon, pattern = each.partition(":") if isinstance(each, str) else ("", "", "")
             if kind != "fp32" or not colon or not pattern:

@@ -18,7 +18,6 @@ from ridgeline.analyze.sensitivity import (
     SensitivityReport,
     candidates,
     find_minimal_set,
-    round_to_tf32,
     rounding_of,
 )
 from ridgeline.base.formats import FORMATS
@@ -27,7 +26,7 @@ from ridgeline.errors import OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
-from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.emulate import Emulator, cut_to_tf32
 from ridgeline.precision.samples import Samples
 from ridgeline.verify.metrics import worst_relative_l2
 from ridgeline.verify.reference import Reference
@@ -101,9 +100,10 @@ def test_every_precision_can_be_emulated(tiny_model: Path, precision: str) -> No
 
 def test_tf32_keeps_ten_digits() -> None:
     values = torch.tensor([1 + 2**-10, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-10, 0.0, math.inf, 3.4028235e38])
-    want = torch.tensor([1 + 2**-10, 1.0, 1 + 2 * 2**-10, -1 - 2**-10, 0.0, math.inf, math.inf])
-    assert torch.equal(round_to_tf32(values), want)
-    assert torch.isnan(round_to_tf32(torch.tensor([math.nan]))).all()
+    largest = 2.0**127 * (2 - 2**-10)
+    want = torch.tensor([1 + 2**-10, 1.0, 1 + 2**-10, -1 - 2**-10, 0.0, math.inf, largest])
+    assert torch.equal(cut_to_tf32(values), want)
+    assert torch.isnan(cut_to_tf32(torch.tensor([math.nan]))).all()
 
 
 def test_quantised_operands_stay_within_half_a_step() -> None:

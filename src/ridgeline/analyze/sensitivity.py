@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ridgeline.analyze.ranges import QUANTISED, all_samples
 from ridgeline.base.formats import FORMATS, Format, from_codes, to_codes
+from ridgeline.base.spec import TF32
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.ir.body import node_sources
@@ -28,7 +29,8 @@ from ridgeline.ir.ops import is_a
 from ridgeline.kernels.values import outside
 from ridgeline.options import DEFAULT_BUDGET, QUANTISED_BUDGET, Options
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Values, rounded_to
+from ridgeline.passes.tf32 import is_float32_product
+from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Tf32Operands, Values, rounded_to
 from ridgeline.precision.lower import lowerable, value_key
 from ridgeline.precision.minimal import minimal_set
 from ridgeline.precision.original import Original
@@ -38,11 +40,10 @@ from ridgeline.verify.metrics import worst_relative_l2
 
 SENSITIVITY, SEARCH = "sensitivity", "minimal set"
 HALVES = {"fp16": ("float16", torch.float16), "bf16": ("bfloat16", torch.bfloat16)}
-TF32_BITS = 10
 # products that are quantised; attention has a mask among its operands
 WEIGHTED = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 SPECIAL = re.compile(r"[*?\[]")
-PRECISION_NAMES = (*HALVES, "tf32", *QUANTISED)
+PRECISION_NAMES = (*HALVES, TF32, *QUANTISED)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ def candidates(model: ir.Model, precision: str) -> list[str]:
     able = [node for node in model.graph if lowerable(node, half, version) is not None]
     if precision in HALVES:
         return [value_key(node) for node in able if not is_a(node, Kind.MOVEMENT)]
+    if precision == TF32:
+        return [value_key(node) for node in model.graph if is_float32_product(node)]
     return [value_key(node) for node in able if node.op_type in WEIGHTED]
 
 
@@ -189,7 +192,7 @@ def rounding_of(
     """What each node does to values when it is coarse."""
     if precision in HALVES:
         return dict.fromkeys(nodes, rounded_to(HALVES[precision][1]))
-    if precision == "tf32":
+    if precision == TF32:
         return dict.fromkeys(nodes, Tf32Operands())
     by_name = {value_key(node): node for node in model.graph}
     made: dict[str, Rounding] = {}
@@ -199,24 +202,6 @@ def rounding_of(
         tensor = None if weight is None else weights.get(str(weight.name))
         made[name] = QuantisedOperands(FORMATS[precision], tensor, weight_axes(node)[0])
     return made
-
-
-class Tf32Operands(OperandsOnly):
-    """As tensor cores read float32: ten explicit digits."""
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return round_to_tf32(tensor)
-
-
-def round_to_tf32(tensor: Tensor) -> Tensor:
-    """Ten explicit digits, to nearest, ties to even; special values stay."""
-    if tensor.dtype != torch.float32:
-        return tensor
-    drop = 23 - TF32_BITS
-    bits = tensor.contiguous().view(torch.int32)
-    odd = (bits >> drop) & 1
-    rounded = ((bits + (1 << (drop - 1)) - 1 + odd) >> drop) << drop
-    return torch.where(torch.isfinite(tensor), rounded.view(torch.float32), tensor)
 
 
 class QuantisedOperands(OperandsOnly):

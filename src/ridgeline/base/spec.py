@@ -196,6 +196,7 @@ class Traits:
     reads_by_index: bool = False  # its generated kernels do: regions take in views, moves and whole rows
     view_alignment: int = 1  # bytes; kernels are compiled for tensors that begin so
     dependent_launch_from: int = 0  # the first architecture whose kernels start before the last ends; 0: none
+    tf32_from: int = 0  # the first architecture that multiplies in TF32; 0: none
 
 
 # a new kind of target is a line here, its object in `targets/`, and its tactics
@@ -203,7 +204,7 @@ TRAITS = {
     "cpu": Traits("cpu"),
     "cuda": Traits(
         "cuda", ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), "sm_[0-9]{2,3}", is_gpu=True,
-        reads_by_index=True, view_alignment=16, dependent_launch_from=90,
+        reads_by_index=True, view_alignment=16, dependent_launch_from=90, tf32_from=80,
     ),
 }  # fmt: skip
 
@@ -235,6 +236,12 @@ class Target:
     def has_dependent_launch(self) -> bool:
         """Whether a kernel may start before the one in front of it has ended."""
         first = self.traits.dependent_launch_from
+        return first > 0 and self.arch_number >= first
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether products of float32 may be faster when they round to TF32."""
+        first = self.traits.tf32_from
         return first > 0 and self.arch_number >= first
 
     def __str__(self) -> str:

@@ -111,7 +111,9 @@ _lowering = partial(typer.Option, rich_help_panel="Precision")
 PrecisionOption = Annotated[
     str | None,
     _lowering(
-        "--precision", metavar="|".join(PRECISIONS), help="types to compute in (default: typed, the model's)"
+        "--precision",
+        metavar="|".join(PRECISIONS),
+        help="types to compute in (default: typed, the model's); tf32: float32 whose products may round",
     ),
 ]
 Budget = Annotated[

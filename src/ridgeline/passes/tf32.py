@@ -24,7 +24,8 @@ def mark_products(model: ir.Model, *, rounds: bool) -> None:
 
 
 def is_float32_product(node: ir.Node) -> bool:
-    """A sum of products of float32 numbers: what tensor cores compute in TF32."""
-    if node.domain or not is_a(node, Kind.PRODUCT):
+    """What tensor cores compute in TF32: sums of products of float32. Attention over a cache is left out."""
+    has_past = node.op_type == "Attention" and any(value is not None for value in node.inputs[4:])
+    if node.domain or has_past or not is_a(node, Kind.PRODUCT):
         return False
     return all(value is not None and value.dtype == ir.DataType.FLOAT for value in node.inputs[:2])

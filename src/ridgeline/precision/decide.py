@@ -15,7 +15,7 @@ from ridgeline.errors import BuildError, OptionError, did_you_mean
 from ridgeline.ir.body import node_sources
 from ridgeline.kernels.values import outside
 from ridgeline.precision.budget import Judgement, Metric
-from ridgeline.precision.emulate import Emulator, is_mask, rounded_to
+from ridgeline.precision.emulate import Emulator, Rounding, is_mask, rounded_to
 from ridgeline.precision.guards import guard
 from ridgeline.precision.lower import follow_neighbours, lowerable, value_key
 from ridgeline.precision.ranges import HALVES, Statistics, observe
@@ -89,11 +89,11 @@ class Lowering:
         }
         kept |= dict.fromkeys(self.user_kept, "asked for") | dict(keep or {})
         free = [node for node in able if node not in kept]
-        error_of = self._error_of(half, rows)
+        error_of = self.error_of(rounded_to(HALVES[half]), rows)
         error = error_of(frozenset(free))
         found = Found(frozenset(), error, {})
         if error > self.asked.budget:
-            found = raise_nodes(free, error_of, self.asked.budget, saved_us, self._tell_node)
+            found = raise_nodes(free, error_of, self.asked.budget, saved_us, self.tell_node)
             kept |= {
                 node: f"off by {found.alone[node]:.3g} alone, over budget with the rest"
                 for node in found.raised
@@ -110,12 +110,11 @@ class Lowering:
         read = {name for op in ops for name in op.inputs if is_mask(op, name) or masks.issuperset(op.outputs)}
         return frozenset(n for n in read if n in seen.ranges and seen.ranges[n].largest > largest)
 
-    def _tell_node(self, done: int, total: int, node: str) -> None:
+    def tell_node(self, done: int, total: int, node: str) -> None:
         self.tell("sensitivity", done, total, ", ".join(self.names[node]))
 
-    def _error_of(self, half: str, rows: Sequence[Feeds]) -> Callable[[frozenset[str]], float]:
+    def error_of(self, rounding: Rounding, rows: Sequence[Feeds]) -> Callable[[frozenset[str]], float]:
         """The worst error when some nodes round, from runs that begin where the first of them stands."""
-        rounding = rounded_to(HALVES[half])
         traces = [self.emulator.trace(feeds) for feeds in rows]
         wanted = [self._arrays(trace) for trace in traces]
 

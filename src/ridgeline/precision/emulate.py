@@ -34,6 +34,7 @@ Observe: TypeAlias = Callable[[str, Tensor], None]
 Values: TypeAlias = dict[str, Any]
 WIDE = (torch.float32, torch.float64)
 MASK = 3  # the operand of Attention
+DROPPED = (1 << 13) - 1  # digits of a float32 that TF32 has not
 
 
 class OperandsOnly(ABC):
@@ -46,6 +47,21 @@ class OperandsOnly(ABC):
 def rounded_to(dtype: torch.dtype) -> Rounding:
     """Round to a half type and back; what is too large becomes infinite, as a Cast makes it."""
     return lambda tensor: tensor.to(dtype).to(tensor.dtype)
+
+
+class Tf32Operands(OperandsOnly):
+    """As tensor cores read float32: ten explicit digits. A vector is a bias, which is added in float32."""
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return cut_to_tf32(tensor) if tensor.ndim > 1 else tensor
+
+
+def cut_to_tf32(tensor: Tensor) -> Tensor:
+    """Ten explicit digits; the others are dropped, as tensor cores do. Infinities and NaN stay."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    bits = tensor.contiguous().view(torch.int32)
+    return torch.where(torch.isfinite(tensor), (bits & ~DROPPED).view(torch.float32), tensor)
 
 
 def is_mask(op: Op, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.base.spec import Target
+from ridgeline.base.spec import TF32, Target
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.options import QUANTISED, Options
@@ -10,6 +10,7 @@ from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.half_build import HALF_NAMES, Build, LoweredBuild
 from ridgeline.precision.original import Original
 from ridgeline.precision.quantised_build import build_quantised
+from ridgeline.precision.tf32_build import build_tf32
 from ridgeline.runtime.engine import Engine
 from ridgeline.targets import target_named
 
@@ -27,6 +28,8 @@ def build_lowered(source: Source, options: Options, sample: Sample | None, build
         return task.build_wide()
     if options.precision == "auto":
         return task.build_auto()
+    if options.precision == TF32:
+        return build_tf32(task)
     if is_quantised:
         return build_quantised(task)
     return task.build_half(HALF_NAMES[options.precision])

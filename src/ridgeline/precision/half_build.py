@@ -190,18 +190,21 @@ class LoweredBuild:
 
     def build_model(self, model: ir.Model) -> Engine:
         with as_source(model) as source:
-            return self.build(source, _typed(self.options), self.sample)
+            return self.build(source, typed_options(self.options), self.sample)
 
-    def _described(self, decision: Decision, judged: Judgement) -> Precision:
-        """What the report says."""
+    def _kinds(self, decision: Decision) -> Counter[str]:
+        """How many nodes compute in which type, of those that could be lowered."""
         graph, version = self.model.graph, self.model.opset_imports.get("", 1)
         able = [n for n in graph if lowerable(n, decision.half, version) and not is_a(n, Kind.MOVEMENT)]
         short = SHORT_NAMES[decision.half]
-        kinds = Counter(short if value_key(n) in decision.lowered else "fp32" for n in able)
+        return Counter(short if value_key(n) in decision.lowered else "fp32" for n in able)
+
+    def _described(self, decision: Decision, judged: Judgement) -> Precision:
+        """What the report says."""
         ranked = sorted(decision.alone.items(), key=lambda item: -item[1])
         return Precision(
             asked=self.options.precision,
-            nodes=dict(sorted(kinds.items())),
+            nodes=dict(sorted(self._kinds(decision).items())),
             kept=tuple(Kept(decision.named(n), why) for n, why in sorted(decision.kept.items())),
             budget=self.options.budget_or_default,
             error=judged.error,
@@ -246,7 +249,7 @@ def compared_us(one: Engine, other: Engine) -> tuple[float, float] | None:
     return None
 
 
-def _typed(options: Options) -> Options:
+def typed_options(options: Options) -> Options:
     return replace(options, precision="typed", keep=(), metric=None, budget=None, io=None, data=None)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ridgeline.base.choices import Refusal
+from ridgeline.base.spec import TF32
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
 from ridgeline.ir.sites import merge
@@ -58,8 +59,10 @@ def plan_variant(
 
 
 def computed_in(context: SelectionContext) -> str:
-    """The float type that most ops make."""
+    """The float type that most ops make; or TF32, if products may round to it."""
     ops, _ = context.fused.program.flat_ops(context.fused.program.regions)
+    if any(op.math == TF32 for op in ops):
+        return TF32
     made = Counter(
         spec.dtype
         for op in ops

@@ -12,7 +12,7 @@ from torch import nn
 from ridgeline.base.arrays import data_files
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
-from ridgeline.base.spec import Port
+from ridgeline.base.spec import TF32, Port
 from ridgeline.errors import ModelError, PlanError, VerifyError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.functions import count_nodes
@@ -63,7 +63,8 @@ def verify_engine(
     ):
         _require_same(what, own, theirs, engine.plan.model, loaded.name)
     limited = LimitedRun.of(loaded.model, engine.program.limits)
-    reference = Reference(loaded, threads=options.cores, limited=limited)
+    rounds = engine.plan.precision == TF32
+    reference = Reference(loaded, threads=options.cores, limited=limited, rounds=rounds)
     start = perf_counter()
     try:
         report = verify_profiles(engine, reference, options)

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ridgeline.base.spec import EPSILON
+from ridgeline.base.spec import EPSILON, TF32
 from ridgeline.errors import BuildError
 from ridgeline.frontend.evaluator import Evaluator, is_needed_for
 from ridgeline.frontend.from_onnx import Loaded, all_tensors, folder_of
@@ -42,6 +42,7 @@ from ridgeline.verify.levels import rounds_to_levels, with_moved_levels
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
 from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
+from ridgeline.verify.tf32_reference import RoundingProducts
 from ridgeline.verify.tolerance import Tolerance, measured_tolerance
 
 Feeds = Mapping[str, np.ndarray]
@@ -68,13 +69,15 @@ class Reference:
         threads: int,
         facts: Facts | None = None,
         limited: LimitedRun | None = None,
+        rounds: bool = False,  # products of float32 may round to TF32
     ) -> None:
         self.loaded, self.threads = loaded, threads
         self._limited = limited  # of a model with loops
         self.facts = facts or Facts()
         self._digest = ModelDigest(loaded) if self.facts.path is not None else None
-        # for outputs that half values reach (True), and for the others
-        self._probes: dict[bool, list[Probe]] = {}
+        # for outputs that half values reach (True) or not, and the same for products that round to TF32
+        self._probes: dict[tuple[bool, bool], list[Probe]] = {}
+        self._rounding = RoundingProducts(loaded.original) if rounds else None
         self._kept: dict[str, Outputs] = {}  # by the digest of the inputs
         self.names = [port.name for port in loaded.original.graph.output]
         self._halves = halves_inside(loaded.original)  # by output
@@ -262,6 +265,7 @@ class Reference:
         if model is None or not all(isinstance(array, np.ndarray) for array in feeds.values()):
             return None
         context = (measuring_context(self.threads), _code_digest(), ort.__version__, onnx.__version__)
+        more = more if self._rounding is None else (*more, TF32)
         return f"{kind}-{digest_texts([model, digest_arrays(feeds), *context, CATALOG.digest(), *more])[:40]}"
 
     def weights_digest(self, weights: Mapping[str, np.ndarray]) -> str:
@@ -282,10 +286,12 @@ class Reference:
         smallest = min((a.size for a in expected.values()), default=0)
         draws = 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
         halves = {name: self._halves.get(name.partition("[")[0], "") for name in expected}
+        rounded = frozenset() if self._rounding is None else self._rounding.outputs
+        reached = {name: (bool(half), name.partition("[")[0] in rounded) for name, half in halves.items()}
         made = {}
-        for is_half in {bool(half) for half in halves.values()}:
-            moved = run_probes(self._probes_for(is_half=is_half), feeds, draws)
-            for name in (name for name, half in halves.items() if bool(half) == is_half):
+        for kind in set(reached.values()):
+            moved = run_probes(self._probes_for(*kind), feeds, draws)
+            for name in (name for name, each in reached.items() if each == kind):
                 limit = measured_tolerance(expected[name], [m[name] for m in moved], halves[name])
                 if not rounds_to_levels(self.loaded.original):
                     limit = replace(limit, rms=None)
@@ -302,10 +308,14 @@ class Reference:
         """How many eps rounding moves a value: the root of the longest sum."""
         return math.sqrt(longest_sum(self.loaded.original))
 
-    def _probes_for(self, *, is_half: bool) -> list[Probe]:
-        if is_half not in self._probes:
-            self._probes[is_half] = list(self._half_probes() if is_half else self._moved_probes())
-        return self._probes[is_half]
+    def _probes_for(self, is_half: bool, is_rounded: bool) -> list[Probe]:
+        key = is_half, is_rounded
+        if key not in self._probes:
+            made = list(self._half_probes() if is_half else self._moved_probes())
+            if is_rounded and self._rounding is not None:
+                made.append(self._rounding.probe(self._session, self._evaluator, first=len(made)))
+            self._probes[key] = made
+        return self._probes[key]
 
     def _moved_probes(self) -> Iterator[Probe]:
         """The reference with its weights and inputs moved by rounding."""
@@ -364,6 +374,6 @@ def _is_narrower(error: Exception) -> bool:
 def _code_digest() -> str:
     """The digest of the code that measures tolerances and verdicts."""
     here = Path(__file__)
-    names = ("float32_reference.py", "levels.py", "metrics.py", "rounding.py", "tolerance.py")
-    files = (here, *(here.with_name(name) for name in names))
+    names = ("float32_reference", "levels", "metrics", "rounding", "tf32_reference", "tolerance")
+    files = (here, *(here.with_name(f"{name}.py") for name in names))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
