@@ -151,6 +151,7 @@ FN bool rl_not(bool x) { return !x; }
 // a NaN on either side stays
 template <class T> FN T rl_max(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> FN T rl_min(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> FN T rl_relu(T x) { return x < 0 ? (T)0 : x; }
 template <class T> FN T rl_abs(T x) { return x < 0 ? -x : x; }
 FN float rl_abs(float x) { return __builtin_fabsf(x); }
 FN double rl_abs(double x) { return __builtin_fabs(x); }
@@ -172,6 +173,12 @@ FN float rl_div(float x, float y) { return x / y; }
 FN float rl_levels(float x, float y) { return x / y; }
 FN float rl_over_power(float x, float y) { return x * (1.0f / y); }
 FN float rl_for_float8(float x, float most) { return rl_max(-most, rl_min(most, x)); }
+// a NaN fails the first test
+FN int rl_codes(float x, float zero, float least, float most) {
+  float level = rl_round(x) + zero;
+  level = level >= least ? level : least;
+  return (int)(level <= most ? level : most);
+}
 FN double rl_div(double x, double y) { return x / y; }
 // the processor traps on these two
 template <class T> FN T rl_div(T x, T y) {

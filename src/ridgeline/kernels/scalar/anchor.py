@@ -59,14 +59,18 @@ def lower_around(
 
 
 def _scaled(low: Lowering, acc: Val, codes: Dequantized) -> Val:
+    """The sum times its scales; single numbers are multiplied into another scale first."""
+    factor: Val | None = None
     for name, dim in codes.scales:
-        scale = low.value(name)
+        scale = low.cast(low.value(name), "float32")
         if all(size == 1 for size in scale.shape):
             scale = replace(scale, shape=(), axes=())
         elif dim is not None:
             scale = per_channel(scale, len(acc.shape) - dim + 1)
-        acc = low.map("{0} * {1}", acc, scale, dtype="float32")
-    return acc
+        if factor is not None and scale.shape and factor.shape:
+            acc, factor = low.map("{0} * {1}", acc, factor, dtype="float32"), None
+        factor = scale if factor is None else low.map("{0} * {1}", factor, scale)
+    return acc if factor is None else low.map("{0} * {1}", acc, factor, dtype="float32")
 
 
 def _own_terms(low: Lowering, op: Op, acc: Val) -> Val:

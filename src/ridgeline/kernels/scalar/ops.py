@@ -244,7 +244,7 @@ POINTWISE: dict[str, Handler] = {
     "Sin": _float_text("rl_sin({0})"), "Cos": _float_text("rl_cos({0})"),
     "Floor": _float_text("rl_floor({0})"), "Ceil": _float_text("rl_ceil({0})"),
     "Round": _float_text("rl_round({0})"), "Sign": _text("rl_sign({0})"),
-    "Relu": _text("rl_where({0} < 0, 0, {0})"),
+    "Relu": _text("rl_relu({0})"),
     "LeakyRelu": _text("rl_where({0} < 0, {0} * {1}, {0})", alpha=0.01),
     "PRelu": _text("rl_where({0} < 0, {0} * {1}, {0})"),
     "ThresholdedRelu": _text("rl_where({0} > {1}, {0}, 0)", alpha=1.0),

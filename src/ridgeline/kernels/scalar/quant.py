@@ -30,23 +30,29 @@ def dequantize(low: Lowering, op: Op) -> Sequence[Val]:
 
 def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     """x / scale rounded to the nearest, ties to even, + zero, saturated; NaN becomes the least level."""
+    return _quantized(low, op, "rl_levels")
+
+
+def quantize_sums(low: Lowering, op: Op) -> Sequence[Val]:
+    """`quantize` of values that depend on the order of a sum: the quotient may be off by its last bit."""
+    return _quantized(low, op, "rl_over_sums")
+
+
+def _quantized(low: Lowering, op: Op, divide: str) -> Sequence[Val]:
     x, scale, zero, whole = _operands(low, op)
     if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
         raise RefusedError("it divides in another type than float32")
     dtype = low.site.specs[op.outputs[0]].dtype
-    divide = "rl_over_power" if op.inputs[1] in low.site.power_scales else "rl_levels"
+    if op.inputs[1] in low.site.power_scales:
+        divide = "rl_over_power"
     quotient = low.map(f"{divide}({{0}}, {{1}})", low.cast(x, "float32"), low.cast(scale, "float32"))
     if dtype in FLOAT8_LARGEST:
         return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
     if dtype not in LEVELS:
         raise RefusedError(f"levels are {dtype}, which has no type in generated kernels")
-    level = low.map("rl_round({0})", quotient)
-    if zero is not None:
-        level = low.map("{0} + {1}", level, low.cast(zero, "float32"))
-    least, most = (low.constant(float(end), "float32") for end in LEVELS[dtype])
-    # a NaN fails the first test
-    level = low.map("rl_where({0} >= {1}, {0}, {1})", level, least)
-    level = low.map("rl_where({0} <= {1}, {0}, {1})", level, most)
+    zero = low.constant(0.0, "float32") if zero is None else low.cast(zero, "float32")
+    ends = (low.constant(float(end), "float32") for end in LEVELS[dtype])
+    level = low.map("rl_codes({0}, {1}, {2}, {3})", quotient, zero, *ends, dtype="int32")
     return [_as_whole(low, low.cast(level, dtype), whole)]
 
 

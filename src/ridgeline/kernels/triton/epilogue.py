@@ -21,6 +21,7 @@ from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.nest import indexed_axes
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Memory, Program
+from ridgeline.kernels.scalar.quant import quantize_sums
 from ridgeline.kernels.triton.source import Generated
 from ridgeline.kernels.triton.text import (
     HEAD,
@@ -36,6 +37,8 @@ from ridgeline.kernels.triton.text import (
 )
 
 T = TypeVar("T")
+# sums are rounded in an order of their own, so codes of them need no exact quotient
+HANDLERS = POINTWISE | MOVES | {"QuantizeLinear": quantize_sums}
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def make_epilogue(
     anchor = site.body.producer(anchor_value)
     if anchor is None:
         raise RefusedError(f"nothing in the region makes {anchor_value}")
-    program, dims = lower_around(site, anchor, POINTWISE | MOVES, TRITON, codes=codes)
+    program, dims = lower_around(site, anchor, HANDLERS, TRITON, codes=codes)
     at = columns_axis % len(dims)
     column = dims[at]
     rows = tuple(axis for dim in dims[:at] + dims[at + 1 :] for axis in dim)

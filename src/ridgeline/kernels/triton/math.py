@@ -14,10 +14,11 @@ from triton.language.extra import libdevice
 IS_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
 __all__ = [
-    "rl_abs", "rl_ceil", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1", "rl_floor",
-    "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log", "rl_log1p",
-    "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_over_power", "rl_place", "rl_pow", "rl_round",
-    "rl_sigmoid_half", "rl_sign", "rl_sin", "rl_sqrt", "rl_tanh", "rl_where",
+    "rl_abs", "rl_ceil", "rl_codes", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1",
+    "rl_floor", "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log",
+    "rl_log1p", "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_over_power", "rl_over_sums",
+    "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin", "rl_sqrt",
+    "rl_tanh", "rl_where",
 ]  # fmt: skip
 
 
@@ -51,6 +52,12 @@ def rl_max(a, b):
 def rl_min(a, b):
     """A NaN on either side stays."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def rl_relu(x):
+    """One instruction; a NaN stays."""
+    return rl_max(x, tl.zeros_like(x))
 
 
 @triton.jit
@@ -98,6 +105,24 @@ def rl_for_float8(x, most):
         return rl_max(-most, rl_min(most, x))
     else:
         return x
+
+
+@triton.jit
+def rl_over_sums(x, scale):
+    """x / scale within its last bit. With the sum of `rl_codes` it becomes one instruction, rounded once."""
+    return x * tl.minimum(tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 3.4028234663852886e38)
+
+
+@triton.jit
+def rl_codes(x, zero, least, most):
+    """x rounded to the nearest integer, halves to even, + zero, saturated; a NaN becomes the least.
+
+    After 1.5 · 2^23 is added, the low bits are the integer, and nothing is converted.
+    """
+    near = x + 12582912.0
+    low, high = 12582912.0 + (least - zero), 12582912.0 + (most - zero)
+    near = tl.minimum(tl.where(near >= low, near, low), high)
+    return near.to(tl.int32, bitcast=True) - 0x4B400000 + zero.to(tl.int32)
 
 
 @triton.jit
