@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.base.spec import EPSILON
+from ridgeline.base.spec import EPSILON, TF32_EPSILON
 from ridgeline.errors import BuildError
 from ridgeline.select.graph_replay import _require_close
 
@@ -37,6 +37,15 @@ def test_floats_are_within_roundings() -> None:
     for wrong in (want * 1.01, torch.full_like(want, float("nan"))):
         with pytest.raises(BuildError, match="wrong result"):
             _require_close([wrong], [want], may_round=False)
+
+
+def test_products_that_may_round_are_held_to_what_they_read() -> None:
+    want = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    _require_close([want * (1 + 4 * TF32_EPSILON)], [want], may_round=False, operands=TF32_EPSILON)
+    with pytest.raises(BuildError, match="wrong result"):
+        _require_close([want * (1 + 4 * TF32_EPSILON)], [want], may_round=False)
+    with pytest.raises(BuildError, match="wrong result"):
+        _require_close([want.roll(1, 0)], [want], may_round=False, operands=TF32_EPSILON)
 
 
 def test_float8_results_may_lie_one_number_aside() -> None:

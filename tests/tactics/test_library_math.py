@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ def test_settings_hold_within_and_are_put_back(process_setting: None, rounds: bo
         assert (matmul, conv, rnn) == (rounds, rounds, False)
         assert torch.backends.cudnn.benchmark
     assert (state(), torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark) == before
+
+
+def test_threads_do_not_compute_with_each_others_settings() -> None:
+    before, wrong = state(), []
+
+    def use(rounds: bool) -> None:
+        for _ in range(200):
+            with library_math(rounds=rounds):
+                wrong.extend(kind for kind in state()[:2] if (kind == TF32) != rounds)
+
+    threads = [Thread(target=use, args=(rounds,)) for rounds in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert state() == before
 
 
 def test_settings_are_put_back_after_an_error() -> None:

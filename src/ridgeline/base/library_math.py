@@ -2,10 +2,12 @@
 
 PyTorch has process-wide settings for this, and cuDNN's default is TF32. An engine computes what its graph
 says whatever a process has set, so each call states what it wants and puts the settings back afterwards.
+One thread at a time does so, or threads would compute with each other's settings and put those back.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 TF32, IEEE = "tf32", "ieee"
+_settings = threading.RLock()
 
 
 @contextmanager
@@ -29,15 +32,16 @@ def library_math(*, rounds: bool = False, benchmark: bool = False) -> Iterator[N
         before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    try:
-        for owner, wanted in ((matmul, rounds), (cudnn.conv, rounds), (cudnn.rnn, False)):
-            # the older `allow_tf32` cannot be read once a process has used this one, which both set
-            if (owner.fp32_precision == TF32) != wanted:
-                change(owner, "fp32_precision", TF32 if wanted else IEEE)
-        for name, flag in (("enabled", True), ("benchmark", benchmark)):
-            if getattr(cudnn, name) != flag:
-                change(cudnn, name, flag)
-        yield
-    finally:
-        for owner, name, value in reversed(before):
-            setattr(owner, name, value)
+    with _settings:
+        try:
+            for owner, wanted in ((matmul, rounds), (cudnn.conv, rounds), (cudnn.rnn, False)):
+                # the older `allow_tf32` cannot be read once a process has used this one, which both set
+                if (owner.fp32_precision == TF32) != wanted:
+                    change(owner, "fp32_precision", TF32 if wanted else IEEE)
+            for name, flag in (("enabled", True), ("benchmark", benchmark)):
+                if getattr(cudnn, name) != flag:
+                    change(cudnn, name, flag)
+            yield
+        finally:
+            for owner, name, value in reversed(before):
+                setattr(owner, name, value)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ridgeline.base.spec import EPSILON
+from ridgeline.base.spec import EPSILON, TF32_EPSILON
 from ridgeline.errors import RidgelineError, first_line
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.from_onnx import load
@@ -200,13 +200,15 @@ def first_wrong_region(
     with torch.inference_mode():
         want = _floor_values(engine, instance) if values is None else _as_tensors(values)
         worst = (0.0, "none")
+        rounding = {step.index for step in instance.steps if step.site.body.may_round}
         for i, call in enumerate(instance.calls):
             step = engine.plan.steps[instance.call_steps[i]]
+            operands = TF32_EPSILON if instance.call_steps[i] in rounding else 0.0
             _give_right_inputs(instance, step.inputs, want)
             call()
             label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
             for name in (name for name in step.outputs if name in want):
-                off = _off(instance.result(name).cpu(), want[name])
+                off = _off(instance.result(name).cpu(), want[name], operands)
                 if off > 1:
                     return f"first diverging region: {label}"
                 worst = max(worst, (off, label))
@@ -233,8 +235,11 @@ def _give_right_inputs(instance: Instance, names: tuple[str, ...], want: Mapping
             fill(there, on_device(right, str(there.device)))
 
 
-def _off(got: Tensor, want: Tensor) -> float:
-    """Distance in units of what rounding may do to one region: 1024 eps of its largest value."""
+def _off(got: Tensor, want: Tensor, operands: float = 0.0) -> float:
+    """Distance in units of what rounding may do to one region: 1024 eps of its largest value.
+
+    `operands` is the eps of what its products read, if that is coarser than their type.
+    """
     if got.shape != want.shape:
         return math.inf
     if not want.numel():
@@ -243,4 +248,4 @@ def _off(got: Tensor, want: Tensor) -> float:
         return 0.0 if torch.equal(got, want) else math.inf
     eps = EPSILON.get(str(want.dtype).removeprefix("torch."), EPSILON["bfloat16"])
     scale = want.double().abs().nan_to_num(posinf=0.0).max()
-    return max_abs(to_numpy(got), to_numpy(want)) / float(1024 * eps * scale + 1e-300)
+    return max_abs(to_numpy(got), to_numpy(want)) / float(1024 * max(eps, operands) * scale + 1e-300)
