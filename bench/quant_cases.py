@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -258,96 +258,138 @@ def _scales(shape: tuple[int, ...], dtype: str) -> Tensor:
     return ((torch.rand(shape, device="cuda") + 0.5) / 32).to(TORCH_DTYPES[dtype])
 
 
-# convolutions of ResNet-50, codes in and out
+# convolutions of ResNet-50 at a batch of 32, codes in and out
 
-CONVOLUTIONS = (  # channels read, channels made, kernel, stride, size
-    (64, 64, 3, 1, 56), (64, 256, 1, 1, 56), (256, 64, 1, 1, 56), (256, 512, 1, 2, 56), (128, 512, 1, 1, 28),
-    (128, 128, 3, 1, 28), (256, 256, 3, 1, 14), (1024, 256, 1, 1, 14), (512, 512, 3, 1, 7),
-    (512, 2048, 1, 1, 7),
+CONVOLUTIONS = (  # channels read, channels made, kernel, stride, size, how many of this kind the model has
+    (64, 64, 3, 1, 56, 3), (64, 256, 1, 1, 56, 4), (256, 64, 1, 1, 56, 2), (128, 128, 3, 1, 28, 4),
+    (128, 512, 1, 1, 28, 4), (512, 128, 1, 1, 28, 4), (256, 512, 1, 2, 56, 1), (256, 256, 3, 1, 14, 6),
+    (256, 1024, 1, 1, 14, 6), (1024, 256, 1, 1, 14, 6), (512, 512, 3, 1, 7, 3), (512, 2048, 1, 1, 7, 3),
 )  # fmt: skip
 
 
 def conv_cases(target: Target) -> list[Case]:
-    return [conv_case(target, 32, shape) for shape in CONVOLUTIONS]
+    """As the model has them: those that make four times the channels add a residual, which is codes too."""
+    return [conv_case(target, 32, shape[:5]) for shape in CONVOLUTIONS]
 
 
-def conv_case(target: Target, batch: int, shape: tuple[int, int, int, int, int]) -> Case:
-    """Convolution, bias and relu."""
+def conv_case(target: Target, batch: int, shape: tuple[int, ...]) -> Case:
+    """Convolution, bias, residual and relu."""
     channels, columns, kernel, stride, size = shape
     pad, made = kernel // 2, (size - 1) // stride + 1
+    has_residual = columns == 4 * channels
     x, w, y = (batch, channels, size, size), (columns, channels, kernel, kernel), (batch, columns, made, made)
     attrs = {"strides": (stride, stride), "pads": (pad,) * 4}
-    shapes = {"x": x, "a": x, "w": w, "b": w, "c": (columns,), "p": y, "r": y, "y": y}
-    scalars = {"xs": (), "ws": (columns,), "ys": ()}
+    shapes = {"x": x, "a": x, "w": w, "b": w, "c": (columns,), "p": y, "o": y, "d": y, "q": y, "r": y, "y": y}
+    scalars = {"xs": (), "ws": (columns,), "os": (), "ys": ()}
+    last = "q" if has_residual else "p"
 
     def specs(dtype: str) -> dict[str, TensorSpec]:
-        layouts = dict.fromkeys("xapry", "channels_last")
-        codes = ("x", "w", "y") if dtype != "float16" else ()
+        layouts = dict.fromkeys("xapodqry", "channels_last")
+        kinds = dict.fromkeys("xwoy", dtype) | dict.fromkeys(scalars, "float32")
         return {
-            name: TensorSpec(dtype if name in codes else "float16", shape, layouts.get(name, "contiguous"))  # type: ignore[arg-type]
+            name: TensorSpec(kinds.get(name, "float16"), shape, layouts.get(name, "contiguous"))  # type: ignore[arg-type]
             for name, shape in (shapes | scalars).items()
         }
 
     def site(dtype: str) -> Site:
+        added = [op("DequantizeLinear", "o os", "d"), op("Add", "p d", "q")] if has_residual else []
         ops = [
             op("DequantizeLinear", "x xs", "a"), op("DequantizeLinear", "w ws", "b", axis=0),
-            op("Conv", "a b c", "p", **attrs), op("Relu", "p", "r"),
+            op("Conv", "a b c", "p", **attrs), *added, op("Relu", last, "r"),
             op("QuantizeLinear", "r ys", "y", output_dtype=ONNX_TYPES[dtype]),
         ]  # fmt: skip
-        return site_of(target, ops, specs(dtype), "x xs w ws c ys", "xs w ws c ys")
+        more = "o os " if has_residual else ""
+        weights = f"xs w ws c ys {'os' if has_residual else ''}"
+        made = site_of(target, ops, specs(dtype), f"x xs w ws c {more}ys", weights)
+        return made if dtype == "int8" else replace(made, power_scales=frozenset({"xs", "os", "ys"}))
 
+    plain_ops = [op("Conv", "x w c", "p", **attrs), *([op("Add", "p o", "q")] if has_residual else [])]
     plain = site_of(
-        target, [op("Conv", "x w c", "p", **attrs), op("Relu", "p", "y")], specs("float16"), "x w c", "w c"
+        target, [*plain_ops, op("Relu", last, "y")], specs("float16"), f"x w c{' o' * has_residual}", "w c"
     )
-
-    def make() -> dict[str, Tensor]:
-        image = torch.randn(x, device="cuda").relu().half().to(memory_format=torch.channels_last)
-        weight, bias = (torch.randn(each, device="cuda").half() for each in (w, (columns,)))
-        data = {"x": image, "w": weight, "c": bias}
-
-        def exact(a: Tensor, b: Tensor) -> Tensor:
-            made = torch.conv2d(a.float(), b.float(), data["c"].float(), stride, pad)
-            return made.relu().double()
-
-        data["want"] = exact(data["x"], data["w"])
-        for mark, dtype, most in (("8", torch.float8_e4m3fn, 448.0), ("i", torch.int8, 127.0)):
-            xs = (data["x"].abs().amax() / most).half()
-            ws = (data["w"].abs().amax((1, 2, 3)) / most).half()
-            per = ws.float()[:, None, None, None]
-            levels = (data["x"].float() / xs.float(), data["w"].float() / per)
-            xq, wq = ((v.round() if mark == "i" else v).clamp(-most, most).to(dtype) for v in levels)
-            data |= {f"x{mark}": xq, f"w{mark}": wq, f"x{mark}s": xs, f"w{mark}s": ws}
-            data[f"want{mark}"] = exact(xq.float() * xs.float(), wq.float() * per)
-            data[f"y{mark}s"] = (data[f"want{mark}"].max() / most).half()
-        return data
-
-    def codes(label: str, mark: str, dtype: str, error: float) -> Rival:
-        names = tuple(n.format(mark) for n in ("x:x{0}", "xs:x{0}s", "w:w{0}", "ws:w{0}s", "c", "ys:y{0}s"))
-        return Rival(
-            label, site(dtype), names, ("xs", "w", "ws", "c", "ys"), math.prod(w), most_error=error,
-            want=f"want{mark}", unit=f"y{mark}s", most=5,
-        )  # fmt: skip
-
+    names = ("x", "w", "c", "o") if has_residual else ("x", "w", "c")
+    library = partial(_cudnn, stride=stride, pad=pad)
     rivals = (
-        Rival("fp16", plain, ("x", "w", "c"), ("w", "c"), 2 * math.prod(w), is_base=True, most=4),
-        Rival("cudnn fp16", None, ("x", "w", "c"), ("w", "c"), 2 * math.prod(w),
-              library=partial(_cudnn, stride=stride, pad=pad)),
-        codes("fp8", "8", "float8_e4m3fn", 0.06), codes("int8", "i", "int8", 0.03),
+        Rival("fp16", plain, names, ("w", "c"), 2 * math.prod(w), is_base=True, most=5),
+        Rival("cudnn fp16", None, names, ("w", "c"), 2 * math.prod(w), library=library),
+        _conv_codes("fp8", "8", site("float8_e4m3fn"), math.prod(w), 0.06),
+        _conv_codes("int8", "i", site("int8"), math.prod(w), 0.03),
     )  # fmt: skip
-    name = f"conv b{batch} {channels}>{columns} {kernel}x{kernel}s{stride} {size}"
+    name = f"conv b{batch} {channels}>{columns} {kernel}x{kernel}s{stride} {size}{' + o' * has_residual}"
+    make = partial(_conv_data, (x, w, y), stride, pad, has_residual=has_residual)
     return Case(name, math.prod(y) // columns, 2.0 * math.prod(y) * math.prod(w[1:]), rivals, make)
+
+
+def _conv_codes(label: str, mark: str, site: Site, weight_bytes: int, error: float) -> Rival:
+    outer = {
+        "x": "x{0}",
+        "xs": "x{0}s",
+        "w": "w{0}",
+        "ws": "w{0}s",
+        "o": "o{0}",
+        "os": "o{0}s",
+        "ys": "y{0}s",
+    }
+    names = tuple(f"{n}:{outer.get(n, n).format(mark)}" for n in site.body.inputs)
+    weights = tuple(n for n in site.body.inputs if n not in ("x", "o"))
+    return Rival(
+        label, site, names, weights, weight_bytes, most_error=error, want=f"want{mark}", unit=f"y{mark}s",
+        is_wide=True, most=5,
+    )  # fmt: skip
+
+
+def _conv_data(
+    shapes: tuple[tuple[int, ...], ...], stride: int, pad: int, *, has_residual: bool
+) -> dict[str, Tensor]:
+    """Operands in half and as codes, and what each of them makes. float8 scales are powers of two."""
+    x, w, y = shapes
+    image, other = (
+        torch.randn(each, device="cuda").relu().half().to(memory_format=torch.channels_last)
+        for each in (x, y)
+    )
+    data = {
+        "x": image,
+        "o": other,
+        "w": torch.randn(w, device="cuda").half().div(math.sqrt(math.prod(w[1:]))),
+    }
+    data["c"] = torch.randn(w[0], device="cuda").half()
+
+    def exact(a: Tensor, b: Tensor, o: Tensor) -> Tensor:
+        made = torch.conv2d(a.float(), b.float(), data["c"].float(), stride, pad)
+        return (made + o.float() if has_residual else made).relu().double()
+
+    data["want"] = exact(data["x"], data["w"], data["o"])
+    for mark, dtype, most in (("8", torch.float8_e4m3fn, 448.0), ("i", torch.int8, 127.0)):
+
+        def scale(tensor: Tensor, most: float = most, mark: str = mark) -> Tensor:
+            each = tensor.float() / most
+            return torch.exp2(each.log2().ceil()) if mark == "8" else each
+
+        scales = {n: scale(data[n].abs().amax()) for n in "xo"} | {
+            "w": scale(data["w"].abs().amax((1, 2, 3)))
+        }
+        numbers = []
+        for name in "xwo":
+            per = scales[name].float()[:, None, None, None] if name == "w" else scales[name].float()
+            levels = (data[name].float() / per).clamp(-most, most)
+            codes = (levels.round() if mark == "i" else levels).to(dtype)
+            numbers.append(codes.float() * per)
+            data |= {f"{name}{mark}": codes, f"{name}{mark}s": scales[name]}
+        data[f"want{mark}"] = exact(*numbers)
+        data[f"y{mark}s"] = scale(data[f"want{mark}"].max())
+    return data
 
 
 def _cudnn(data: Data, *, stride: int, pad: int) -> tuple[Callable[[], object], Callable[[], Tensor]]:
     weight = data["w"].to(memory_format=torch.channels_last)
+    sizes = (stride, stride), (pad, pad), (1, 1), 1
     made: list[Tensor] = []
 
     def call() -> None:
-        made[:] = [
-            torch.cudnn_convolution_relu(
-                data["x"], weight, data["c"], (stride, stride), (pad, pad), (1, 1), 1
-            )
-        ]
+        if "o" in data:
+            made[:] = [torch.cudnn_convolution_add_relu(data["x"], weight, data["o"], 1.0, data["c"], *sizes)]
+        else:
+            made[:] = [torch.cudnn_convolution_relu(data["x"], weight, data["c"], *sizes)]
 
     return call, lambda: made[0]
 

@@ -1,6 +1,6 @@
 """Products of quantised operands on a GPU: our kernels against our own half precision and the libraries.
 
-    PYTHONPATH=src python -m bench.quant_gpu [--family gemm weight_only conv] [--case 4096] [--rows 4]
+    PYTHONPATH=src python -m bench.quant_gpu [--families gemm weight_only conv] [--case 4096] [--rows 4]
 
 GPU time of CUDA graphs, all rivals of a case in turns, medians. Data are random. A graph of a product with a
 packed weight holds one call after the other, each with a weight of its own, together more than four times
@@ -30,6 +30,7 @@ from ridgeline.base.spec import Config, Site, Target
 from ridgeline.errors import first_line
 from ridgeline.kernels.elements import cloned
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
+from ridgeline.kernels.triton.quant_products import CodeWindow
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Refused
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1
@@ -99,13 +100,13 @@ def candidates(case: Case, *, is_wide: bool) -> list[Candidate]:
                 continue
             configs = [dict(config) for config in offer.configs[: rival.most]]
             if is_wide and rival.is_wide:
-                more = more_configs(tactic, case, is_integer=rival.name == "int8")
+                more = more_configs(tactic, case, rival.site, is_integer=rival.name == "int8")
                 configs += [config for config in more if config not in configs]
             found += [Candidate(rival, tactic, config) for config in configs]
     return found
 
 
-def more_configs(tactic: TritonProduct, case: Case, *, is_integer: bool) -> list[dict[str, Any]]:
+def more_configs(tactic: TritonProduct, case: Case, site: Site, *, is_integer: bool) -> list[dict[str, Any]]:
     """Cuts beside those that are offered."""
     if isinstance(tactic, TritonCodeGemm):
         tiles = [
@@ -117,6 +118,17 @@ def more_configs(tactic: TritonProduct, case: Case, *, is_integer: bool) -> list
             for (bm, bn, bk, warps, stages), promoted in combinations(
                 tiles, (False,) if is_integer else (True, False)
             )
+        ]
+    if isinstance(tactic, TritonCodeConv):
+        problem = tactic.read(site).problem
+        depth = problem.channels if isinstance(problem, CodeWindow) else problem.depth
+        bk = min(128, depth)
+        steps = problem.depth // bk
+        cuts = [(64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 8), (256, 64, 8), (128, 32, 4)]
+        return [
+            _config(bm, bn, bk, 1, warps, stages) | {"is_promoted": False}
+            for (bm, bn, warps), stages in combinations(cuts, (2,) if steps < 2 else (3,))
+            if bn <= problem.columns
         ]
     if isinstance(tactic, TritonWeightOnly):
         bm = min(64, max(16, 1 << (case.rows - 1).bit_length()))
@@ -252,10 +264,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--family", nargs="*", default=["gemm", "weight_only", "conv"])
+    parser.add_argument(
+        "--families", "--family", nargs="*", dest="family", default=["gemm", "weight_only", "conv"]
+    )
     parser.add_argument("--case", default="", help="only cases whose name holds this")
     parser.add_argument("--rows", type=int, default=4, help="kernels shown per case, the fastest first")
     parser.add_argument("--offered", action="store_true", help="only what the tactics offer")
+    parser.add_argument("--out", type=Path, help="the JSON file; otherwise quant_gpu.json in $OUT")
     parser.add_argument("--compile-only", metavar="ARCH", default="", help="compile for ARCH; needs no GPU")
     options = parser.parse_args()
     arch = options.compile_only or "sm_{}{}".format(*torch.cuda.get_device_capability())
@@ -274,7 +289,7 @@ def main() -> None:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, L2 {l2_bytes >> 20} MiB")
     start, made = time.perf_counter(), []
-    out = Path(os.environ.get("OUT", RESULTS)) / "quant_gpu.json"
+    out = options.out or Path(os.environ.get("OUT", RESULTS)) / "quant_gpu.json"
     for case in cases:
         rows = measure(case, found[case.name], l2_bytes)
         made += rows
