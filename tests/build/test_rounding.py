@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import onnx.parser
 
+import ridgeline
 from ridgeline.frontend.from_onnx import load
 from ridgeline.verify.reference import Reference
 
@@ -35,3 +39,23 @@ def test_levels_are_drawn_with_several_sets_of_moved_weights() -> None:
     feeds = {"x": np.concatenate([np.arange(32) + 0.5, np.arange(31), [255]]).astype(np.float32)}
     limit = reference.tolerance(feeds, reference.run(feeds))["y"]
     assert 1.9 < limit.distance < 4.1
+
+
+def test_weights_are_moved_where_only_the_onnx_evaluator_runs_the_model(tmp_path: Path) -> None:
+    """ONNX Runtime has no float4; the inputs are integers, which nothing moves."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (int64[N,8] ids) => (float[N,8,64] y) {
+            e = Gather(table, ids) n = LayerNormalization(e, gain) y = MatMul(n, w) }"""
+    )
+    for name, shape in {"table": (50, 64), "gain": (64,), "w": (64, 64)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    ridgeline.quantize(model, format="nvfp4").save(tmp_path / "q.onnx")
+    reference = Reference(load(tmp_path / "q.onnx"), threads=1)
+    feeds = {"ids": rng.integers(0, 50, (3, 8))}
+    want = reference.run(feeds)
+    assert "reference evaluator" in reference.who
+    limit = reference.tolerance(feeds, want)["y"].distance
+    scale = float(np.abs(want["y"]).max())
+    assert 4 * 2**-23 * scale < limit < 1e-4 * scale

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import onnx.parser
+import onnxruntime as ort
 import pytest
 
 import ridgeline
@@ -40,3 +41,18 @@ def test_a_folded_constant_is_as_exact() -> None:
     text = HEAD + "{ c = Constant <value = double[1] {0.3}> () e = Erf (c) y = Mul (x, e) }"
     engine = ridgeline.build(onnx.parser.parse_model(text), level=0, threads=1)
     assert np.abs(engine.run({"x": X})["y"] - X * math.erf(0.3)).max() < 1e-15
+
+
+@pytest.mark.parametrize(("axis", "size"), [(0, 200), (1, 200), (-1, 3), (0, 1)])
+def test_elements_are_gathered_along_axes_of_any_size(axis: int, size: int) -> None:
+    """onnx's own takes at most 64 of them; along the other axis the indices may end before the data does."""
+    rng = np.random.default_rng(0)
+    shape, fewer = [5, 5], [3, 3]
+    shape[axis], fewer[axis] = size, 7
+    data, indices = rng.standard_normal(shape).astype(np.float32), rng.integers(-size, size, fewer)
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[A,B] x, int64[C,D] i) => (float[C,D] y)
+        {{ y = GatherElements<axis = {axis}>(x, i) }}"""
+    model = onnx.parser.parse_model(text)
+    (got,) = Evaluator(model).run(None, {"x": data, "i": indices})
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(got, session.run(None, {"x": data, "i": indices})[0])

@@ -45,7 +45,7 @@ def model(text: str = TEXT) -> ir.Model:
 
 
 def batches(data: np.ndarray, size: int) -> Samples:
-    return Samples.of([{"x": data[i : i + size]} for i in range(0, len(data), size)], PORTS)
+    return Samples.of([{"x": data[i : i + size]} for i in range(0, len(data), size)], PORTS, PORTS)
 
 
 GROUPS = (

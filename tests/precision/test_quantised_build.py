@@ -14,13 +14,12 @@ from test_lowered import off
 import ridgeline
 from ridgeline.errors import BuildError
 from ridgeline.frontend.from_onnx import load
-from ridgeline.frontend.ports import ports
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.half_build import compared_us
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.quantised_build import saved_us
-from ridgeline.precision.samples import Samples
+from ridgeline.precision.quantize import samples_of
 from ridgeline.precision.schemes import scheme_named
 
 
@@ -49,7 +48,7 @@ def inputs(count: int = 64) -> list[dict[str, np.ndarray]]:
 def quantiser(scheme: str) -> Quantiser:
     loaded = load(network())
     canonicalise(loaded.model)
-    samples = Samples.of(inputs(), ports(loaded.model.graph.inputs, what="input"))
+    samples = samples_of(inputs(), loaded.model)
     return Quantiser(loaded.model, scheme_named(scheme), samples, DEFAULT_LIMITS)
 
 

@@ -12,12 +12,10 @@ from quant_models import proto_of
 
 import ridgeline
 from ridgeline.errors import BuildError, InputError, OptionError
-from ridgeline.frontend.ports import ports
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.quantised import Quantiser
-from ridgeline.precision.quantize import Quantized, prepared, quantize
-from ridgeline.precision.samples import Samples
+from ridgeline.precision.quantize import Quantized, prepared, quantize, samples_of
 from ridgeline.precision.schemes import scheme_named
 
 RNG = np.random.default_rng(5)
@@ -166,7 +164,7 @@ def test_ranges_serve_when_a_reader_stays_float() -> None:
         r = Relu(x) p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) y = Conv(p, w) z = Conv(p, v) }"""
     model, _ = prepared(proto_of(text, w=drawn(32, 32, 1, 1), v=drawn(32, 32, 1, 1)), DEFAULT_LIMITS)
     data = [{"x": RNG.standard_normal((2, 32, 4, 4)).astype(np.float32)} for _ in range(4)]
-    samples = Samples.of(data, ports(model.graph.inputs, what="inputs"))
+    samples = samples_of(data, model)
     made = Quantiser(model, scheme_named("int8"), samples, DEFAULT_LIMITS, method="max")
     for left in ([], ["y"]):
         graph = made.without(left).graph

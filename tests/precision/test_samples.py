@@ -12,11 +12,12 @@ import torch
 
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
-from ridgeline.precision.samples import Samples, division_warnings
+from ridgeline.precision.samples import Samples, division_warnings, rows_of_sample
 
 PORTS = (Port("x", "float32", ("N", 3)), Port("ids", "int64", ("N",)))
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 IDS = np.arange(8, dtype=np.int64)
+OUT = (Port("y", "float32", ("N", 5)),)
 
 
 def batches(size: int) -> list[dict[str, np.ndarray]]:
@@ -61,7 +62,7 @@ def sources(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["folder", "text", "list", "iterator", "function", "loader", "columns"])
 def test_every_source_gives_the_same_rows_again_and_again(kind: str, tmp_path: Path) -> None:
-    samples = Samples.of(sources(tmp_path)[kind], PORTS)
+    samples = Samples.of(sources(tmp_path)[kind], PORTS, OUT)
     for _ in range(2):
         rows = list(samples)
         assert [row["x"].shape for row in rows] == [(1, 3)] * 8
@@ -71,7 +72,7 @@ def test_every_source_gives_the_same_rows_again_and_again(kind: str, tmp_path: P
 
 def test_batches_and_order_change_neither_the_digest_nor_the_split() -> None:
     shuffled = [batches(1)[i] for i in (3, 1, 7, 0, 2, 6, 5, 4)]
-    sets = [Samples.of(source, PORTS) for source in (batches(1), batches(4), batches(8), shuffled)]
+    sets = [Samples.of(source, PORTS, OUT) for source in (batches(1), batches(4), batches(8), shuffled)]
     assert len({samples.digest() for samples in sets}) == 1
     halves = [[sorted(float(row["x"][0, 0]) for row in part) for part in samples.split()] for samples in sets]
     assert all(half == halves[0] for half in halves)
@@ -81,18 +82,49 @@ def test_batches_and_order_change_neither_the_digest_nor_the_split() -> None:
 
 
 def test_one_sample_is_not_divided() -> None:
-    samples = Samples.of(batches(1)[:1], PORTS)
+    samples = Samples.of(batches(1)[:1], PORTS, OUT)
     first, second = samples.split()
     assert len(list(first)) == len(list(second)) == 1
     (said,) = division_warnings(first, second)
     assert "1 different samples, too few to hold any back" in said
     assert "give 32 or more" in said
-    assert division_warnings(*Samples.of(batches(1), PORTS).split()) == []
+    assert division_warnings(*Samples.of(batches(1), PORTS, OUT).split()) == []
 
 
 def test_a_model_of_fixed_batch_takes_batches_of_many() -> None:
-    samples = Samples.of(batches(8), (Port("x", "float32", (2, 3)), Port("ids", "int64", (2,))))
+    samples = Samples.of(batches(8), (Port("x", "float32", (2, 3)), Port("ids", "int64", (2,))), OUT)
     assert [row["x"].shape for row in samples] == [(2, 3)] * 4
+
+
+def port(*dims: int | str) -> Port:
+    return Port("p", "float32", dims)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows"),
+    [
+        ([port("N", 3), port("N")], [port("N", 5), port("N", "T")], 1),
+        ([port("N", 3)], [port("M", 5)], 0),  # the file does not say that it is the same axis
+        ([port("N", 3)], [port("N", 5), port(5)], 0),  # a sum over the rows
+        ([port("N", 3)], [port()], 0),
+        ([port("N", 3)], [Port("p", "float32", None)], 0),
+        ([port("N")], [port(1, "N")], 0),  # sound, of which N is the length
+        ([port("N", 3), port("N", "N")], [port("N", 3)], 0),  # points and the edges between them
+        ([port(2, "N", 128), port("N", 8)], [port("N", 1)], 0),  # a state beside its input
+        ([port("N", 3), port()], [port("N", 1)], 0),
+        ([port(4, 3)], [port(7)], 4),  # it takes no other number
+        ([port("N", 3)], [], 0),
+    ],
+)  # fmt: skip
+def test_rows_are_samples_only_where_the_model_says_so(
+    inputs: list[Port], outputs: list[Port], rows: int
+) -> None:
+    assert rows_of_sample(inputs, outputs) == rows
+
+
+def test_what_is_no_batch_is_one_sample() -> None:
+    sound = Samples.of([{"x": X[:, 0]}, {"x": X[:3, 0]}], [Port("x", "float32", ("N",))], [port(1, "N")])
+    assert [row["x"].shape for row in sound] == [(8,), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -112,4 +144,4 @@ def test_a_model_of_fixed_batch_takes_batches_of_many() -> None:
 )
 def test_wrong_data_is_refused(source: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        Samples.of(source, PORTS)
+        Samples.of(source, PORTS, OUT)

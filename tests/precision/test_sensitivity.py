@@ -24,10 +24,9 @@ from ridgeline.base.formats import FORMATS
 from ridgeline.builder import build
 from ridgeline.errors import OptionError
 from ridgeline.frontend.from_onnx import load
-from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
 from ridgeline.precision.emulate import Emulator, cut_to_tf32
-from ridgeline.precision.samples import Samples
+from ridgeline.precision.quantize import samples_of
 from ridgeline.verify.metrics import worst_relative_l2
 from ridgeline.verify.reference import Reference
 
@@ -42,7 +41,7 @@ def is_minimal(model: Path, data: Path, report: SensitivityReport) -> bool:
     """Asked anew: the set suffices, and without any one of it the rest is over the budget."""
     loaded = load(model)
     emulator = Emulator(loaded.model)
-    rows = list(Samples.of(data, ports(loaded.model.graph.inputs, what="input")))
+    rows = list(samples_of(data, loaded.model))
     nodes = candidates(loaded.model, "fp16")
     runs = EmulatedRuns(emulator, rows, rounding_of("fp16", nodes, loaded.model, emulator.given))
     names = {str(n.outputs[0].name): n.name for n in loaded.model.graph}

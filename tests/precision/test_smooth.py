@@ -7,11 +7,9 @@ import pytest
 from quant_models import proto_of
 
 from ridgeline.errors import OptionError
-from ridgeline.frontend.ports import ports
 from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.precision.emulate import Emulator
-from ridgeline.precision.quantize import prepared, quantize
-from ridgeline.precision.samples import Samples
+from ridgeline.precision.quantize import prepared, quantize, samples_of
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.smooth import smoothed_copy
 
@@ -43,7 +41,7 @@ SHARED = "f = Relu(n) c = MatMul(f, w3) d = Add(a, b) y = Add(c, d)"
 def test_the_float_model_stays_the_same(fmt: str, tail: str) -> None:
     made, _ = prepared(model(tail), DEFAULT_LIMITS)
     before = Emulator(made)
-    samples = Samples.of(DATA, ports(made.graph.inputs, what="inputs"))
+    samples = samples_of(DATA, made)
     made, rows = smoothed_copy(before, made, scheme_named(fmt), samples)
     after = Emulator(made)
     for row in DATA:

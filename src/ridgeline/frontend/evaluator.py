@@ -1,4 +1,4 @@
-"""The evaluator of the onnx package, as exact as the types it is given: its Erf rounds doubles to float32."""
+"""The evaluator of the onnx package, with the ops mended that it computes too roughly or not at all sizes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ class Erf(OpRun):  # type: ignore[misc]
         return (np.vectorize(erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
+class GatherElements(OpRun):  # type: ignore[misc]
+    """Of any size: onnx's own fails where the axis has more than 64 elements."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        along = (axis or 0) % data.ndim
+        # along the other axes the indices may end before the data does
+        rows = tuple(slice(None if i == along else size) for i, size in enumerate(indices.shape))
+        return (np.take_along_axis(data[rows], indices, along),)
+
+
 # ops that plugins brought, by domain::OpType; `plugins.register` fills it
 PLUGIN_OPS: dict[str, type[OpRun]] = {}
 
@@ -34,7 +46,7 @@ class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
         # evaluators of subgraphs get the ops of the outermost one
         if new_ops is None:
             local = {f"{function.domain}::{function.name}" for function in getattr(proto, "functions", ())}
-            new_ops = [Erf, *(op for key, op in PLUGIN_OPS.items() if key not in local)]
+            new_ops = [Erf, GatherElements, *(op for key, op in PLUGIN_OPS.items() if key not in local)]
         super().__init__(proto, new_ops=list(new_ops), **more)
 
 

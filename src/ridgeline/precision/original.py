@@ -12,6 +12,7 @@ import numpy as np
 from ridgeline.base.spec import Port
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
+from ridgeline.frontend.ports import ports
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.options import Options
 from ridgeline.precision.budget import Judgement, in_batches
@@ -51,7 +52,8 @@ class Original:
     def samples(self) -> tuple[Samples, Samples]:
         """To calibrate with, and to judge with."""
         if self.options.data is not None:
-            return Samples.of(self.options.data, self.shapes.inputs).split()
+            outputs = ports(self.loaded.model.graph.outputs, what="output")
+            return Samples.of(self.options.data, self.shapes.inputs, outputs).split()
         return self._drawn(CALIBRATION_SEEDS), self._drawn(HELD_OUT_SEEDS)
 
     def _drawn(self, seeds: Sequence[int]) -> Samples:
@@ -88,7 +90,7 @@ class Original:
         rows = {len(array) for array in self.held_out[0].values() if array.ndim}
         planned = {spec.shape[0] for spec in self.shapes.opt.values() if spec.shape}
         has_range = self.shapes.low is not None
-        is_batched = has_range and rows == {1} and len(planned) == 1
+        is_batched = has_range and self.samples[1].step == 1 and rows == {1} and len(planned) == 1
         return next(iter(planned)) if is_batched else 1
 
 

@@ -100,7 +100,7 @@ def quantize(
     allowed = DEFAULT_LIMITS if limits is None else make_limits(limits)
     model, opset = prepared(source, allowed)
     before = weight_bytes(model)
-    samples = None if data is None else Samples.of(data, ports(model.graph.inputs, what="inputs"))
+    samples = None if data is None else samples_of(data, model)
     fitting, judging = (None, None) if samples is None else samples.split()
     reference = None if samples is None else Emulator(model, allowed)
     placement = place(model, scheme, exclude=exclude)
@@ -131,6 +131,11 @@ def quantize(
         tuple(smoothed),
         notes,
     )
+
+
+def samples_of(data: Any, model: ir.Model) -> Samples:
+    graph = model.graph
+    return Samples.of(data, ports(graph.inputs, what="input"), ports(graph.outputs, what="output"))
 
 
 def prepared(source: Source, limits: Limits) -> tuple[ir.Model, int]:

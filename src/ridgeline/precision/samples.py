@@ -1,7 +1,8 @@
 """Data sets to calibrate and judge with: any source of inputs, gone through as often as needed, checked once.
 
 A source is a folder of .npz files, a list or iterator of dicts, a torch DataLoader or a Hugging Face dataset.
-Samples are handed out one row at a time, so that nothing that is measured depends on the size of a batch.
+Where the model takes batches, samples are handed out one row at a time, so that nothing that is measured
+depends on the size of a batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,21 +41,23 @@ class Samples:
 
     read: Callable[[], Iterator[tuple[str, Feeds]]]  # batches as the source has them, with their names
     inputs: tuple[Port, ...]
+    step: int  # rows of one sample; 0 where what the source has is not divided
     keeps: Callable[[str], bool] = lambda digest: True  # by the digest of a row
     drawn: bool = False  # at random, since the user gave none
 
     @staticmethod
-    def of(source: Any, inputs: Sequence[Port]) -> Samples:
+    def of(source: Any, inputs: Sequence[Port], outputs: Sequence[Port]) -> Samples:
         """The samples of a user's source; the first is looked at now, so that a wrong source is refused."""
         ports = tuple(port for port in inputs if not port.is_non_tensor)
-        samples = Samples(_reader(source, [port.name for port in ports]), ports)
+        step = rows_of_sample(inputs, outputs)
+        samples = Samples(_reader(source, [port.name for port in ports]), ports, step)
         samples.require_some()
         return samples
 
     def __iter__(self) -> Iterator[Feeds]:
         for name, batch in self.read():
             checked = {port.name: _checked(name, port, batch[port.name]) for port in self.inputs}
-            for row in _rows(checked, self.inputs):
+            for row in _rows(checked, self.step):
                 if self.keeps(row_digest(row)):
                     yield row
 
@@ -68,8 +71,8 @@ class Samples:
         The content of a row decides, so that order and batches do not. A set that is too small to be divided
         serves as both.
         """
-        first = Samples(self.read, self.inputs, lambda digest: not _is_held_back(digest), self.drawn)
-        second = Samples(self.read, self.inputs, _is_held_back, self.drawn)
+        first = replace(self, keeps=lambda digest: not _is_held_back(digest))
+        second = replace(self, keeps=_is_held_back)
         if next(iter(first), None) is None or next(iter(second), None) is None:
             return self, self
         return first, second
@@ -111,7 +114,7 @@ def drawn_samples(
             drawn = draw(seed)
             yield f"drawn {seed}", {port.name: np.asarray(drawn[port.name]) for port in ports}
 
-    return Samples(read, ports, drawn=True)
+    return Samples(read, ports, step=0, drawn=True)
 
 
 def _reader(source: Any, names: Sequence[str]) -> Callable[[], Iterator[tuple[str, Feeds]]]:
@@ -222,17 +225,26 @@ def _checked(where: str, port: Port, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _rows(batch: Feeds, inputs: Sequence[Port]) -> Iterator[Feeds]:
-    """The rows of a batch one by one, where all inputs have the same first axis; else the batch as it is.
+def rows_of_sample(inputs: Sequence[Port], outputs: Sequence[Port]) -> int:
+    """How many rows of its arrays one sample is; 0 where the arrays of a batch are one sample.
 
-    Of a model whose first axis has a fixed size, as many rows at a time as it takes.
+    An axis is the batch if it is the first of every input and every output by one name, which no other axis
+    has: time, or the number of points, is first in some models too, and their rows are no samples. Of a fixed
+    size, as many rows as the model takes.
     """
     firsts = {port.dims[0] if port.dims else 0 for port in inputs}
+    first = firsts.pop() if len(firsts) == 1 else 0
+    if isinstance(first, int):
+        return first
+    are_batches = all(port.dims and port.dims[0] == first for port in outputs)
+    others = {dim for port in (*inputs, *outputs) for dim in (port.dims or ())[1:]}
+    return int(bool(outputs) and are_batches and first not in others)
+
+
+def _rows(batch: Feeds, step: int) -> Iterator[Feeds]:
     sizes = {len(array) if array.ndim else 0 for array in batch.values()}
-    if len(firsts) != 1 or len(sizes) != 1:
+    if not step or len(sizes) != 1:
         yield batch
         return
-    first, size = firsts.pop(), sizes.pop()
-    step = 1 if isinstance(first, str) else first
-    for i in range(0, size, max(step, 1)):
-        yield {name: array[i : i + step] if step else array for name, array in batch.items()}
+    for i in range(0, sizes.pop(), step):
+        yield {name: array[i : i + step] for name, array in batch.items()}

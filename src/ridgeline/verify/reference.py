@@ -324,7 +324,7 @@ class Reference:
         for seed in range(LEVEL_PROBES if has_levels else PROBES if self._is_small else 1):
             # values of another type than float32 cannot be moved before their levels
             made = [with_moved_levels(proto, self._step, seed), proto] if has_levels else [proto]
-            run = self._run  # the onnx evaluator takes no other weights, so only the inputs are moved
+            run = self._run  # where nobody takes other weights, only the inputs are moved
             while made and run is self._run:
                 with suppress(Exception):
                     run = self._moved(made.pop(0), seed)
@@ -343,7 +343,10 @@ class Reference:
                 if _is_weight(tensor) and not _is_outside(tensor):
                     array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
                     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-        return self._session(proto, beside)
+        try:
+            return self._session(proto, beside)
+        except Exception:  # ONNX Runtime lacks an op or a type of the model
+            return self._evaluator(_with_weights(proto, beside, folder))
 
 
 def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
@@ -353,6 +356,17 @@ def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed
 def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
     """The first draw uses the inputs as they are; further draws move them, or all would be equal."""
     return run(jitter_feeds(widen_feeds(feeds), steps, seed) if seed else feeds)
+
+
+def _with_weights(proto: onnx.ModelProto, given: Mapping[str, np.ndarray], folder: str) -> onnx.ModelProto:
+    """A copy that holds all its weights: those given, and those that lie outside."""
+    made = copy_of(proto)
+    for tensor in made.graph.initializer:
+        if tensor.name in given or _is_outside(tensor):
+            array = given.get(tensor.name)
+            array = onnx.numpy_helper.to_array(tensor, folder) if array is None else array
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return made
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
