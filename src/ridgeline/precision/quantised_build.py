@@ -18,13 +18,15 @@ from ridgeline.plan.report import Kept, Precision
 from ridgeline.precision.budget import Judgement
 from ridgeline.precision.decide import Decision as HalfDecision
 from ridgeline.precision.decide import over_budget
-from ridgeline.precision.half_build import EMULATED, NOT_TIMED, LoweredBuild, compared_us, with_warning
+from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_warning
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.search import Found
 from ridgeline.runtime.engine import Engine
 
 CONVERTS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "DynamicQuantizeLinear"})
+# samples that products are searched with: the worst of them counts, as it does of those held out
+EMULATED_ROWS = 8
 NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
 OVER = "off by {:.3g} alone, over budget with the rest"
 
@@ -58,7 +60,9 @@ def build_quantised(task: LoweredBuild) -> Engine:
     )
     products = quantiser.products
     plain = _plain(task) if task.machine.is_here else None
-    quantiser, best = _inside(task, quantiser)
+    # a product saves about in proportion to the time of its step
+    saved = {} if plain is None else _step_us(products, plain.plan)
+    quantiser, best = _inside(task, quantiser, saved)
     if plain is None or compared_us(best.engine, plain) is None:
         untimed = NOT_TIMED.format(scheme.name, task.why_untimed)
         return with_warning(_reported(task, quantiser, best), untimed)
@@ -87,25 +91,27 @@ def _plain(task: LoweredBuild) -> Engine:
     return task.build_wide()
 
 
-def _inside(task: LoweredBuild, quantiser: Quantiser) -> tuple[Quantiser, _Attempt]:
+def _inside(
+    task: LoweredBuild, quantiser: Quantiser, saved: Mapping[str, float]
+) -> tuple[Quantiser, _Attempt]:
     """The first attempt whose engine is inside the budget on held-out samples.
 
-    Ranges that clip outliers are tried first, on a smoothed model if the model as it is would be over the
-    budget. Where held-out samples are worse than those that were seen, the ranges become the widest seen, and
-    then the budget of the search as much tighter as the engine was off.
+    Ranges that clip outliers are tried first; a model that would be over the budget is smoothed, and its
+    codes make up for one another's rounding. Products that save least are the first to stay float. Where
+    held-out samples are worse than those that were seen, the ranges become the widest seen, then without
+    smoothing, and then the budget of the search as much tighter as the engine was off.
     """
     budget = task.options.budget_or_default
-    rows = list(islice(iter(task.original.samples[0]), EMULATED))
-    first = quantiser.error(rows)
-    if first > budget:
-        smoothed = quantiser.smoothed()
-        quantiser = smoothed if smoothed is not quantiser and smoothed.error(rows) < first else quantiser
-    widest = replace(quantiser, method="max")
+    rows = list(islice(iter(task.original.samples[0]), EMULATED_ROWS))
+    first = quantiser.nearer(rows, budget)
+    # scales of channels fit the samples that were seen, and may clip others: the last have none
+    widest = replace(first, model=quantiser.model, method="max")
+    second = replace(first, method="max") if first.model is not quantiser.model else widest
     allowed, best = budget, math.inf
-    for each in (quantiser, widest, widest):
-        found = each.search(rows, allowed, {}, task.options.tell)
+    for each in (first, second, widest, widest)[: 3 if second is widest else 4]:
+        found = each.search(rows, allowed, saved, task.options.tell)
         if found.error > allowed or len(found.raised) == len(each.products):
-            least = min(best, min(found.alone.values(), default=found.error))
+            least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
             raise over_budget(_as_decision(found, each), least, budget)
         floats = {name: OVER.format(found.alone[name]) for name in found.raised}
         attempt = _attempt(task, each, floats, found)

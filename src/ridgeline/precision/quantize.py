@@ -40,6 +40,7 @@ from ridgeline.precision.calibration_file import (
     rows_of,
     write_calibration,
 )
+from ridgeline.precision.compensate import compensated
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
@@ -86,6 +87,7 @@ def quantize(
     method: str = AUTO,
     exclude: Sequence[str] = (),
     smooth: bool = False,
+    compensate: bool = False,
     calibration: str | Path | None = None,
     block: int = 0,
     reduced_range: bool = False,
@@ -111,6 +113,8 @@ def quantize(
         placement = place(model, scheme, exclude=exclude)
     wanted = _Wanted(model, placement, method, allowed)
     stored = _stored(wanted, fitting)
+    if compensate:
+        stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "--compensate"))
     ranges, notes = _ranges(wanted, stored, fitting, None if calibration is None else Path(calibration))
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
