@@ -115,6 +115,7 @@ def test_a_network_rounds_inside_its_budget_and_its_file_does_the_same(tmp_path:
     assert engine.report.sites_timed, "a timing of float32 was taken for one that rounds"
     assert known < set(TimingCache.read(cache).entries)
     assert 0 < engine.report.precision.error < ROUNDED[1]
+    assert ridgeline.verify_engine(engine, model).verified
     feeds = engine.example_inputs(3)
     rounded, wanted = made(engine, feeds), made(exact, feeds)
     assert 1e-6 < relative_l2(rounded, wanted) < ROUNDED[1]

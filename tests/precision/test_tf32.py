@@ -156,6 +156,27 @@ def test_it_runs_on_this_processor() -> None:
     assert relative_l2(np.asarray(engine.run({"x": x})["y"]), np.asarray(want)) < 1e-6
 
 
+def test_a_half_model_is_widened_first() -> None:
+    proto = model(
+        "g (float16[4,64] x) => (float16[4,64] y) { y = MatMul(x, w) }", w=weight(64, 64).astype(np.float16)
+    )
+    engine = ridgeline.build(proto, precision=TF32, **GPU)
+    specs = engine.inference.at(engine.plan.planned_shapes).specs
+    ops, _ = engine.program.flat_ops(engine.program.regions)
+    (product,) = (op for op in ops if op.op_type == "MatMul")
+    assert product.math == TF32
+    assert {specs[name].dtype for name in product.inputs} == {"float32"}
+    assert {port.dtype for port in (*engine.inputs, *engine.outputs)} == {"float16"}
+
+
+def test_a_model_without_products_says_that_nothing_rounds() -> None:
+    engine = ridgeline.build(
+        model("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }"), precision=TF32, **GPU
+    )
+    assert engine.plan.precision == "fp32"
+    assert any("no product of float32 numbers" in warning for warning in engine.report.warnings)
+
+
 def test_architectures_before_tf32_are_told_the_first() -> None:
     old = Target("cuda", "sm_75")
     assert not old.has_tf32

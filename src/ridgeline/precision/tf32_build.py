@@ -28,6 +28,7 @@ from ridgeline.precision.lower import value_key, widen
 from ridgeline.precision.search import Found, raise_nodes
 from ridgeline.runtime.engine import Engine
 
+NO_PRODUCTS = "the model has no product of float32 numbers: nothing rounds to TF32"
 OVER = "off by {:.3g} alone, over budget with the rest"
 
 
@@ -38,7 +39,8 @@ def build_tf32(task: LoweredBuild) -> Engine:
         return with_warning(task.build_wide(), without_tf32(target))
     wide = task.model.clone()
     widen(wide)
-    return Tf32Build(task.original, task.options, task.sample, task.build, quantised=wide).run()
+    rounding = Tf32Build(task.original, task.options, task.sample, task.build, quantised=wide)
+    return rounding.run() if rounding.products else with_warning(task.build_wide(), NO_PRODUCTS)
 
 
 def without_tf32(target: Target) -> str:
