@@ -9,7 +9,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op
 from ridgeline.kernels.scalar.axes import ONE
 from ridgeline.kernels.scalar.lowering import Lowering, Val, reshaped
-from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
+from ridgeline.kernels.scalar.program import FLOAT8_LARGEST, compute_dtype
 
 # the ends of the integer types that have a C type of their own
 LEVELS = {
@@ -20,12 +20,24 @@ FLOAT32 = 1  # as ONNX counts element types
 
 def dequantize(low: Lowering, op: Op) -> Sequence[Val]:
     """(x - zero) * scale, computed in float32."""
+    made, whole = _dequantized(low, op, "")
+    return [_as_whole(low, low.cast(made, low.site.specs[op.outputs[0]].dtype), whole)]
+
+
+def dequantize_for_sums(low: Lowering, op: Op) -> Sequence[Val]:
+    """`dequantize` without the rounding to a half type: what is added to a sum stays in float32."""
+    made, whole = _dequantized(low, op, "rl_number({0})")
+    dtype = compute_dtype(low.site.specs[op.outputs[0]].dtype)
+    return [_as_whole(low, low.cast(made, dtype), whole)]
+
+
+def _dequantized(low: Lowering, op: Op, bytes_to_float: str) -> tuple[Val, tuple[int, ...] | None]:
     x, scale, zero, whole = _operands(low, op)
-    wide = low.cast(x, "float32")
+    is_mapped = bytes_to_float and x.dtype in ("int8", "uint8")
+    wide = low.map(bytes_to_float, x, dtype="float32") if is_mapped else low.cast(x, "float32")
     if zero is not None:
         wide = low.map("{0} - {1}", wide, low.cast(zero, "float32"))
-    made = low.map("{0} * {1}", wide, low.cast(scale, "float32"))
-    return [_as_whole(low, low.cast(made, low.site.specs[op.outputs[0]].dtype), whole)]
+    return low.map("{0} * {1}", wide, low.cast(scale, "float32")), whole
 
 
 def quantize(low: Lowering, op: Op) -> Sequence[Val]:

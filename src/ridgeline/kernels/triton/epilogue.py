@@ -21,7 +21,7 @@ from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.nest import indexed_axes
 from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Memory, Program
-from ridgeline.kernels.scalar.quant import quantize_sums
+from ridgeline.kernels.scalar.quant import dequantize_for_sums, quantize_sums
 from ridgeline.kernels.triton.source import Generated
 from ridgeline.kernels.triton.text import (
     HEAD,
@@ -38,7 +38,7 @@ from ridgeline.kernels.triton.text import (
 
 T = TypeVar("T")
 # sums are rounded in an order of their own, so codes of them need no exact quotient
-HANDLERS = POINTWISE | MOVES | {"QuantizeLinear": quantize_sums}
+HANDLERS = POINTWISE | MOVES | {"QuantizeLinear": quantize_sums, "DequantizeLinear": dequantize_for_sums}
 
 
 @dataclass(frozen=True)

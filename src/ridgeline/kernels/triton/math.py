@@ -16,9 +16,9 @@ IS_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 __all__ = [
     "rl_abs", "rl_ceil", "rl_codes", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1",
     "rl_floor", "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log",
-    "rl_log1p", "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_over_power", "rl_over_sums",
-    "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin", "rl_sqrt",
-    "rl_tanh", "rl_where",
+    "rl_log1p", "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_number", "rl_over_power",
+    "rl_over_sums", "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
+    "rl_sqrt", "rl_tanh", "rl_where",
 ]  # fmt: skip
 
 
@@ -123,6 +123,12 @@ def rl_codes(x, zero, least, most):
     low, high = 12582912.0 + (least - zero), 12582912.0 + (most - zero)
     near = tl.minimum(tl.where(near >= low, near, low), high)
     return near.to(tl.int32, bitcast=True) - 0x4B400000 + zero.to(tl.int32)
+
+
+@triton.jit
+def rl_number(x):
+    """A byte as float32. In two steps, so that Triton moves bytes between threads and not their floats."""
+    return x.to(tl.int32).to(tl.float32)
 
 
 @triton.jit
