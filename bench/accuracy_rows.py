@@ -67,6 +67,8 @@ class Workspace:
         path = engine.save(self.folder / f"{source.stem}.ridge")
         kept = engine.report.precision.kept if getattr(engine.report, "precision", None) else ()
         note = f"{len(kept)} nodes kept in float32" if kept else ""
+        if any("no TF32" in warning for warning in engine.report.warnings):
+            note = "no TF32 on this machine: float32"
         return Made(engine.context(wait=True).run, path.stat().st_size, note)
 
     def session(self, path: Path, note: str = "") -> Made:

@@ -19,7 +19,9 @@ from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.ir.provenance import MATH
 from ridgeline.options import DEFAULT_BUDGET, Options
+from ridgeline.precision.budget import Judgement
 from ridgeline.precision.emulate import cut_to_tf32
+from ridgeline.precision.original import Original
 from ridgeline.precision.tf32_build import require_exact, without_tf32
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.verify.metrics import relative_l2
@@ -175,6 +177,39 @@ def test_a_model_without_products_says_that_nothing_rounds() -> None:
     )
     assert engine.plan.precision == "fp32"
     assert any("no product of float32 numbers" in warning for warning in engine.report.warnings)
+
+
+@pytest.fixture
+def rounding_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This processor taken for a machine with TF32: products are marked, built, run and judged."""
+    monkeypatch.setattr(Target, "has_tf32", True)
+
+
+def test_the_engine_is_run_and_judged(rounding_processor: None) -> None:
+    engine = ridgeline.build(mlp(), precision=TF32, **QUICK)
+    assert engine.report.verified
+    assert engine.plan.precision == TF32
+    found = engine.report.precision
+    assert found.samples > 0
+    assert found.error < 1e-6, "kernels of a processor do not round"
+    assert ridgeline.verify_engine(engine, mlp()).verified
+
+
+def test_an_engine_further_off_than_its_emulation_rounds_less(
+    rounding_processor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+
+    def judge(original: Original, engine: ridgeline.Engine, options: Options) -> Judgement:
+        judged.append(engine.plan.precision)
+        return Judgement(worst={"y": 0.1 if engine.plan.precision == TF32 else 1e-7}, samples=1)
+
+    monkeypatch.setattr(Original, "judge", judge)
+    engine = ridgeline.build(mlp(), precision=TF32, **QUICK)
+    assert judged == [TF32, TF32, "fp32"][-len(judged) :]
+    assert engine.report.precision.nodes == {"fp32": 2}
+    with pytest.raises(BuildError, match="no mixture of precisions keeps the budget"):
+        ridgeline.build(mlp(), precision=TF32, budget=1e-8, **QUICK)
 
 
 def test_architectures_before_tf32_are_told_the_first() -> None:

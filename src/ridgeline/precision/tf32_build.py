@@ -69,7 +69,7 @@ class Tf32Build(LoweredBuild):
         budget: float | None = None,
     ) -> Decision:
         """All products that the user does not keep; fewer if their emulation is over the budget."""
-        lowering, limit = self.lowering, budget or self.options.budget_or_default
+        lowering, limit = self.lowering, self.options.budget_or_default if budget is None else budget
         lowering.asked = replace(lowering.asked, budget=limit)
         kept = {node: "asked for" for node in self.products if node in lowering.user_kept} | dict(keep or {})
         free = [node for node in self.products if node not in kept]
