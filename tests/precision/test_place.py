@@ -174,7 +174,7 @@ def test_exclusion_by_op_type_name_and_glob(pattern: str, left: str) -> None:
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_near_matches() -> None:
     with pytest.raises(
-        OptionError, match=r"(?s)2 patterns.*'enc_atn_q'; near: enc_attn_q.*'zzz'; near: none"
+        OptionError, match=r"(?s)2 of 3 patterns.*'enc_atn_q'; near: enc_attn_q.*'zzz'; near: none"
     ):
         placed(NAMED, exclude=("enc_atn_q", "head", "zzz"), w=drawn(32, 32))
 

@@ -18,7 +18,7 @@ from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.half_build import compared_us
 from ridgeline.precision.quantised import Quantiser
-from ridgeline.precision.quantised_build import saved_us
+from ridgeline.precision.quantised_build import product_savings_us
 from ridgeline.precision.quantize import samples_of
 from ridgeline.precision.schemes import scheme_named
 
@@ -149,6 +149,8 @@ def test_time_saved_counts_the_conversions_that_a_product_needs() -> None:
         Step("DequantizeLinear MatMul", "c", "hq", "y", 6.0),
     )
     products = {"a": ("a",), "c": ("c",)}
-    assert saved_us(products, plain, coarse) == {"a": -1.0, "c": 4.0}
+    assert product_savings_us(products, plain, coarse) == {"a": -1.0, "c": 4.0}
     coarse.steps[0].median_us = None
-    assert saved_us(products, plain, coarse) == {"c": 4.0}, "what was not timed saves nothing that is known"
+    assert product_savings_us(products, plain, coarse) == {"c": 4.0}, (
+        "what was not timed saves nothing that is known"
+    )

@@ -13,7 +13,6 @@ import torch
 from planted import planted_data, planted_model
 
 from ridgeline.analyze.sensitivity import (
-    EmulatedRuns,
     QuantisedOperands,
     SensitivityReport,
     candidates,
@@ -27,6 +26,7 @@ from ridgeline.frontend.from_onnx import load
 from ridgeline.options import Options
 from ridgeline.precision.emulate import Emulator, cut_to_tf32
 from ridgeline.precision.quantize import samples_of
+from ridgeline.precision.traced_runs import TracedRuns
 from ridgeline.verify.metrics import worst_relative_l2
 from ridgeline.verify.reference import Reference
 
@@ -43,12 +43,12 @@ def is_minimal(model: Path, data: Path, report: SensitivityReport) -> bool:
     emulator = Emulator(loaded.model)
     rows = list(samples_of(data, loaded.model))
     nodes = candidates(loaded.model, "fp16")
-    runs = EmulatedRuns(emulator, rows, rounding_of("fp16", nodes, loaded.model, emulator.given))
+    runs = TracedRuns(emulator, rows, rounding_of("fp16", nodes, loaded.model, emulator.given))
     names = {str(n.outputs[0].name): n.name for n in loaded.model.graph}
     kept = {value for value in nodes if names[value] in report.kept}
     assert len(kept) == len(report.kept)
-    error = runs.worst(frozenset(nodes) - kept)[0]
-    without = [runs.worst(frozenset(nodes) - (kept - {name}))[0] for name in kept]
+    error = runs.judge(frozenset(nodes) - kept).error
+    without = [runs.judge(frozenset(nodes) - (kept - {name})).error for name in kept]
     return error <= report.budget and all(each > report.budget for each in without)
 
 

@@ -12,12 +12,12 @@ from itertools import chain, islice
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
-from ridgeline.base.formats import FORMATS
+from ridgeline.base.formats import FORMATS, HALF_NAMES
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.ir.body import node_sources
+from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.options import Options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.emulate import Emulator
@@ -35,10 +35,9 @@ OVERFLOWS, SATURATES, UNDERFLOWS, SUBNORMAL, FITS = (
 )
 # shares beyond which a value is said to suffer; one element that overflows is enough
 SUFFERS = 1e-2
-HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 # formats with a sign and one scale a tensor; those with scales of their own for every block fit otherwise
 QUANTISED = tuple(name for name, fmt in FORMATS.items() if fmt.is_signed and not fmt.block)
-FORMAT_NAMES = (*HALVES, *QUANTISED)
+FORMAT_NAMES = (*HALF_NAMES, *QUANTISED)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Holds:
         if name in FORMATS and FORMATS[name].is_integer:
             top = FORMATS[name].largest
             return Holds(name, top, top + 0.5, 1.0, 1.0, is_scaled=True)
-        dtype = HALVES[name] if name in HALVES else FORMATS[name].dtype
+        dtype = numpy_dtype(HALF_NAMES[name]) if name in HALF_NAMES else FORMATS[name].dtype
         info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
         largest, step = float(info.max), 2.0 ** (math.floor(math.log2(float(info.max))) - info.nmant)
         least = float(info.smallest_subnormal)

@@ -7,9 +7,9 @@ Nothing is built: the graph is run op by op in float32, and nodes that are coars
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from itertools import islice
 from typing import Any
 
@@ -19,31 +19,28 @@ import torch
 from torch import Tensor
 
 from ridgeline.analyze.ranges import QUANTISED, all_samples
-from ridgeline.base.formats import FORMATS, Format, from_codes, to_codes
+from ridgeline.base.formats import FORMATS, HALF_NAMES, Format, from_codes, to_codes
 from ridgeline.base.spec import TF32
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.ir.body import node_sources
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
-from ridgeline.kernels.values import outside
 from ridgeline.options import DEFAULT_BUDGET, QUANTISED_BUDGET, Options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.tf32 import is_float32_product
-from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Tf32Operands, Values, rounded_to
+from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Tf32Operands, rounded_to
 from ridgeline.precision.lower import lowerable, value_key
 from ridgeline.precision.minimal import minimal_set
 from ridgeline.precision.original import Original
-from ridgeline.precision.samples import Feeds
+from ridgeline.precision.ranges import HALVES
 from ridgeline.precision.schemes import weight_axes
-from ridgeline.verify.metrics import worst_relative_l2
+from ridgeline.precision.traced_runs import TracedRuns
 
 SENSITIVITY, SEARCH = "sensitivity", "minimal set"
-HALVES = {"fp16": ("float16", torch.float16), "bf16": ("bfloat16", torch.bfloat16)}
 # products that are quantised; attention has a mask among its operands
 WEIGHTED = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-SPECIAL = re.compile(r"[*?\[]")
-PRECISION_NAMES = (*HALVES, TF32, *QUANTISED)
+PRECISION_NAMES = (*HALF_NAMES, TF32, *QUANTISED)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class SensitivityReport:
     def keep_options(self) -> tuple[str, ...]:
         """What `ridge build --keep` is to be told; the characters of patterns in names are written out."""
         names = (row.node for row in self.nodes if row.is_kept)
-        return tuple("fp32:" + SPECIAL.sub(r"[\g<0>]", name) for name in names)
+        return tuple(f"fp32:{escape(name)}" for name in names)
 
 
 def find_minimal_set(
@@ -104,18 +101,18 @@ def find_minimal_set(
     rows = list(islice(all_samples(original), samples))
     nodes = candidates(loaded.model, precision)
     emulator = Emulator(loaded.model, options.limits)
-    runs = EmulatedRuns(emulator, rows, rounding_of(precision, nodes, loaded.model, emulator.given))
+    runs = TracedRuns(emulator, rows, rounding_of(precision, nodes, loaded.model, emulator.given))
     alone = {}
     for i, node in enumerate(nodes):
         options.tell(SENSITIVITY, i, len(nodes), node)
-        alone[node] = runs.worst(frozenset([node]))
+        alone[node] = runs.judge(frozenset([node]))
     every = frozenset(nodes)
 
     def is_inside(kept: frozenset[str]) -> bool:
         options.tell(SEARCH, runs.count - len(nodes), 0, f"{len(kept)} kept")
-        return runs.worst(every - kept, budget)[0] <= budget
+        return runs.judge(every - kept, enough=budget).error <= budget
 
-    order = sorted(nodes, key=lambda node: -alone[node][0])
+    order = sorted(nodes, key=lambda node: -alone[node].error)
     kept = minimal_set(nodes, is_inside, order)
     # with every candidate kept nothing is rounded, and the error is 0
     assert kept is not None, "keeping everything is inside any budget"
@@ -124,13 +121,13 @@ def find_minimal_set(
     table = [
         NodeRow(
             places[name], _shown(by_name[name]), by_name[name].op_type, node_sources(by_name[name]),
-            alone[name][0], alone[name][1], name in kept,
+            alone[name].error, alone[name].worst_output, name in kept,
         )
         for name in nodes
     ]  # fmt: skip
     return SensitivityReport(
         loaded.name, precision, budget, len(rows), original.samples[0].drawn,
-        runs.worst(every)[0], runs.worst(every - kept)[0], runs.count, tuple(table),
+        runs.judge(every).error, runs.judge(every - kept).error, runs.count, tuple(table),
     )  # fmt: skip
 
 
@@ -146,52 +143,21 @@ def candidates(model: ir.Model, precision: str) -> list[str]:
     weights.
     """
     version = model.opset_imports.get("", 1)
-    half = HALVES.get(precision, HALVES["fp16"])[0]
+    half = HALF_NAMES.get(precision, "float16")
     able = [node for node in model.graph if lowerable(node, half, version) is not None]
-    if precision in HALVES:
+    if precision in HALF_NAMES:
         return [value_key(node) for node in able if not is_a(node, Kind.MOVEMENT)]
     if precision == TF32:
         return [value_key(node) for node in model.graph if is_float32_product(node)]
     return [value_key(node) for node in able if node.op_type in WEIGHTED]
 
 
-class EmulatedRuns:
-    """Runs with some nodes coarse, each begun from a run that was exact."""
-
-    def __init__(self, emulator: Emulator, rows: Sequence[Feeds], rounding: Mapping[str, Rounding]) -> None:
-        self._emulator, self._rounding = emulator, rounding
-        self._traces: list[Values] = [emulator.trace(feeds) for feeds in rows]
-        self._wanted = [self._outputs(trace) for trace in self._traces]
-        self._known: dict[frozenset[str], tuple[float, str]] = {}
-        self.count = 0
-
-    def worst(self, lowered: frozenset[str], enough: float = math.inf) -> tuple[float, str]:
-        """The error of the worst sample and its output; samples after one beyond `enough` are not run."""
-        if lowered in self._known:
-            return self._known[lowered]
-        self.count += 1
-        worst = (0.0, "")
-        coarse = {name: self._rounding[name] for name in lowered}
-        for trace, want in zip(self._traces, self._wanted, strict=True):
-            got = self._outputs(self._emulator.again(trace, coarse))
-            errors = worst_relative_l2(got, want)
-            worst = max(worst, *((error, name) for name, error in errors.items()))
-            if worst[0] > enough:
-                return worst
-        self._known[lowered] = worst
-        return worst
-
-    def _outputs(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        made = {name: outside(values[name]) for name in self._emulator.outputs}
-        return {name: np.asarray(value) for name, value in made.items() if not isinstance(value, list)}
-
-
 def rounding_of(
     precision: str, nodes: Sequence[str], model: ir.Model, weights: Mapping[str, Any]
 ) -> dict[str, Rounding]:
     """What each node does to values when it is coarse."""
-    if precision in HALVES:
-        return dict.fromkeys(nodes, rounded_to(HALVES[precision][1]))
+    if precision in HALF_NAMES:
+        return dict.fromkeys(nodes, rounded_to(HALVES[HALF_NAMES[precision]]))
     if precision == TF32:
         return dict.fromkeys(nodes, Tf32Operands())
     by_name = {value_key(node): node for node in model.graph}

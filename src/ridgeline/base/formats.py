@@ -17,6 +17,9 @@ import numpy as np
 from ridgeline.errors import InputError
 
 FLOAT32 = np.dtype(np.float32)
+# half types, by the names that options and reports have for them
+HALF_NAMES = {"fp16": "float16", "bf16": "bfloat16"}
+SHORT_NAMES = {"float32": "fp32", **{name: short for short, name in HALF_NAMES.items()}}
 # ONNX numbers its element types; the first opset whose QuantizeLinear and DequantizeLinear take a type
 INT8_OPSET, FLOAT8_OPSET, INT4_OPSET, FLOAT4_OPSET, E8M0_OPSET = 10, 19, 21, 23, 24
 PER_CHANNEL_OPSET, BLOCKS_OPSET = 13, 21

@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ridgeline.errors import OptionError
+from ridgeline.errors import BuildError, OptionError
 from ridgeline.verify.metrics import worst_relative_l2
 
+WORST_SHOWN = 3
 Outputs: TypeAlias = Mapping[str, np.ndarray]
 # (outputs of the engine, of the original, the inputs) -> an error, 0 for none
 Metric: TypeAlias = Callable[[Outputs, Outputs, Outputs], float]
@@ -42,6 +43,11 @@ class Judgement:
             return self.total / max(self.samples, 1)
         return max(self.worst.values(), default=0.0)
 
+    @property
+    def worst_output(self) -> str:
+        """The output with the largest error; empty if there is none."""
+        return max((error, name) for name, error in [("", 0.0), *self.worst.items()])[1]
+
 
 def _called(metric: Metric, got: Outputs, want: Outputs, feeds: Outputs) -> float:
     try:
@@ -55,6 +61,23 @@ def _called(metric: Metric, got: Outputs, want: Outputs, feeds: Outputs) -> floa
     if math.isnan(error) or error < 0:
         raise OptionError("the metric returned no error", got=repr(error), want="0 for no error, or more")
     return error
+
+
+def costs_most(alone: Mapping[str, float], names: Mapping[str, Sequence[str]]) -> list[str]:
+    """The nodes with the largest errors alone, in words; `names` are what the model calls a node."""
+    ranked = sorted(alone.items(), key=lambda item: -item[1])[:WORST_SHOWN]
+    return [f"{', '.join(names[node])}: {error:.3g} alone" for node, error in ranked]
+
+
+def over_budget(kind: str, worst: Sequence[str], error: float, budget: float) -> BuildError:
+    """The error of a build that cannot keep its budget with nodes in this type."""
+    return BuildError(
+        "no mixture of precisions keeps the budget",
+        rows=[f"costs most: {row}" for row in worst],
+        got=f"an error of {error:.3g} with nodes in {kind}, the best found",
+        want=f"at most {budget:.3g}",
+        help="raise --budget, keep more nodes with --keep fp32:NAME, or look at `ridge debug precision`",
+    )
 
 
 def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[dict[str, np.ndarray]]:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
-from ridgeline.errors import BuildError, OptionError, did_you_mean
 from ridgeline.ir.body import node_sources
-from ridgeline.kernels.values import outside
-from ridgeline.precision.budget import Judgement, Metric
+from ridgeline.precision.budget import Metric
 from ridgeline.precision.emulate import Emulator, Rounding, is_mask, rounded_to
 from ridgeline.precision.guards import guard
 from ridgeline.precision.lower import follow_neighbours, lowerable, value_key
+from ridgeline.precision.patterns import match_nodes
 from ridgeline.precision.ranges import HALVES, Statistics, observe
 from ridgeline.precision.samples import Feeds, Samples
-from ridgeline.precision.search import Found, raise_nodes
+from ridgeline.precision.search import ErrorOf, Found, raise_nodes
+from ridgeline.precision.traced_runs import TracedRuns
 
-WORST_SHOWN = 3
 Tell = Callable[[str, int, int, str], None]
 
 
@@ -41,11 +38,6 @@ class Decision:
     def named(self, node: str) -> str:
         return ", ".join(self.names[node])
 
-    def worst(self) -> list[str]:
-        """The nodes that cost most, in words."""
-        ranked = sorted(self.alone.items(), key=lambda item: -item[1])[:WORST_SHOWN]
-        return [f"{self.named(node)}: {error:.3g} alone" for node, error in ranked]
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -62,7 +54,7 @@ class Lowering:
     def __init__(self, model: ir.Model, emulator: Emulator, asked: Asked, tell: Tell) -> None:
         self.model, self.emulator, self.asked, self.tell = model, emulator, asked, tell
         self.names = {value_key(node): node_sources(node) for node in model.graph}
-        self.user_kept = match_nodes(asked.keep, self.names)
+        self.user_kept = set(match_nodes(asked.keep, self.names, want="ONNX node names, * and ? allowed"))
 
     def statistics(self, samples: Samples) -> Statistics:
         def counted() -> Any:
@@ -94,10 +86,7 @@ class Lowering:
         found = Found(frozenset(), error, {})
         if error > self.asked.budget:
             found = raise_nodes(free, error_of, self.asked.budget, saved_us, self.tell_node)
-            kept |= {
-                node: f"off by {found.alone[node]:.3g} alone, over budget with the rest"
-                for node in found.raised
-            }
+            kept |= found.reasons
         lowered = {node: half for node in free if node not in found.raised}
         followed = follow_neighbours(self.model, lowered, half)
         masks = self._clipped_masks(half, seen)
@@ -113,48 +102,12 @@ class Lowering:
     def tell_node(self, done: int, total: int, node: str) -> None:
         self.tell("sensitivity", done, total, ", ".join(self.names[node]))
 
-    def error_of(self, rounding: Rounding, rows: Sequence[Feeds]) -> Callable[[frozenset[str]], float]:
-        """The worst error when some nodes round, from runs that begin where the first of them stands."""
-        traces = [self.emulator.trace(feeds) for feeds in rows]
-        wanted = [self._arrays(trace) for trace in traces]
+    def error_of(self, rounding: Rounding, rows: Sequence[Feeds]) -> ErrorOf:
+        """The error when some nodes round so."""
+        runs = TracedRuns(self.emulator, rows, dict.fromkeys(self.names, rounding), self.asked.metric)
 
-        def error_of(lowered: frozenset[str]) -> float:
-            made = Judgement(self.asked.metric)
+        def error_of(coarse: frozenset[str]) -> float:
             # one sample ranks single nodes well enough
-            count = 1 if len(lowered) == 1 else len(traces)
-            for feeds, trace, want in list(zip(rows, traces, wanted, strict=True))[:count]:
-                got = self.emulator.again(trace, dict.fromkeys(lowered, rounding))
-                made.add(self._arrays(got), want, feeds)
-            return made.error
+            return runs.judge(coarse, samples=1 if len(coarse) == 1 else None).error
 
         return error_of
-
-    def _arrays(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {name: outside(values[name]) for name in self.emulator.outputs}
-
-
-def match_nodes(patterns: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The nodes that patterns name; an error with near matches for one that names none."""
-    found: set[str] = set()
-    known = [name for each in names.values() for name in each]
-    for pattern in patterns:
-        matched = {node for node, each in names.items() if any(fnmatchcase(name, pattern) for name in each)}
-        if not matched:
-            raise OptionError(
-                f"no node is called {pattern!r}", want="an ONNX node name, * and ? allowed",
-                help=did_you_mean(pattern.strip("*"), list(dict.fromkeys(known))),
-            )  # fmt: skip
-        found |= matched
-    return found
-
-
-def over_budget(decision: Decision, error: float, budget: float) -> BuildError:
-    """The error of a build that cannot keep its budget."""
-    worst = decision.worst()
-    return BuildError(
-        "no mixture of precisions keeps the budget",
-        rows=[f"costs most: {row}" for row in worst],
-        got=f"an error of {error:.3g} with nodes in {decision.half}, the best found",
-        want=f"at most {budget:.3g}",
-        help="raise --budget, keep more nodes with --keep fp32:NAME, or look at `ridge debug precision`",
-    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ridgeline.base.formats import HALF_NAMES
 from ridgeline.base.spec import TF32, Target
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.options import QUANTISED, Options
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.precision.half_build import HALF_NAMES, Build, LoweredBuild
+from ridgeline.precision.half_build import Build, LoweredBuild
 from ridgeline.precision.original import Original
 from ridgeline.precision.quantised_build import build_quantised
 from ridgeline.precision.tf32_build import build_tf32

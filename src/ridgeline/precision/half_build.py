@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ridgeline.errors import OptionError
+from ridgeline.base.formats import HALF_NAMES, SHORT_NAMES
+from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import Source
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.torch_export import as_source
@@ -24,19 +25,18 @@ from ridgeline.options import Options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.plan.plan import total_us
 from ridgeline.plan.report import Kept, Precision
-from ridgeline.precision.budget import Judgement
-from ridgeline.precision.decide import Asked, Decision, Lowering, over_budget
+from ridgeline.precision.budget import Judgement, costs_most, over_budget
+from ridgeline.precision.decide import Asked, Decision, Lowering
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.lower import lower, lowerable, value_key, widen
 from ridgeline.precision.original import Original
+from ridgeline.precision.patterns import kept_patterns
 from ridgeline.precision.ranges import Statistics
 from ridgeline.precision.samples import division_warnings
 from ridgeline.runtime.engine import Engine
 from ridgeline.targets import Machine, machine_of, target_named
 
 Build: TypeAlias = Callable[[Source, Options, Sample | None], Engine]
-HALF_NAMES = {"fp16": "float16", "bf16": "bfloat16"}
-SHORT_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 # builds that may follow one whose engine was over the budget although its emulation was not
 MORE_BUILDS = 2
 # samples that decisions are emulated with
@@ -75,7 +75,7 @@ class LoweredBuild:
     @cached_property
     def lowering(self) -> Lowering:
         emulator = Emulator(self.model, self.options.limits, self.emulated_on)
-        patterns = kept_patterns(self.options.keep, "fp32")
+        patterns = kept_patterns(self.options.keep)
         asked = Asked(self.options.budget_or_default, self.options.metric, patterns)
         return Lowering(self.model, emulator, asked, self.options.tell)
 
@@ -122,7 +122,7 @@ class LoweredBuild:
             return self._finish(best)
         wide = self.build_wide()
         coarse = self.build_model(self._lowered(best))
-        saved = saved_us(best, wide, coarse)
+        saved = node_savings_us(best, wide, coarse)
         useless = {n: "half is no faster here" for n, us in saved.items() if us <= 0 and n in best.lowered}
         chosen = self.decide(best.half, keep=useless, saved_us=saved)
         engine = self._finish(chosen)
@@ -142,26 +142,55 @@ class LoweredBuild:
         budget = self.options.budget_or_default
         for attempt in range(1 + MORE_BUILDS):
             if decision.error > budget:
-                raise over_budget(decision, decision.error, budget)
+                raise self._over(decision, decision.error)
             engine = self.build_model(self._lowered(decision))
             if not self.machine.is_here:
                 judged = Judgement()
                 break
-            judged = self.original.judge(engine, self.options)
+            judged = self.original.judge(engine)
             if judged.error <= budget:
                 break
             if attempt == MORE_BUILDS:
-                raise over_budget(decision, judged.error, budget)
+                raise self._over(decision, judged.error)
             tighter = decision.error * budget / judged.error * 0.9
             decision = self.decide(decision.half, budget=tighter)
-        return self.reported(engine, self._described(decision, judged))
+        kept = [(decision.named(node), why) for node, why in sorted(decision.kept.items())]
+        alone = {decision.named(node): error for node, error in decision.alone.items()}
+        return self.reported(engine, judged, self._kinds(decision), kept, alone)
 
-    def reported(self, engine: Engine, found: Precision) -> Engine:
-        """The engine, with what its report says of precision."""
+    def _over(self, decision: Decision, error: float) -> BuildError:
+        worst = costs_most(decision.alone, decision.names)
+        return over_budget(decision.half, worst, error, self.options.budget_or_default)
+
+    def reported(
+        self,
+        engine: Engine,
+        judged: Judgement,
+        nodes: Mapping[str, int],
+        kept: Iterable[tuple[str, str]],
+        alone: Mapping[str, float] | None = None,
+    ) -> Engine:
+        """The engine, with what its report says of precision.
+
+        `nodes` are how many compute in each type, `kept` those in high precision with the reason, `alone`
+        the errors of single nodes.
+        """
         fitting, judging = self.original.samples
+        found = Precision(
+            asked=self.options.precision,
+            nodes=dict(sorted(nodes.items())),
+            kept=tuple(Kept(node, why) for node, why in kept),
+            budget=self.options.budget_or_default,
+            error=judged.error,
+            errors=dict(judged.worst),
+            samples=judged.samples,
+            drawn=judging.drawn,
+            held_out=fitting is not judging,
+            sensitivity=dict(sorted((alone or {}).items(), key=lambda item: -item[1])),
+        )
         warnings = [*([DRAWN] if fitting.drawn else []), *division_warnings(fitting, judging)]
-        engine.report = replace(engine.report, precision=found, warnings=(*engine.report.warnings, *warnings))
-        return engine
+        engine.report = replace(engine.report, precision=found)
+        return with_warnings(engine, warnings)
 
     def _lowered(self, decision: Decision) -> ir.Model:
         """The model with these nodes in half; the one that was loaded stays as it is."""
@@ -199,24 +228,8 @@ class LoweredBuild:
         short = SHORT_NAMES[decision.half]
         return Counter(short if value_key(n) in decision.lowered else "fp32" for n in able)
 
-    def _described(self, decision: Decision, judged: Judgement) -> Precision:
-        """What the report says."""
-        ranked = sorted(decision.alone.items(), key=lambda item: -item[1])
-        return Precision(
-            asked=self.options.precision,
-            nodes=dict(sorted(self._kinds(decision).items())),
-            kept=tuple(Kept(decision.named(n), why) for n, why in sorted(decision.kept.items())),
-            budget=self.options.budget_or_default,
-            error=judged.error,
-            errors=dict(judged.worst),
-            samples=judged.samples,
-            drawn=self.original.samples[1].drawn,
-            held_out=self.original.is_held_out,
-            sensitivity={decision.named(node): error for node, error in ranked},
-        )
 
-
-def saved_us(decision: Decision, wide: Engine, coarse: Engine) -> dict[str, float]:
+def node_savings_us(decision: Decision, wide: Engine, coarse: Engine) -> dict[str, float]:
     """By node: how much faster its region is in half. A region's time is shared by its nodes."""
     before, after = _node_us(wide), _node_us(coarse)
     made = {}
@@ -254,11 +267,11 @@ def typed_options(options: Options) -> Options:
 
 
 def with_warning(engine: Engine, text: str) -> Engine:
-    engine.report = replace(engine.report, warnings=(*engine.report.warnings, text))
+    return with_warnings(engine, [text])
+
+
+def with_warnings(engine: Engine, lines: Sequence[str]) -> Engine:
+    """With these lines in its report, each once."""
+    warnings = tuple(dict.fromkeys((*engine.report.warnings, *lines)))
+    engine.report = replace(engine.report, warnings=warnings)
     return engine
-
-
-def kept_patterns(keep: Iterable[str], kind: str) -> tuple[str, ...]:
-    """The patterns of ``fp32:*/norm*`` that are about this type."""
-    pairs = [each.partition(":") for each in keep]
-    return tuple(pattern for name, _, pattern in pairs if name == kind)

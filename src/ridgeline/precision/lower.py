@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.errors import BuildError
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.ir.op_row import Kind
@@ -158,7 +159,7 @@ def _largest(dtype: np.dtype) -> float:
 
 
 def _short(dtype: ir.DataType) -> str:
-    return {FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}[dtype]
+    return SHORT_NAMES[str(dtype.numpy())]
 
 
 def lower(

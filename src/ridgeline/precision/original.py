@@ -62,22 +62,17 @@ class Original:
 
         return drawn_samples(draw, seeds, self.shapes.inputs)
 
-    @property
-    def is_held_out(self) -> bool:
-        """Whether an engine is judged on other samples than those of calibration."""
-        return self.samples[0] is not self.samples[1]
-
     @cached_property
     def held_out(self) -> list[Feeds]:
         return list(self.samples[1])
 
-    def judge(self, engine: Engine, options: Options) -> Judgement:
+    def judge(self, engine: Engine) -> Judgement:
         """The engine on all held-out samples, in batches of a size that it takes."""
-        made = Judgement(options.metric)
+        made = Judgement(self.options.metric)
         context = engine.context(wait=True)
         batches = list(in_batches(self.held_out, self._batch))
         for i, feeds in enumerate(batches):
-            options.tell("judge", i, len(batches))
+            self.options.tell("judge", i, len(batches))
             want = self.reference.run(feeds)
             got = context.run(as_ports_take(feeds, engine.plan.inputs))
             for row in _by_rows(self._batch, got, want, feeds):

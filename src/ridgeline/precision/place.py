@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
 
 from ridgeline.base.scales import Granularity
-from ridgeline.errors import OptionError
 from ridgeline.ir.body import node_sources
 from ridgeline.ir.provenance import node_name
 from ridgeline.precision.calibrate import Group
 from ridgeline.precision.histograms import Range
+from ridgeline.precision.patterns import match_nodes
 from ridgeline.precision.schemes import Scheme, why_not
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -118,33 +116,14 @@ def place(model: ir.Model, scheme: Scheme, *, exclude: Sequence[str] = ()) -> Pl
 
 def excluded_nodes(model: ir.Model, patterns: Sequence[str]) -> dict[ir.Node, str]:
     """Nodes that a pattern names, with the pattern: an op type, a node's name, or a glob over either."""
-    nodes = list(model.graph)
-    found: dict[ir.Node, str] = {}
-    missed: list[str] = []
-    for pattern in patterns:
-        hits = [n for n in nodes if any(fnmatchcase(name, pattern) for name in (n.op_type, *names_of(n)))]
-        found.update((node, pattern) for node in hits if node not in found)
-        if not hits:
-            missed.append(pattern)
-    if missed:
-        known = sorted({name for n in nodes for name in (n.op_type, *names_of(n))})
-        raise OptionError(
-            f"{len(missed)} patterns to exclude match no node",
-            rows=[f"{p!r}; near: {', '.join(_near(p, known)) or 'none'}" for p in missed],
-            want="an op type, the name of a node, or a glob such as '*/attention/*'",
-            help="ridge show MODEL lists the nodes",
-        )
-    return found
+    names = {node: (node.op_type, *names_of(node)) for node in model.graph}
+    want = "op types, names of nodes, or globs such as '*/attention/*'"
+    return match_nodes(patterns, names, want=want)
 
 
 def names_of(node: ir.Node) -> tuple[str, ...]:
     """What a user may call a node: its name, or those of the model's nodes it was made from."""
     return (node_name(node), *node_sources(node))
-
-
-def _near(pattern: str, known: Sequence[str]) -> list[str]:
-    bare = pattern.strip("*?")
-    return get_close_matches(bare, known, n=3, cutoff=0.5) or [n for n in known if bare and bare in n][:3]
 
 
 def shape_of(value: ir.Value) -> tuple[int | None, ...] | None:

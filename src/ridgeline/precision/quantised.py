@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from glob import escape
 
 import numpy as np
 import onnx_ir as ir
@@ -41,22 +42,30 @@ class Quantiser:
     method: str = AUTO  # of calibration
     metric: Metric | None = None  # the user's, in place of the relative L2 error
     compensates: bool = False  # codes of a weight make up for one another's rounding
-    decisions: tuple[OperandRow, ...] = field(default=())
+
+    @cached_property
+    def _placement(self) -> Placement:
+        """Of all that can be quantised."""
+        made = place(self.model, self.scheme, exclude=self.exclude)
+        require_products(made)
+        return made
 
     @cached_property
     def products(self) -> dict[str, tuple[str, ...]]:
         """The products that can be quantised, with the nodes of the model that each stands for."""
-        placement = place(self.model, self.scheme, exclude=self.exclude)
-        require_products(placement)
-        self.decisions = tuple(placement.decisions)
-        return {node_name(node): node_sources(node) for node in _quantised_nodes(placement)}
+        return {node_name(node): node_sources(node) for node in _quantised_nodes(self._placement)}
+
+    @property
+    def refused(self) -> list[OperandRow]:
+        """The products that cannot be quantised."""
+        return [row for row in self._placement.decisions if row.role == "product" and row.scheme == "float"]
 
     @cached_property
     def ranges(self) -> dict[str, Calibrated]:
         """By tensor: from one calibration of all that can be quantised."""
         if self.scheme.is_weight_only:
             return {}
-        placement = place(self.model, self.scheme, exclude=self.exclude)
+        placement = self._placement
         layers = product_layers(placement, self._of_placement(placement), self.device)
         found = calibrate(self._float, self.samples, placement.groups, layers=layers, method=self.method)
         # a tensor that elements were moved from has the range of what they were moved to
@@ -65,13 +74,12 @@ class Quantiser:
     @cached_property
     def _stored(self) -> dict[tuple[str, int], Encoded]:
         """Every weight in its format, by node and operand; few bits are clipped as is best for the output."""
-        placement = place(self.model, self.scheme, exclude=self.exclude)
         clips: Mapping[WeightEdge, np.ndarray] = {}
         if self.scheme.weight.bits < 8:
-            clips = output_clips(placement, self._float, self.samples)
-        stored = stored_weights(placement, clips)
+            clips = output_clips(self._placement, self._float, self.samples)
+        stored = stored_weights(self._placement, clips)
         if self.compensates:
-            stored = compensated(placement, stored, self._float, self.samples)
+            stored = compensated(self._placement, stored, self._float, self.samples)
         return {(node_name(edge.node), edge.index): encoded for edge, encoded in stored.items()}
 
     def _of_placement(self, placement: Placement) -> dict[Edge, Encoded]:
@@ -81,7 +89,7 @@ class Quantiser:
     def without(self, floats: Collection[str]) -> ir.Model:
         """A copy in which these products stay float."""
         model = self.model.clone()
-        patterns = [*self.exclude, *(_literal(name) for name in floats)]
+        patterns = [*self.exclude, *(escape(name) for name in floats)]
         placement = place(model, self.scheme, exclude=patterns)
         if placement.products or placement.activations:
             ranges = {group.name: self.ranges[group.members[0]] for group in placement.groups}
@@ -151,8 +159,3 @@ def _quantised_nodes(placement: Placement) -> list[ir.Node]:
     nodes = dict.fromkeys(placement.products)
     nodes.update((edge.node, None) for edge in placement.activations if edge.node.op_type == "Attention")
     return list(nodes)
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches this name and no other."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -14,11 +14,9 @@ from itertools import islice
 
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import Kept, Precision
-from ridgeline.precision.budget import Judgement
-from ridgeline.precision.decide import Decision as HalfDecision
-from ridgeline.precision.decide import over_budget
+from ridgeline.precision.budget import Judgement, costs_most, over_budget
 from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_warning
+from ridgeline.precision.patterns import kept_patterns
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.search import Found
@@ -28,7 +26,6 @@ CONVERTS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "DynamicQuan
 # samples that products are searched with: the worst of them counts, as it does of those held out
 EMULATED_ROWS = 8
 NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
-OVER = "off by {:.3g} alone, over budget with the rest"
 
 
 @dataclass
@@ -45,7 +42,7 @@ def build_quantised(task: LoweredBuild) -> Engine:
     """Quantise, leave out what breaks the budget, then what does not pay; compare with the plain engine."""
     options = task.options
     scheme = scheme_named(options.precision)
-    patterns = tuple(each.partition(":")[2] for each in options.keep)
+    patterns = kept_patterns(options.keep)
     # codes for attention cost a QuantizeLinear on each of its three operands, which no product makes for it
     has_attention = any(node.op_type == "Attention" for node in task.model.graph)
     patterns += ("Attention",) if has_attention else ()
@@ -68,7 +65,7 @@ def build_quantised(task: LoweredBuild) -> Engine:
         return with_warning(_reported(task, quantiser, best), untimed)
     slow = {
         name: f"{scheme.name} is no faster here ({-saved:.0f} us lost)"
-        for name, saved in saved_us(products, plain.plan, best.engine.plan).items()
+        for name, saved in product_savings_us(products, plain.plan, best.engine.plan).items()
         if saved <= 0 and name not in best.floats
     }
     if slow and len(slow) + len(best.floats) < len(products):
@@ -101,7 +98,7 @@ def _inside(
     held-out samples are worse than those that were seen, the ranges become the widest seen, then without
     smoothing, and then the budget of the search as much tighter as the engine was off.
     """
-    budget = task.options.budget_or_default
+    budget, kind = task.options.budget_or_default, quantiser.scheme.name
     rows = list(islice(iter(task.original.samples[0]), EMULATED_ROWS))
     first = quantiser.nearer(rows, budget)
     # scales of channels fit the samples that were seen, and may clip others: the last have none
@@ -112,15 +109,14 @@ def _inside(
         found = each.search(rows, allowed, saved, task.options.tell)
         if found.error > allowed or len(found.raised) == len(each.products):
             least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
-            raise over_budget(_as_decision(found, each), least, budget)
-        floats = {name: OVER.format(found.alone[name]) for name in found.raised}
-        attempt = _attempt(task, each, floats, found)
+            raise over_budget(kind, costs_most(found.alone, each.products), least, budget)
+        attempt = _attempt(task, each, found.reasons, found)
         if attempt.judged.error <= budget:
             return each, attempt
         best = min(best, attempt.judged.error)
         if each is widest:
             allowed = found.error * budget / attempt.judged.error * 0.9
-    raise over_budget(_as_decision(found, each), best, budget)
+    raise over_budget(kind, costs_most(found.alone, each.products), best, budget)
 
 
 def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
@@ -131,15 +127,8 @@ def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str]
         engine = inner.build_half(task.machine.half_types[0], judges=False)
     else:
         engine = inner.build_model(inner.whole(model.clone()))
-    judged = task.original.judge(engine, task.options) if task.machine.is_here else Judgement()
+    judged = task.original.judge(engine) if task.machine.is_here else Judgement()
     return _Attempt(floats, engine, judged, found)
-
-
-def _as_decision(found: Found, quantiser: Quantiser) -> HalfDecision:
-    kind, products = quantiser.scheme.name, quantiser.products
-    return HalfDecision(
-        kind, frozenset(products) - found.raised, {}, products, found.error, alone=found.alone
-    )
 
 
 def _is_faster(one: Engine, other: Engine) -> bool:
@@ -147,7 +136,9 @@ def _is_faster(one: Engine, other: Engine) -> bool:
     return times is not None and times[0] < times[1]
 
 
-def saved_us(products: Mapping[str, tuple[str, ...]], plain: Plan, coarse: Plan) -> dict[str, float]:
+def product_savings_us(
+    products: Mapping[str, tuple[str, ...]], plain: Plan, coarse: Plan
+) -> dict[str, float]:
     """By product: how much faster its step is, with the conversions in front of it."""
     before, after = _step_us(products, plain), _step_us(products, coarse)
     return {name: before[name] - after[name] for name in products if name in before and name in after}
@@ -177,49 +168,20 @@ def _share(step: Step, names: Collection[str], made: dict[str, float]) -> None:
 
 
 def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engine:
-    options = task.options
-    kinds = Counter(_kinds(best.engine.plan, quantiser.products, best.floats, options.precision))
-    refused = [d for d in quantiser.decisions if d.role == "product" and d.scheme == "float"]
-    kept = [*((d.node, d.why) for d in refused), *best.floats.items()]
-    report = Precision(
-        asked=options.precision,
-        nodes=dict(sorted(kinds.items())),
-        kept=tuple(Kept(node, why) for node, why in kept),
-        budget=options.budget_or_default,
-        error=best.judged.error,
-        errors=dict(best.judged.worst),
-        samples=best.judged.samples,
-        drawn=task.original.samples[1].drawn,
-        held_out=task.original.is_held_out,
-        sensitivity=dict(sorted(best.found.alone.items(), key=lambda item: -item[1])),
-    )
-    return task.reported(best.engine, report)
+    high, kind = best.engine.plan.precision, quantiser.scheme.name
+    nodes = Counter(high if name in best.floats else kind for name in quantiser.products)
+    kept = [*((row.node, row.why) for row in quantiser.refused), *best.floats.items()]
+    return task.reported(best.engine, best.judged, nodes, kept, best.found.alone)
 
 
 def _left_alone(task: LoweredBuild, quantiser: Quantiser, plain: Engine, tried: _Attempt) -> Engine:
     """The engine without quantisation, with what each product would have saved or lost."""
-    saved = saved_us(quantiser.products, plain.plan, tried.engine.plan)
+    saved = product_savings_us(quantiser.products, plain.plan, tried.engine.plan)
     high, kind = plain.plan.precision, quantiser.scheme.name
     took = {name: f"in {kind} its steps took {-us:+.1f} us against {high}" for name, us in saved.items()}
     slowest_first = sorted(quantiser.products, key=lambda name: saved.get(name, 0.0))
-    judged = task.original.judge(plain, task.options)
-    report = Precision(
-        asked=task.options.precision,
-        nodes={high: len(quantiser.products)},
-        kept=tuple(
-            Kept(name, f"{took.get(name, f'its steps in {kind} were not timed')}: the whole was no faster")
-            for name in slowest_first
-        ),
-        budget=task.options.budget_or_default,
-        error=judged.error,
-        errors=dict(judged.worst),
-        samples=judged.samples,
-        drawn=task.original.samples[1].drawn,
-        held_out=task.original.is_held_out,
-    )
-    return task.reported(plain, report)
-
-
-def _kinds(plan: Plan, products: Collection[str], floats: Collection[str], kind: str) -> list[str]:
-    """The type that each product computes in."""
-    return [plan.precision if name in floats else kind for name in products]
+    kept = [
+        (name, f"{took.get(name, f'its steps in {kind} were not timed')}: the whole was no faster")
+        for name in slowest_first
+    ]
+    return task.reported(plain, task.original.judge(plain), {high: len(kept)}, kept)

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.formats import HALF_NAMES
 from ridgeline.base.spec import Op
+from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.precision.emulate import WIDE, Emulator, node_key
 
-HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+HALVES = {name: TORCH_DTYPES[name] for name in HALF_NAMES.values()}
 # the exponent field of a float32 has 256 values; |x| of field f is in [2^(f - 127), 2^(f - 126))
 BIAS, _FIELDS = 127, 256
 

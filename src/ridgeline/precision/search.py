@@ -22,6 +22,12 @@ class Found:
     error: float
     alone: Mapping[str, float]
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each of the nodes is kept."""
+        said = "off by {:.3g} alone, over budget with the rest"
+        return {node: said.format(self.alone[node]) for node in sorted(self.raised)}
+
 
 def raise_nodes(
     nodes: Sequence[str],

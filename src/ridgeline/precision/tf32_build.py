@@ -29,7 +29,6 @@ from ridgeline.precision.search import Found, raise_nodes
 from ridgeline.runtime.engine import Engine
 
 NO_PRODUCTS = "the model has no product of float32 numbers: nothing rounds to TF32"
-OVER = "off by {:.3g} alone, over budget with the rest"
 
 
 def build_tf32(task: LoweredBuild) -> Engine:
@@ -78,7 +77,7 @@ class Tf32Build(LoweredBuild):
         found = Found(frozenset(), error_of(frozenset(free)), {})
         if found.error > limit:
             found = raise_nodes(free, error_of, limit, saved_us, lowering.tell_node)
-        kept |= {node: OVER.format(found.alone[node]) for node in found.raised}
+        kept |= found.reasons
         lowered = frozenset(free) - found.raised
         return Decision(half, lowered, kept, lowering.names, found.error, alone=found.alone)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ridgeline.base.choices import Refusal
+from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.base.spec import TF32
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
@@ -17,8 +18,6 @@ from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.shapes import Shapes
-
-HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def plan_variant(
@@ -69,7 +68,7 @@ def computed_in(context: SelectionContext) -> str:
         for name in op.outputs
         if op.op_type != "Cast" and (spec := context.inferred.specs.get(name)) is not None and spec.is_float
     )
-    return HALVES.get(made.most_common(1)[0][0] if made else "", "fp32")
+    return SHORT_NAMES.get(made.most_common(1)[0][0] if made else "", "fp32")
 
 
 def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
