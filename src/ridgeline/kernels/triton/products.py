@@ -124,6 +124,10 @@ class Problem:
     def scratch_bytes(self, cut: Any) -> int:
         return sum(part.nbytes for part in self.scratch(cut, "meta")) if self._slots(cut) else 0
 
+    def _halves(self, tile: Tile, tail: Epilogue) -> int:
+        """Pieces in which a tile goes through its epilogue: 128 sums per thread at once would spill."""
+        return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
+
     def _slots(self, cut: Any) -> int:
         tiles, split, batch = self.grid(cut)
         return tiles * batch if split > 1 and self.scratch_types else 0
@@ -174,7 +178,7 @@ class Product(Problem):
             "N": self.columns, "K": self.depth,
             "X_BATCH": self.x_strides[0], "X_ROW": self.x_strides[1], "X_DEPTH": self.x_strides[2],
             "W_BATCH": self.w_strides[0], "W_COLUMN": self.w_strides[1], "W_DEPTH": self.w_strides[2],
-            "GROUP_M": tile.group, "HALVES": halves(tile), "PRECISION": self.precision,
+            "GROUP_M": tile.group, "HALVES": self._halves(tile, tail), "PRECISION": self.precision,
             **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("gemm.gemm", constants, tile, tail, pdl=pdl)
@@ -234,7 +238,7 @@ class Window(Windows, Problem):
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
-            "GROUP_M": tile.group, "HALVES": halves(tile),
+            "GROUP_M": tile.group, "HALVES": self._halves(tile, tail),
             "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
             "PRECISION": self.precision, **self._code_constants(tile), **tile.constants(pdl=pdl),
         }  # fmt: skip
@@ -292,11 +296,6 @@ class Depthwise(Window):
         lines, columns = -(-self.made[0] // block.high), -(-self.made[1] // block.wide)
         blocks = -(-self.images * lines * columns // block.positions)
         return blocks, -(-self.channels // block.channels), 1
-
-
-def halves(tile: Tile) -> int:
-    """Pieces in which a tile goes through its epilogue: a whole tile of 128 sums per thread would spill."""
-    return 2 if tile.bm * tile.bn >= HALVED_SUMS * 32 * tile.warps else 1
 
 
 def row_stride(depth: int, item_bytes: int) -> int:

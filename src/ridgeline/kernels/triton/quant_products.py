@@ -11,12 +11,13 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS
 from ridgeline.kernels.triton.epilogue import Epilogue
-from ridgeline.kernels.triton.products import TYPES, Problem, Product, Tile, Window, halves, pack_weight
+from ridgeline.kernels.triton.products import TYPES, Problem, Product, Tile, Window, pack_weight
 from ridgeline.kernels.triton.source import Kernel
 
 CODE_TYPES = {"int8": "i8", "uint8": "u8", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 # int32 sums of 2^15 products of an unsigned and a signed byte, and their correction, do not overflow
 MAX_INTEGER_DEPTH = 2**15
+CODED_SUMS = 64  # of a thread, from which on a tile makes codes in two halves
 LEAST_WIDTH = 16  # numbers that a tensor core multiplies at a time
 
 
@@ -50,6 +51,13 @@ class OfCodes(Problem):
         parts, counters = super().scratch(cut, device)
         return parts.view(torch.int32) if self.is_integer else parts, counters
 
+    def _halves(self, tile: Tile, tail: Epilogue) -> int:
+        """Codes of half a tile at a time take few enough registers for twice as many threads."""
+        makes_codes = any(kind[1:] in CODE_TYPES.values() for kind in tail.types)
+        if makes_codes and tile.bm * tile.bn >= CODED_SUMS * 32 * tile.warps:
+            return 2
+        return super()._halves(tile, tail)
+
     def _code_constants(self, tile: Tile) -> dict[str, Any]:
         return {
             "IS_PROMOTED": getattr(tile, "is_promoted", False), "HAS_ZERO": self.has_zero,
@@ -66,7 +74,7 @@ class CodeProduct(OfCodes, Product):
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth, "X_ROW": self.x_strides[1], "W_COLUMN": self.w_strides[1],
-            "GROUP_M": tile.group, "HALVES": halves(tile), **self._code_constants(tile),
+            "GROUP_M": tile.group, "HALVES": self._halves(tile, tail), **self._code_constants(tile),
             **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("qgemm.qgemm", constants, tile, tail, pdl=pdl)

@@ -31,6 +31,8 @@ STEP_US = 0.04  # the barriers of one step
 LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
 FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part is written to memory, counted and read back
+# the epilogue of codes: instructions per result, and the share of cycles that a warp of an SM issues one
+CODE_INSTRUCTIONS, WARP_ISSUE, MOST_ISSUE = 14, 0.045, 0.7
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
 WIDE_BYTES = 16  # of one load
 # by the bytes of an item: sums in a tile, and depths of a step; float32 products run on plain cores, which
@@ -153,8 +155,16 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
         block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / SM_BYTES
     if 2 * (shared_bytes(tile, item) + 1024) > device.shared_bytes:
         block_us += ALONE_US
+    if item == 1:
+        block_us += _code_epilogue_us(tile, sharing)
     moved = problem.rows * problem.columns + problem.depth * problem.columns + problem.rows * problem.depth
     return max(waves * block_us, moved * problem.batch * item / device.bytes)
+
+
+def _code_epilogue_us(tile: Tile, sharing: int) -> float:
+    """Of the blocks that share an SM: few warps do not keep it busy."""
+    issued = min(MOST_ISSUE, WARP_ISSUE * sharing * tile.warps) * 128 * CYCLES_PER_US
+    return sharing * tile.bm * tile.bn * CODE_INSTRUCTIONS / issued
 
 
 def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
@@ -239,6 +249,10 @@ def _fits(tile: Tile, problem: TiledProblem, device: Device, most_sums: int) -> 
         and problem.channels % tile.bk
         and any(problem.channels % bk == 0 for bk in (32, 64))
     ):
+        return False
+    # rows of 32 bytes are loaded as slowly as rows of 64
+    is_whole = problem.depth % 64 == 0 and (not isinstance(problem, Window) or problem.channels % 64 == 0)
+    if problem.item_bytes == 1 and is_whole and not 64 <= tile.bk <= problem.depth:
         return False
     sums = tile.bm * tile.bn // (32 * tile.warps)
     # the addresses of 256 rows need registers too
