@@ -200,7 +200,7 @@ def test_an_engine_further_off_than_its_emulation_rounds_less(
 ) -> None:
     judged = []
 
-    def judge(original: Original, engine: ridgeline.Engine, options: Options) -> Judgement:
+    def judge(original: Original, engine: ridgeline.Engine) -> Judgement:
         judged.append(engine.plan.precision)
         return Judgement(worst={"y": 0.1 if engine.plan.precision == TF32 else 1e-7}, samples=1)
 
