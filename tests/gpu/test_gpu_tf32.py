@@ -100,8 +100,10 @@ def test_products_round_where_asked(name: str, without: tuple[str, ...]) -> None
     assert engine.report.verified
     assert engine.plan.precision == TF32
     assert engine.report.precision.nodes == {TF32: 1}
-    error = error_of(engine, meaning)
-    assert ROUNDED[0] < error < ROUNDED[1], [step.tactic for step in engine.plan.steps]
+    error, tactics = error_of(engine, meaning), [step.tactic for step in engine.plan.steps]
+    assert error < ROUNDED[1], tactics
+    # the floor never rounds: where it is the faster one, nothing does
+    assert error > ROUNDED[0] or tactics == ["aten"]
 
 
 def test_a_network_rounds_inside_its_budget_and_its_file_does_the_same(tmp_path: Path) -> None:

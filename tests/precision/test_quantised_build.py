@@ -95,6 +95,16 @@ def test_only_times_of_one_kind_are_compared() -> None:
     assert compared_us(engine(None, 1.0, None), engine(None, 2.0)) is None
 
 
+@pytest.mark.parametrize("scheme", ["int8", "uint8", "fp8", "w4"])
+def test_products_quantised_in_the_float_model_compute_what_the_quantised_model_does(scheme: str) -> None:
+    fast, slow = quantiser(scheme), quantiser(scheme)
+    assert fast._operands is not None
+    slow.__dict__["_operands"] = None  # so that the model is rewritten for every choice
+    names = list(fast.products)
+    for chosen in (names, names[:2], names[1:2]):
+        assert fast.error(inputs(3), chosen) == slow.error(inputs(3), chosen)
+
+
 def test_the_users_metric_decides_which_products_stay_float() -> None:
     """In units of its own: of a thousandth of the distance, all is inside a budget that it would break."""
     plain, own = quantiser("w4"), quantiser("w4")

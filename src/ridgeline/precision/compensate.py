@@ -107,16 +107,15 @@ def _second_moments(
 def _nearer(product: _Product, encoded: Encoded, moment: Tensor) -> Encoded:
     array, fmt = product.weight.array, encoded.fmt
     step = np.broadcast_to(encoded.granularity.spread(encoded.step(), array.shape), array.shape)
-    weight, steps = (
-        torch.from_numpy(np.ascontiguousarray(product.rows(a))).to(moment.device).double()
-        for a in (array, step)
+    weight, steps, plain = (
+        torch.from_numpy(np.ascontiguousarray(product.rows(a))).to(moment.device).float()
+        for a in (array, step, encoded.decoded())
     )
     factor = _factor(moment)
     if factor is None:
         return encoded
-    found = _rounded(weight, steps, _grid(fmt).to(moment), factor)
-    plain = torch.from_numpy(np.ascontiguousarray(product.rows(encoded.decoded()))).to(weight)
-    if _energy(found * steps - weight, moment) >= _energy(plain - weight, moment):
+    found, power = _rounded(weight, steps, _grid(fmt).to(weight), factor), moment.float()
+    if _energy(found * steps - weight, power) >= _energy(plain - weight, power):
         return encoded
     codes = to_codes(product.rows(found.cpu().numpy()), fmt)
     return replace(encoded, codes=np.ascontiguousarray(codes).reshape(array.shape))
@@ -124,7 +123,7 @@ def _nearer(product: _Product, encoded: Encoded, moment: Tensor) -> Encoded:
 
 def _energy(error: Tensor, moment: Tensor) -> float:
     """Of the products, when the weights are off by so much."""
-    return float(((error @ moment) * error).sum())
+    return float(((error @ moment) * error).double().sum())
 
 
 def _grid(fmt: Format) -> Tensor:
@@ -146,7 +145,7 @@ def _factor(moment: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     inverse = torch.cholesky_inverse(lower)
     upper, info = torch.linalg.cholesky_ex(inverse, upper=True)
-    return None if int(info) else (order, upper)
+    return None if int(info) else (order, upper.float())
 
 
 def _rounded(weight: Tensor, steps: Tensor, grid: Tensor, factor: tuple[Tensor, Tensor]) -> Tensor:

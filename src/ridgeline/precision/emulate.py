@@ -43,6 +43,14 @@ class OperandsOnly(ABC):
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor: ...
 
+    def operand(self, name: str, tensor: Tensor) -> Tensor:
+        """What a node reads of the value with this name."""
+        return self(tensor)
+
+
+def _read(rounding: Rounding, name: str, tensor: Tensor) -> Tensor:
+    return rounding.operand(name, tensor) if isinstance(rounding, OperandsOnly) else rounding(tensor)
+
 
 def rounded_to(dtype: torch.dtype) -> Rounding:
     """Round to a half type and back; what is too large becomes infinite, as a Cast makes it."""
@@ -211,7 +219,7 @@ class Emulator:
                 and not is_mask(op, name)
             ):
                 if (name, rounding) not in rounded:
-                    rounded[name, rounding] = rounding(value)
+                    rounded[name, rounding] = _read(rounding, name, value)
                 value = rounded[name, rounding]
             given.append(value)
         with torch.inference_mode(), torch.device(self.device), self._exact():

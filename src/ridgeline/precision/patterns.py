@@ -27,8 +27,12 @@ def match_nodes(
     """
     found: dict[Node, str] = {}
     missed: list[str] = []
+    called: dict[str, list[Node]] = {}
+    for node, each in names.items():
+        for name in dict.fromkeys(each):
+            called.setdefault(name, []).append(node)
     for pattern in patterns:
-        hits = [node for node, each in names.items() if any(fnmatchcase(name, pattern) for name in each)]
+        hits = [node for name, nodes in called.items() if fnmatchcase(name, pattern) for node in nodes]
         found.update((node, pattern) for node in hits if node not in found)
         if not hits:
             missed.append(pattern)

@@ -9,6 +9,8 @@ from glob import escape
 
 import numpy as np
 import onnx_ir as ir
+import torch
+from torch import Tensor
 
 from ridgeline.base.scales import Encoded
 from ridgeline.ir.body import node_sources
@@ -17,7 +19,8 @@ from ridgeline.options import Limits
 from ridgeline.precision.budget import Judgement, Metric
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
 from ridgeline.precision.compensate import compensated
-from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.emulate import Emulator, OperandsOnly, Values
+from ridgeline.precision.fake_quant import FakeQuant
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.quantize import product_layers, require_products, stored_weights
@@ -27,6 +30,22 @@ from ridgeline.precision.search import Found, raise_nodes
 from ridgeline.precision.smooth import output_clips, smoothed_copy
 
 Tell = Callable[[str, int, int, str], None]
+
+
+class CodedOperands(OperandsOnly):
+    """What a quantised product reads: activations rounded to codes, weights as they are stored."""
+
+    def __init__(self, by_name: Mapping[str, FakeQuant | Tensor]) -> None:
+        self._by_name = by_name
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def operand(self, name: str, tensor: Tensor) -> Tensor:
+        found = self._by_name.get(name)
+        if found is None:
+            return tensor
+        return found(tensor) if isinstance(found, FakeQuant) else found
 
 
 @dataclass
@@ -118,18 +137,61 @@ class Quantiser:
         """The error of emulated runs with these products quantised, or all; of one product, of one row."""
         every = frozenset(self.products)
         chosen = every if quantised is None else frozenset(quantised)
-        emulator = Emulator(self.without(every - chosen), self.limits, self.device)
         rows = rows[:1] if len(chosen) == 1 else rows
+        run = self._run_of(chosen, is_alone=len(chosen) == 1)
         made = Judgement(self.metric)
         for row in rows:
-            made.add(_arrays(emulator, row), self._wanted(row), row)
+            made.add(_arrays(run(row)), self._wanted(row), row)
         return made.error
+
+    def _run_of(self, chosen: frozenset[str], *, is_alone: bool) -> Callable[[Feeds], Values]:
+        """How the model runs with these products quantised."""
+        if self._operands is None:
+            return Emulator(self.without(set(self.products) - chosen), self.limits, self.device).run
+        rounding = {key: read for name, (key, read) in self._operands.items() if name in chosen}
+        if is_alone:
+            return lambda row: self._float.again(self._trace(row), rounding)
+        return partial(self._float.run, rounding=rounding)
+
+    @cached_property
+    def _operands(self) -> dict[str, tuple[str, CodedOperands]] | None:
+        """By product: its key in the float model, and what it reads when it is quantised.
+
+        None if other nodes read codes too: only a model with QuantizeLinear says what they compute then.
+        """
+        placement = self._placement
+        nodes, groups = _quantised_nodes(placement), placement.groups
+        if any(edge.node not in nodes for edge in placement.activations):
+            return None
+        group_of = {name: group for group in groups for name in (*group.members, *group.aliases)}
+        read: dict[ir.Node, dict[str, FakeQuant | Tensor]] = {node: {} for node in nodes}
+        for edge in placement.activations:
+            name = str(edge.value.name)
+            group = group_of[name]
+            found = self.ranges[name].range
+            rounds = FakeQuant.of(group.fmt, found, symmetric=group.symmetric, device=self.device)
+            read[edge.node][name] = rounds
+        for edge, encoded in self._of_placement(placement).items():
+            read[edge.node][str(edge.value.name)] = torch.from_numpy(encoded.decoded()).to(self.device)
+        return {node_name(n): (str(n.outputs[0].name), CodedOperands(made)) for n, made in read.items()}
+
+    def _trace(self, row: Feeds) -> Values:
+        """Every value of a float run; only the last is kept."""
+        key = row_digest(row)
+        if key not in self._traces:
+            self._traces.clear()
+            self._traces[key] = self._float.trace(row)
+        return self._traces[key]
+
+    @cached_property
+    def _traces(self) -> dict[str, Values]:
+        return {}
 
     def _wanted(self, row: Feeds) -> dict[str, np.ndarray]:
         """What the float model makes of a row, run once."""
         key = row_digest(row)
         if key not in self._outputs:
-            self._outputs[key] = _arrays(self._float, row)
+            self._outputs[key] = _arrays(self._float.run(row))
         return self._outputs[key]
 
     @cached_property
@@ -149,9 +211,8 @@ class Quantiser:
         return raise_nodes(list(self.products), error_of, budget, saved, partial(tell, "sensitivity"))
 
 
-def _arrays(emulator: Emulator, row: Feeds) -> dict[str, np.ndarray]:
-    made = emulator.run(row)
-    return {name: made[name].cpu().numpy() for name in emulator.outputs if hasattr(made[name], "numpy")}
+def _arrays(outputs: Values) -> dict[str, np.ndarray]:
+    return {name: value.cpu().numpy() for name, value in outputs.items() if hasattr(value, "numpy")}
 
 
 def _quantised_nodes(placement: Placement) -> list[ir.Node]:
