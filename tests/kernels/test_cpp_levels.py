@@ -10,7 +10,6 @@ import torch
 from cpp_cases import empty
 from torch import Tensor
 
-from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Layout, Op, Site, Target, TensorSpec
 from ridgeline.kernels.cpp.compiler import cpu_has, find_compiler
 from ridgeline.kernels.elements import TORCH_DTYPES
@@ -18,7 +17,7 @@ from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.floor.sub_byte import closed
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cpu import cpp_levels
-from ridgeline.tactics.cpu.cpp_levels import VNNI, CppLevels, CppNarrowWeight, CppPool
+from ridgeline.tactics.cpu.cpp_levels import VNNI, CppDynamicLevels, CppLevels, CppNarrowWeight, CppPool
 from ridgeline.tactics.offer import read_offer
 
 needs_vnni = pytest.mark.skipif(not cpu_has(find_compiler() or "c++", VNNI), reason="no VNNI here")
@@ -42,7 +41,8 @@ class Case:
 
     def __init__(self, x: Tensor, w: Tensor, *, zero: int | None, per_channel: bool, made: str = "uint8",
                  attrs: dict[str, object] | None = None, last: bool = False, residual: bool = False,
-                 made_zero: int = 3, scale: float = 0.05) -> None:  # fmt: skip
+                 made_zero: int = 3, scale: float = 0.05,
+                 weight_zero: Tensor | None = None) -> None:  # fmt: skip
         is_conv = w.ndim > 2
         n = w.shape[0] if is_conv else w.shape[1]
         generator = torch.Generator().manual_seed(5)
@@ -57,6 +57,9 @@ class Case:
         shape = (-1, *(1,) * (w.ndim - 2)) if is_conv else (-1,)
         centred = x.double() - (zero or 0)
         weight = w.double()
+        if weight_zero is not None:
+            self.tensors["zw"] = weight_zero
+            weight = weight - weight_zero.double().reshape((-1, *(1,) * (w.ndim - 1)) if is_conv else (-1,))
         if is_conv:
             a = attrs or {}
             sums = torch.nn.functional.conv2d(
@@ -74,7 +77,12 @@ class Case:
         layout: Layout = "channels_last" if last else "contiguous"
         ops = [
             Op("DequantizeLinear", ("x", "sx", "zx") if zero is not None else ("x", "sx"), ("xf",)),
-            Op("DequantizeLinear", ("w", "sw"), ("wf",), {"axis": 0 if is_conv else 1}),
+            Op(
+                "DequantizeLinear",
+                ("w", "sw") if weight_zero is None else ("w", "sw", "zw"),
+                ("wf",),
+                {"axis": 0 if is_conv else 1},
+            ),
         ]
         if is_conv:
             ops.append(Op("Conv", ("xf", "wf", "b"), ("c",), attrs or {}))
@@ -228,6 +236,50 @@ def test_pools(tmp_path: Path, kind: str, attrs: dict[str, object]) -> None:
     assert torch.equal(out, want)
 
 
+DYNAMIC = {
+    "drawn": torch.randn(3, 7, 33, generator=torch.Generator().manual_seed(1)),
+    "many": torch.randn(70001, generator=torch.Generator().manual_seed(2)) * 3 + 1,
+    "positive": torch.rand(1, 5),
+    "negative": -torch.rand(5),
+    "ties": torch.cat([torch.arange(0, 256) - 100.5, torch.tensor([155.0, -100.0])]),
+    "zeros": torch.zeros(4),
+    "one": torch.tensor([-2.5]),
+    "scalar": torch.tensor(7.0),
+    "tiny": torch.tensor([1e-38, -1e-39, 0.0]),
+    "large": torch.tensor([3e38, -1.0]),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_dynamic_levels_are_those_of_the_floor(tmp_path: Path, name: str, threads: int) -> None:
+    x = DYNAMIC[name]
+    op = Op("DynamicQuantizeLinear", ("x",), ("y", "s", "z"), {})
+    want = call_floor(op, [x])
+    specs = {n: spec(t) for n, t in zip(("x", "y", "s", "z"), (x, *want), strict=True)}
+    site = Site(Body(("x",), ("y", "s", "z"), (op,)), specs, frozenset(), {}, Target(threads=threads))
+    offer = read_offer(CppDynamicLevels(cache_dir=tmp_path), site)
+    assert isinstance(offer, Offer), offer
+    made = [empty(each) for each in site.outputs]
+    offer.bind(offer.configs[0], {}).run([x], made)
+    assert all(torch.equal(got, one) for got, one in zip(made, want, strict=True))
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
+def test_dynamic_levels_of_special_numbers_have_a_special_scale(tmp_path: Path, special: float) -> None:
+    """So that what is computed with them is no number either."""
+    x = torch.tensor([1.0, special, -3.0])
+    op = Op("DynamicQuantizeLinear", ("x",), ("y", "s", "z"), {})
+    want = call_floor(op, [x])
+    specs = {n: spec(t) for n, t in zip(("x", "y", "s", "z"), (x, *want), strict=True)}
+    site = Site(Body(("x",), ("y", "s", "z"), (op,)), specs, frozenset(), {}, Target())
+    offer = read_offer(CppDynamicLevels(cache_dir=tmp_path), site)
+    made = [empty(each) for each in site.outputs]
+    offer.bind(offer.configs[0], {}).run([x], made)
+    assert torch.equal(made[1].isnan(), want[1].isnan())
+    assert not made[1].isfinite()
+
+
 def test_a_processor_without_vnni_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_levels, "cpu_has", lambda compiler, features: False)
     case = Case(levels((4, 8), "uint8", 1), levels((8, 16), "int8", 2), zero=None, per_channel=True)
@@ -236,12 +288,27 @@ def test_a_processor_without_vnni_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert "no VNNI" in answer.reason
 
 
-def test_weights_with_zero_points_and_blocks_are_refused() -> None:
-    case = Case(levels((4, 8), "uint8", 1), levels((8, 16), "int8", 2), zero=None, per_channel=True)
-    body = case.site.body
-    dequantize = Op("DequantizeLinear", ("w", "sw", "zx"), ("wf",), {"axis": 1})
-    ops = (body.ops[0], dequantize, *body.ops[2:])
-    specs = {**case.site.specs, "zx": TensorSpec("int8", (16,))}
-    site = Site(Body((*body.inputs, "zx"), body.outputs, ops), specs, case.weights | {"zx"}, {}, Target())
-    with pytest.raises(RefusedError, match="zero points"):
-        CppLevels().offer(site)
+@needs_vnni
+@pytest.mark.parametrize("extreme", ["", "high", "low"])
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("shape", [(8, 40), (21, 9, 3, 3)])
+def test_weights_with_zero_points(tmp_path: Path, shape: tuple[int, ...], kind: str, extreme: str) -> None:
+    """As dynamic quantisation writes them: uint8 between the ends of the weight."""
+    is_conv = len(shape) > 2
+    channels = shape[0] if is_conv else shape[1]
+    x = levels((2, 9, 6, 5) if is_conv else (5, 8), "int8" if extreme == "low" else "uint8", 1, extreme)
+    other = {"": "", "high": "low", "low": "high"}[extreme]
+    zero = levels((channels,), kind, 4, other)
+    attrs: dict[str, object] = {"pads": (1, 1, 1, 1), "strides": (2, 2)} if is_conv else {}
+    x = x.contiguous(memory_format=torch.channels_last) if is_conv else x
+    Case(x, levels(shape, kind, 2, extreme), zero=7, per_channel=True, made="", attrs=attrs, last=is_conv,
+         weight_zero=zero).check(tmp_path)  # fmt: skip
+
+
+@needs_vnni
+def test_levels_without_a_sign_or_a_zero_point(tmp_path: Path) -> None:
+    one = Case(levels((5, 8), "uint8", 1), levels((8, 40), "uint8", 2), zero=None, per_channel=False, made="")
+    one.check(tmp_path)
+    shifted = levels((), "uint8", 3)
+    Case(levels((5, 8), "int8", 1), levels((8, 40), "uint8", 2), zero=-5, per_channel=False,
+         weight_zero=shifted).check(tmp_path)  # fmt: skip

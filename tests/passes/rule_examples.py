@@ -207,6 +207,11 @@ EXAMPLES: dict[str, Example] = {
     "DequantizeLate": _levels("d = DequantizeLinear(q, s, z)\n y = Transpose(d)", made="float[6,B] y"),
     "QuantizeEarly": _levels(
         "d = Neg(x)\n t = Transpose(d)\n y = QuantizeLinear(t, s, z)", made="int8[6,B] y"),
+    "DequantizeBehindConcat": _levels(
+        "d = DequantizeLinear(q, s, z)\n n = Neg(x)\n p = QuantizeLinear(n, s, z)\n"
+        "e = DequantizeLinear(p, s, z)\n y = Concat<axis = 1>(d, e, d)", made="float[B,18] y"),
+    "QuantizeBeforeConcat": _levels(
+        "d = Neg(x)\n t = Concat<axis = -1>(d, x)\n y = QuantizeLinear(t, s, z)", made="int8[B,12] y"),
     "ReluOfLevels": _levels("d = DequantizeLinear(q, s, least)\n y = Relu(d)", zero="least"),
     "ReluIntoLevels": _levels("r = Relu(x)\n y = QuantizeLinear(r, s, least)", made="int8[B,6] y"),
     "ClipIntoLevels": _levels("r = Clip(x, low, high)\n y = QuantizeLinear(r, s, z)", made="int8[B,6] y"),

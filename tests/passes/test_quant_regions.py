@@ -120,6 +120,54 @@ def test_levels_cross_views_and_pools() -> None:
     np.testing.assert_array_equal(run(model, feeds)[0], before[0])
 
 
+CONCAT = """g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    <float s = {0.1}, float s2 = {0.07}, float w = {0.02}, uint8 z = {3}, int64[2] n = {2, 6}, KERNEL> {
+    q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) wd = DequantizeLinear(k, w)
+    a = Conv(d, wd) b = Relu(a) c = Concat<axis = 1>(b, d)
+    q2 = QuantizeLinear(c, s2, z) d2 = DequantizeLinear(q2, s2, z)
+    t, u = Split<axis = 1>(d2, n) p = MaxPool<kernel_shape = [1, 1]>(u)
+    q3 = QuantizeLinear(p, s2, z) d3 = DequantizeLinear(q3, s2, z) wd2 = DequantizeLinear(k2, w)
+    y = Conv(d3, wd2) }"""
+KERNEL = f"int8[4,4,1,1] k = {{{', '.join(str(7 * j % 255 - 127) for j in range(16))}}}, "
+KERNEL += f"int8[4,6,1,1] k2 = {{{', '.join(str(9 * j % 255 - 127) for j in range(24))}}}"
+
+
+def test_levels_cross_concat_and_split() -> None:
+    """Parts of a Concat share the scale behind it, and the product before it writes levels of that scale."""
+    model = parse(CONCAT.replace("KERNEL", KERNEL))
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 4, 6, 6)).astype(np.float32) * 3}
+    before = run(model, feeds)
+    canonicalise(model)
+    joined, parts = (next(n for n in model.graph if n.op_type == op) for op in ("Concat", "Split"))
+    assert [value.producer().op_type for value in joined.inputs] == ["QuantizeLinear"] * 2
+    assert parts.inputs[0] is joined.outputs[0]
+    pool = next(n for n in model.graph if n.op_type == "MaxPool")
+    assert pool.inputs[0] is parts.outputs[1]
+    np.testing.assert_allclose(run(model, feeds)[0], before[0], rtol=1e-6)
+    _, program, _ = fused(CONCAT.replace("KERNEL", KERNEL))
+    first = next(region for region in program.regions if "Conv" in region.op_types)
+    assert first.op_types[-1] == "QuantizeLinear"
+
+
+@pytest.mark.parametrize(
+    ("changed", "readers"),
+    [
+        ("DequantizeLinear(q2, s2, z)", "Concat"),
+        ("DequantizeLinear(q2, s, z)", "DequantizeLinear"),
+        ("DequantizeLinear(q2, s2, z2)", "DequantizeLinear"),
+        ("Neg(x)", "DequantizeLinear"),
+    ],
+)
+def test_levels_of_other_scales_are_joined_as_numbers(changed: str, readers: str) -> None:
+    model = parse(f"""g (float[2,3] x) => (float[2,6] y)
+        <float s = {{0.1}}, float s2 = {{0.2}}, int8 z = {{1}}, int8 z2 = {{2}}> {{
+        q = QuantizeLinear(x, s2, z) d = DequantizeLinear(q, s2, z)
+        m = Neg(x) q2 = QuantizeLinear(m, s2, z) e = {changed} y = Concat<axis = 1>(d, e) }}""")
+    canonicalise(model)
+    first = next(node for node in model.graph if node.op_type == "QuantizeLinear")
+    assert {user.op_type for user, _ in first.outputs[0].uses()} == {readers}
+
+
 def test_weights_stay_narrow_and_biases_do_not() -> None:
     model = parse("""g (float[2,3] x) => (float[2,2] y)
         <int8[2,3] w = {1, 2, 3, 4, 5, 6}, float[2] s = {0.5, 0.25}, int32[2] b = {10, -3},

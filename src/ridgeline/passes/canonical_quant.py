@@ -177,6 +177,64 @@ class QuantizeEarly(Fusion):
         return op.call(move.op_type, levels, m.a, m.b, m.c, m.d, **attributes(move))
 
 
+class DequantizeBehindConcat(Fusion):
+    """Concat(DequantizeLinear(q, s), DequantizeLinear(r, s), …) = DequantizeLinear(Concat(q, r, …), s)"""
+
+    may_change = ()
+
+    def pattern(self, op: Any, q: Any, s: Any, z: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+        return op.Concat(op.shared(op.DequantizeLinear(q, op.known(s), z)), b, c, d, e, f)
+
+    def check(self, m: Match) -> None:
+        _require_movable(m, m.root, m.q.dtype)
+        scale, zero = m.array("s"), _zero(m, "z")
+        m.require(scale.size == 1, "channels have scales of their own", m.s)
+        for value in m.root.inputs[1:]:
+            maker = None if value is None else value.producer()
+            is_dequantized = maker is not None and maker.op_type == "DequantizeLinear" and not maker.domain
+            m.require(is_dequantized, "a part is not quantised", value)
+            assert maker is not None, "refused just now"
+            levels, other, zero_point = (*maker.inputs, None)[:3]
+            others = None if other is None else constant(other)
+            zeros = np.zeros((), np.int64) if zero_point is None else constant(zero_point)
+            is_same = others is not None and others.dtype == scale.dtype and others.size == 1
+            is_same = is_same and bool(np.all(others == scale.reshape(()))) and levels.dtype == m.q.dtype
+            m.require(is_same, "parts have scales of their own", value)
+            m.require(
+                zeros is not None and bool(np.all(zeros.astype(np.int64) == zero)), "zero points", value
+            )
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        parts = [value.producer().inputs[0] for value in m.root.inputs]
+        joined = op.call("Concat", *parts, **attributes(m.root))
+        joined.dtype, joined.shape = m.q.dtype, m.root.outputs[0].shape
+        return op.call("DequantizeLinear", joined, m.s, m.z, **attributes(m.nodes[1]))
+
+
+class QuantizeBeforeConcat(Fusion):
+    """QuantizeLinear(Concat(a, b, …), s) = Concat(QuantizeLinear(a, s), QuantizeLinear(b, s), …)"""
+
+    may_change = ()
+
+    def pattern(self, op: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, s: Any, z: Any) -> Any:
+        return op.QuantizeLinear(op.Concat(a, b, c, d, e, f), op.known(s), z)
+
+    def check(self, m: Match) -> None:
+        _require_movable(m, m.nodes[1], m.root.outputs[0].dtype)
+        m.require(m.array("s").size == 1, "channels have scales of their own", m.s)
+        m.require(m.a.dtype == ir.DataType.FLOAT, f"numbers are {m.a.dtype}", m.a)
+        is_made = any(value.producer() is not None for value in m.nodes[1].inputs)
+        m.require(is_made, "it reads inputs of the model only", m.a)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        parts = []
+        for value in m.nodes[1].inputs:
+            levels = op.call("QuantizeLinear", value, m.s, m.z, **attributes(m.root))
+            levels.dtype, levels.shape = m.root.outputs[0].dtype, value.shape
+            parts.append(levels)
+        return op.call("Concat", *parts, **attributes(m.nodes[1]))
+
+
 def _require_movable(m: Match, move: ir.Node, dtype: ir.DataType | None) -> None:
     """ONNX has the op for levels, and it does with them what it does with numbers."""
     m.require(
@@ -259,5 +317,17 @@ class ClipIntoLevels(Fusion):
 
 
 # each sweep carries what it moves as far as it goes
-FORWARD: tuple[Fusion, ...] = (NoZeroPoint(), SignedWeights(), ReluOfLevels(), DequantizeLate())
-BACKWARD: tuple[Fusion, ...] = (LevelsAgain(), ReluIntoLevels(), ClipIntoLevels(), QuantizeEarly())
+FORWARD: tuple[Fusion, ...] = (
+    NoZeroPoint(),
+    SignedWeights(),
+    ReluOfLevels(),
+    DequantizeLate(),
+    DequantizeBehindConcat(),
+)
+BACKWARD: tuple[Fusion, ...] = (
+    LevelsAgain(),
+    ReluIntoLevels(),
+    ClipIntoLevels(),
+    QuantizeEarly(),
+    QuantizeBeforeConcat(),
+)

@@ -38,6 +38,7 @@ from ridgeline.passes.merge_linear import merge_linear
 from ridgeline.passes.rule import Change, Fusion, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
+from ridgeline.passes.split_levels import split_levels
 from ridgeline.passes.unread_rows import drop_unread_rows
 
 # folding a shape can settle a branch, which can complete a pattern; no known model needs a third round
@@ -112,6 +113,11 @@ def _plugin_rules(model: ir.Model) -> list[Refusal]:
     return refusals
 
 
+def _levels_of_parts(model: ir.Model) -> list[Refusal]:
+    forward = partial(apply_rules, rules=canonical_quant.FORWARD, order="inputs first")
+    return forward(model) if split_levels(model) else []
+
+
 PASSES: tuple[Stage, ...] = (
     Stage("shapes", _edit(_refresh_shapes)),
     Stage("fold", _edit(fold_constants), (Change.ROUNDING, Change.HALF_OVERFLOW)),
@@ -122,6 +128,7 @@ PASSES: tuple[Stage, ...] = (
     Stage("einsum", _rules(canonical_einsum.RULES)),
     Stage("integer products", _rules(canonical_integer.RULES)),
     Stage("levels forward", partial(apply_rules, rules=canonical_quant.FORWARD, order="inputs first")),
+    Stage("levels split", _levels_of_parts),
     Stage("levels back", _rules(canonical_quant.BACKWARD)),
     Stage("levels moved", _edit(remove_noops, remove_unused), (Change.SIGNED_ZERO,)),
     Stage("weights", partial(apply_rules, rules=fold_weights.RULES, order="inputs first")),

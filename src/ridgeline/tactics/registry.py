@@ -13,7 +13,7 @@ from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cpu.conv_gemm import ConvAsGemm
 from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv, CppMoves, CppPointwise, CppReduce
 from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvRows, CppConvSmall, CppDepthwise
-from ridgeline.tactics.cpu.cpp_levels import CppLevels, CppNarrowWeight, CppPool
+from ridgeline.tactics.cpu.cpp_levels import CppDynamicLevels, CppLevels, CppNarrowWeight, CppPool
 from ridgeline.tactics.cpu.cpp_recurrent import CppRecurrent
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
@@ -57,7 +57,7 @@ def cpu_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         *(AtenLinear(), MklLinear(), OneDnnLinear()),
         *(ConvAsGemm(), OneDnnConv(), OneDnnConvTranspose()),
         *(Sdpa(), AttentionBmm()),
-        *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves(), CppPool()),
+        *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves(), CppPool(), CppDynamicLevels()),
         Aten(options.opset_imports, options.limits),
         Ort(
             options.opset_imports,

@@ -1,7 +1,8 @@
 """y = epilogue(Σ x · w) of 8-bit levels: exact sums in 32 bits by VNNI, for products and convolutions.
 
 VNNI multiplies levels without a sign by levels with one. Levels of x that have a sign are shifted by 128, and
-what that and the zero point add to a sum, a multiple of the weight's column sum, is taken away again. No step
+what that and the zero point add to a sum, a multiple of the weight's column sum, is taken away again. Weights
+without a sign are shifted in the same way: that and their zero points add multiples of the row's sum. No step
 saturates. M rows of x, K levels each in quads of four, N columns. The weight is packed as [N / panel][K / 4]
 [panel][4]; rows of a convolution are gathered windows.
 """
@@ -87,6 +88,7 @@ class LevelsProduct:
     x_scale: int  # places among the body's inputs
     x_zero: int | None
     is_signed: bool
+    is_shifted: bool = False  # the weight has zero points, or no sign
     windows: Gathered | None = None
 
     @property
@@ -104,16 +106,23 @@ class LevelsProduct:
         return min(self.linear.m, fitting, MOST_ROWS)
 
 
-def pack_levels(weight_kn: Tensor, scale: Tensor, panel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weight in panels of quads, one scale per column, and the sums of the columns."""
+def pack_levels(weight_kn: Tensor, scale: Tensor, panel: int, zero: Tensor | None = None) -> list[Tensor]:
+    """The weight in panels of quads, one scale per column, the sums of the columns, and their zero points."""
     k, n = weight_kn.shape
+    shift = 128 if weight_kn.dtype == torch.uint8 else 0
+    weight_kn = (weight_kn.to(torch.int16) - shift).to(torch.int8)
     quads, panels = -(-k // 4), -(-n // panel)
     padded = torch.zeros(quads * 4, panels * panel, dtype=torch.int8)
     padded[:k, :n] = weight_kn
     packed = padded.view(quads, 4, panels, panel).permute(2, 0, 3, 1).contiguous()
     scales = torch.zeros(panels * panel)
     scales[:n] = scale.reshape(-1).float()
-    return packed, scales, padded.to(torch.int32).sum(0, dtype=torch.int32)
+    made = [packed, scales, padded.to(torch.int32).sum(0, dtype=torch.int32)]
+    if zero is None:
+        return made
+    zeros = torch.zeros(panels * panel, dtype=torch.int32)
+    zeros[:n] = zero.to(torch.int32) - shift
+    return [*made, zeros]
 
 
 def levels_source(
@@ -121,7 +130,7 @@ def levels_source(
 ) -> tuple[Program, str]:
     """The kernel's text for one cut of the product, and the program it came from."""
     linear = product.linear
-    if linear.k > MOST_DEPTH:
+    if linear.k > MOST_DEPTH // (2 if product.is_shifted else 1):
         raise RefusedError(f"sums of {linear.k} products may pass 32 bits")
     if product.windows is None and linear.k % 4:
         raise RefusedError(f"rows of {linear.k} levels, want a multiple of 4")
@@ -136,6 +145,10 @@ def levels_source(
     source = f"rows_ + m * {deep}LL" if product.windows is not None else f"x + (row + m) * {deep}LL"
     flip = "0x80808080u" if product.is_signed else "0u"
     tiled = f"rl_levels<{{}}, {panel}, {flip}>({source}, {deep}, w, {product.quads}, acc_ + m * {panel});"
+    total = f"acc_[m * {panel} + c - first] - zero_ * sums_[c]"
+    if product.is_shifted:  # parts may pass 32 bits, which cancels in the sum
+        total = f"(int)((unsigned){total.replace('zero_ *', '(unsigned)zero_ *')}"
+        total += f" - (unsigned)zeros_[c] * (unsigned)(row_sums_[m] - {linear.k} * zero_))"
     lefts = sorted({chunk % rows, linear.m % chunk % rows} - {0})
     lines = [
         *_operands(program, product),
@@ -143,6 +156,7 @@ def levels_source(
         f"for (i64 row = 0; row < {linear.m}; row += {chunk}) {{",
         f"const i64 height = row + {chunk} < {linear.m} ? {chunk} : {linear.m} - row;",
         *(_gather(product.windows, linear, chunk, deep) if product.windows is not None else []),
+        *(_row_sums(product, source, chunk) if product.is_shifted else []),
         *(shared if chunks == 1 and panels > 1 else []),
         f"for (i64 part = 0; part < {panels}; ++part) {{",
         f"alignas(64) int acc_[{chunk * panel}];",
@@ -156,7 +170,7 @@ def levels_source(
         *(f"const i64 {loop.var} = row + m;" for loop in loops),
         *anchor.epilogue(
             program, rows=loops, column=column, start="first", stop="stop",
-            acc=f"(float)(acc_[m * {panel} + c - first] - zero_ * sums_[c]) * (scale_ * scales_[c])",
+            acc=f"(float)({total}) * (scale_ * scales_[c])",
         ),
         "}", "}", "}",
     ]  # fmt: skip
@@ -180,6 +194,21 @@ def _operands(program: Program, product: LevelsProduct) -> Sequence[str]:
         f"const signed char* packed = (const signed char*)p[{packed}];",
         f"const float* scales_ = (const float*)p[{packed + 1}];",
         f"const int* sums_ = (const int*)p[{packed + 2}];",
+        *([f"const int* zeros_ = (const int*)p[{packed + 3}];"] if product.is_shifted else []),
+    ]
+
+
+def _row_sums(product: LevelsProduct, source: str, chunk: int) -> list[str]:
+    """The sums of the levels of each row, as VNNI reads them: without a sign."""
+    flip = 128 if product.is_signed else 0
+    return [
+        f"int row_sums_[{chunk}];",
+        "for (i64 m = 0; m < height; ++m) {",
+        f"const unsigned char* from = {source};",
+        "int sum = 0;",
+        f"for (i64 k = 0; k < {product.linear.k}; ++k) sum += from[k] ^ {flip};",
+        "row_sums_[m] = sum;",
+        "}",
     ]
 
 
@@ -194,6 +223,7 @@ def _touching(program: Program, product: LevelsProduct, columns: int) -> Program
         f"p{program.inputs.index(linear.x)}": levels, f"p{first}": 4,
         "w0": 4 * product.quads * columns, "w1": 4 * columns, "w2": 4 * columns,
     }  # fmt: skip
+    touched |= {"w3": 4 * columns} if product.is_shifted else {}
     return replace(program, touched=touched | ({} if product.x_zero is None else {f"p{first + 1}": 1}))
 
 

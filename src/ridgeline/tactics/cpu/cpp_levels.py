@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cpp.compiler import cpu_has, cpu_lanes, find_compiler
+from ridgeline.kernels.cpp.dynamic_levels import dynamic_source, find_dynamic
 from ridgeline.kernels.cpp.levels import Gathered, LevelsProduct, levels_source, pack_levels
 from ridgeline.kernels.cpp.linear import PARALLEL_MACS, Linear, Tile, find_linear, rank_tiles
 from ridgeline.kernels.cpp.narrow_weights import NarrowProduct, narrow_source, pack_narrow
@@ -35,7 +37,7 @@ class CppLevels(GeneratedCpp):
     reads_levels = True
 
     def read(self, site: Site) -> CppReading:
-        levels = read_levels(site)
+        levels = read_levels(site, may_shift=True)
         if site.target.exists and not cpu_has(find_compiler() or "c++", VNNI):
             raise RefusedError(NO_VNNI)
         product = _product(site, levels)
@@ -49,7 +51,9 @@ class CppLevels(GeneratedCpp):
             known = constant_tensors(site, weights)
             weight = _weight_kn(known[levels.weight], product)
             scale = known[levels.weight_scale].expand(linear.n)
-            return pack_levels(weight, scale, int(config["panel"]))
+            zero = known[levels.weight_zero] if levels.weight_zero else torch.zeros((), dtype=weight.dtype)
+            shifted = zero.expand(linear.n) if product.is_shifted else None
+            return pack_levels(weight, scale, int(config["panel"]), shifted)
 
         return CppReading(_configs(site, linear), write, pack)
 
@@ -96,6 +100,18 @@ class CppPool(GeneratedCpp):
         )
 
 
+class CppDynamicLevels(GeneratedCpp):
+    """Levels of numbers whose scale and zero point follow from their ends."""
+
+    name = "cpp.dynamic_levels"
+
+    def read(self, site: Site) -> CppReading:
+        found = find_dynamic(site)
+        return CppReading(
+            by_threads(site), lambda config: dynamic_source(site, found, threads=int(config["threads"]))
+        )
+
+
 def _configs(site: Site, linear: Linear) -> list[Config]:
     lanes = 16 if cpu_lanes(find_compiler() or "c++") == 16 else 8
     shapes = ((8, 3), (6, 4), (12, 2)) if lanes == 16 else ((4, 3), (6, 2))
@@ -108,6 +124,7 @@ def _configs(site: Site, linear: Linear) -> list[Config]:
 def _product(site: Site, levels: LevelsSite) -> LevelsProduct:
     inputs = site.body.inputs
     places = inputs.index(levels.x_scale), inputs.index(levels.x_zero) if levels.x_zero else None
+    is_shifted = bool(levels.weight_zero) or site.specs[levels.weight].dtype == "uint8"
     if levels.anchor.op_type != "Conv":
         found = read_linear(levels.numbers)
         if found.is_x_transposed or levels.x.layout != "contiguous":
@@ -116,7 +133,7 @@ def _product(site: Site, levels: LevelsSite) -> LevelsProduct:
             found.anchor, levels.x_slot, found.weight, found.is_weight_transposed, found.rows, found.depth,
             found.channels,
         )  # fmt: skip
-        return LevelsProduct(linear, *places, levels.is_signed)
+        return LevelsProduct(linear, *places, levels.is_signed, is_shifted)
     conv = read_conv(levels.numbers)
     if conv.rank > 2 or conv.groups != 1:
         raise RefusedError(f"{conv.rank} spatial axes in {conv.groups} groups, want at most 2 in one")
@@ -127,7 +144,7 @@ def _product(site: Site, levels: LevelsSite) -> LevelsProduct:
         conv.anchor, levels.x_slot, conv.weight, True, batch * math.prod(made),
         channels * math.prod(conv.kernel), conv.channels,
     )  # fmt: skip
-    product = LevelsProduct(linear, *places, levels.is_signed)
+    product = LevelsProduct(linear, *places, levels.is_signed, is_shifted)
     if conv.is_pointwise and is_last and channels % 4 == 0:
         return product
     windows = Gathered(

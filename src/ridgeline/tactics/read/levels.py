@@ -27,17 +27,18 @@ class LevelsSite:
     x_slot: int
     x_scale: str
     x_zero: str  # "" for none
-    weight: str  # levels of 8 bits with a sign
+    weight: str  # levels of 8 bits, with a sign unless they have zero points
     weight_scale: str
     is_per_channel: bool
+    weight_zero: str = ""  # a constant as long as the scale; "" for none
 
     @property
     def is_signed(self) -> bool:
         return self.x.dtype == "int8"
 
 
-def read_levels(site: Site) -> LevelsSite:
-    """The product of levels of the region, or `RefusedError`."""
+def read_levels(site: Site, *, may_shift: bool = False) -> LevelsSite:
+    """The product of levels of the region, or `RefusedError`. With `may_shift` weights have zero points."""
     anchor = find_anchor(site.body, ANCHORS)
     of_x, of_weight = (_dequantizer(site, anchor, place) for place in (0, 1))
     levels, scale, zero = (*of_x.inputs, "")[:3]
@@ -51,10 +52,10 @@ def read_levels(site: Site) -> LevelsSite:
     for name in (scale, zero):
         if name and name not in site.body.inputs:
             raise RefusedError(f"{name!r} is made inside the region")
-    weight, weight_scale = _weight(site, anchor, of_weight)
+    weight, weight_scale, weight_zero = _weight(site, anchor, of_weight, may_shift=may_shift)
     return LevelsSite(
         _numbers(site, of_x, of_weight), anchor, x, site.body.inputs.index(levels), scale, zero, weight,
-        weight_scale, spec_of(site, weight_scale).numel > 1,
+        weight_scale, spec_of(site, weight_scale).numel > 1, weight_zero,
     )  # fmt: skip
 
 
@@ -103,16 +104,19 @@ def _dequantizer(site: Site, anchor: Op, place: int) -> Op:
     return op
 
 
-def _weight(site: Site, anchor: Op, dequantize: Op) -> tuple[str, str]:
-    """The names of the weight's levels and of its scale: one number, or one per output channel."""
+def _weight(site: Site, anchor: Op, dequantize: Op, *, may_shift: bool) -> tuple[str, str, str]:
+    """The names of the weight's levels, scale and zero point: one number, or one per output channel."""
     weight, scale, zero = (*dequantize.inputs, "")[:3]
     if not is_constant(site, weight) or not is_constant(site, scale):
         raise RefusedError("the weight changes between runs")
     spec, scales = spec_of(site, weight), spec_of(site, scale)
-    if spec.dtype != "int8" or zero:
+    is_shifted = spec.dtype != "int8" or bool(zero)
+    if is_shifted and not (may_shift and spec.dtype in ("int8", "uint8")):
         raise RefusedError(
             f"weights are {spec.dtype}{' with zero points' if zero else ''}, want int8 around 0"
         )
+    if zero and (not is_constant(site, zero) or spec_of(site, zero).numel != scales.numel):
+        raise RefusedError("zero points of the weight change between runs, or are not as many as its scales")
     if int(dequantize.attrs.get("block_size", 0)) and scales.numel > 1:
         raise RefusedError("weights have scales for blocks")
     is_by_rows = anchor.op_type == "Conv" or bool(anchor.attrs.get("transB", 0))
@@ -121,7 +125,7 @@ def _weight(site: Site, anchor: Op, dequantize: Op) -> tuple[str, str]:
         raise RefusedError(f"weights have scales along axis {axis}, which is summed over")
     if anchor.op_type != "Conv" and (len(spec.shape) != 2 or math.prod(spec.shape) == 0):
         raise RefusedError(f"weight has shape {list(spec.shape)}, want a matrix")
-    return weight, scale
+    return weight, scale, zero
 
 
 def _numbers(site: Site, *dequantizers: Op) -> Site:
