@@ -17,7 +17,11 @@ FLOAT8 = {"fp8e4nv": ml_dtypes.float8_e4m3fn, "fp8e5": ml_dtypes.float8_e5m2}
 
 @cache
 def compute_as_a_gpu() -> None:
-    """The interpreter rounds halves up and loses carries on the way to float8, and rounds twice in an fma."""
+    """What the interpreter does not do as a GPU does it.
+
+    It rounds halves up and loses carries on the way to float8, rounds twice in an fma, and keeps a NaN in
+    every minimum and maximum.
+    """
     from triton.runtime import interpreter
 
     plain: Callable[..., np.ndarray] = interpreter._convert_float
@@ -39,6 +43,8 @@ def compute_as_a_gpu() -> None:
         return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_fma = fma
+    interpreter.InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
 
 
 def interpret(kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:

@@ -91,6 +91,23 @@ def test_single_positions_with_a_residual_into_codes(dtype: str) -> None:
     check(site, tensors, TILES[1:2], factor=1 / float(tensors["ys"]))
 
 
+@pytest.mark.parametrize("activation", ["Relu", "Neg"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_codes_saturate_at_both_ends(activation: str, dtype: str) -> None:
+    tensors = operands("int8", 40, 24, 1) | {"c": scales(24), "ys": scales() / 8}
+    tensors["c"][:3] = torch.tensor([1e30, -1e30, torch.inf])
+    ops = [*DQ, op("Conv", "a b c", "p"), op(activation, "p", "s"), quantize("s", "y", dtype)]
+    site = make_site(tensors, ops, last=LAST)
+    made = run(TACTIC, site, TILES[0], tensors)[0].float()
+    ends = torch.iinfo(getattr(torch, dtype))
+    least = max(0, ends.min) if activation == "Relu" else ends.min
+    assert made.amin() == least
+    assert made.amax() == ends.max
+    want = exact(site, tensors)["y"].round().clamp(ends.min, ends.max)
+    assert (made - want).abs().max() <= 1
+    assert (made != want).float().mean() < 0.01
+
+
 def test_planes_and_a_quantised_bias() -> None:
     tensors = operands("int8", 3, 16, 3) | {
         "c": torch.randint(-99, 99, (16,), dtype=torch.int32),

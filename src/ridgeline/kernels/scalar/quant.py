@@ -42,30 +42,60 @@ def _dequantized(low: Lowering, op: Op, bytes_to_float: str) -> tuple[Val, tuple
 
 def quantize(low: Lowering, op: Op) -> Sequence[Val]:
     """x / scale rounded to the nearest, ties to even, + zero, saturated; NaN becomes the least level."""
-    return _quantized(low, op, "rl_levels")
+    x, scale, zero, whole = _operands(low, op)
+    dtype = _levels_of(low, op)
+    quotient = _quotient(low, op, "rl_levels", x, scale)
+    if dtype in FLOAT8_LARGEST:
+        return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
+    return [_as_whole(low, _codes(low, quotient, zero, dtype), whole)]
 
 
 def quantize_sums(low: Lowering, op: Op) -> Sequence[Val]:
-    """`quantize` of values that depend on the order of a sum: the quotient may be off by its last bit."""
-    return _quantized(low, op, "rl_over_sums")
+    """`quantize` of values that depend on the order of a sum: the quotient may be off in its last bits."""
+    dtype = _levels_of(low, op)
+    relu = low.site.body.producer(op.inputs[0])
+    # sums of codes are finite, and a Relu of a number is a matter of where its levels begin
+    is_relu = relu is not None and relu.op_type == "Relu" and dtype in LEVELS and _reads_codes(low)
+    source = replace(op, inputs=(relu.inputs[0], *op.inputs[1:])) if relu is not None and is_relu else op
+    x, scale, zero, whole = _operands(low, source)
+    if zero is None and dtype in LEVELS and op.inputs[1] not in low.site.power_scales:
+        least, most = LEVELS[dtype]
+        ends = (low.constant(float(end), "float32") for end in (0 if is_relu else least, most))
+        given = (low.cast(x, "float32"), low.cast(scale, "float32"), *ends)
+        level = low.map("rl_codes_of_sums({0}, {1}, {2}, {3})", *given, dtype="int32")
+        return [_as_whole(low, low.cast(level, dtype), whole)]
+    if dtype not in FLOAT8_LARGEST:
+        return quantize(low, op)
+    quotient = _quotient(low, op, "rl_over_sums", x, scale)
+    return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
 
 
-def _quantized(low: Lowering, op: Op, divide: str) -> Sequence[Val]:
-    x, scale, zero, whole = _operands(low, op)
+def _levels_of(low: Lowering, op: Op) -> str:
+    """The dtype of the levels."""
     if int(op.attrs.get("precision", 0)) not in (0, FLOAT32):
         raise RefusedError("it divides in another type than float32")
     dtype = low.site.specs[op.outputs[0]].dtype
+    if dtype not in FLOAT8_LARGEST and dtype not in LEVELS:
+        raise RefusedError(f"levels are {dtype}, which has no type in generated kernels")
+    return dtype
+
+
+def _reads_codes(low: Lowering) -> bool:
+    """Whether all that changes between runs is integers."""
+    site = low.site
+    return all(name in site.weights or site.specs[name].dtype in LEVELS for name in site.body.inputs)
+
+
+def _quotient(low: Lowering, op: Op, divide: str, x: Val, scale: Val) -> Val:
     if op.inputs[1] in low.site.power_scales:
         divide = "rl_over_power"
-    quotient = low.map(f"{divide}({{0}}, {{1}})", low.cast(x, "float32"), low.cast(scale, "float32"))
-    if dtype in FLOAT8_LARGEST:
-        return [_as_whole(low, to_float8(low, op, quotient, dtype), whole)]
-    if dtype not in LEVELS:
-        raise RefusedError(f"levels are {dtype}, which has no type in generated kernels")
+    return low.map(f"{divide}({{0}}, {{1}})", low.cast(x, "float32"), low.cast(scale, "float32"))
+
+
+def _codes(low: Lowering, quotient: Val, zero: Val | None, dtype: str) -> Val:
     zero = low.constant(0.0, "float32") if zero is None else low.cast(zero, "float32")
     ends = (low.constant(float(end), "float32") for end in LEVELS[dtype])
-    level = low.map("rl_codes({0}, {1}, {2}, {3})", quotient, zero, *ends, dtype="int32")
-    return [_as_whole(low, low.cast(level, dtype), whole)]
+    return low.cast(low.map("rl_codes({0}, {1}, {2}, {3})", quotient, zero, *ends, dtype="int32"), dtype)
 
 
 def to_float8(low: Lowering, op: Op, val: Val, dtype: str) -> Val:

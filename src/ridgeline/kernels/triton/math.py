@@ -14,11 +14,11 @@ from triton.language.extra import libdevice
 IS_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
 __all__ = [
-    "rl_abs", "rl_ceil", "rl_codes", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1",
-    "rl_floor", "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half", "rl_levels", "rl_log",
-    "rl_log1p", "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_number", "rl_over_power",
-    "rl_over_sums", "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
-    "rl_sqrt", "rl_tanh", "rl_where",
+    "rl_abs", "rl_ceil", "rl_codes", "rl_codes_of_sums", "rl_cos", "rl_div", "rl_erf", "rl_exp",
+    "rl_exp_low", "rl_expm1", "rl_floor", "rl_fmod", "rl_for_float8", "rl_gelu_half", "rl_gelu_tanh_half",
+    "rl_levels", "rl_log", "rl_log1p", "rl_max", "rl_min", "rl_mod", "rl_mul", "rl_not", "rl_number",
+    "rl_over_power", "rl_over_sums", "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half",
+    "rl_sign", "rl_sin", "rl_sqrt", "rl_tanh", "rl_where",
 ]  # fmt: skip
 
 
@@ -123,6 +123,22 @@ def rl_codes(x, zero, least, most):
     low, high = 12582912.0 + (least - zero), 12582912.0 + (most - zero)
     near = tl.minimum(tl.where(near >= low, near, low), high)
     return near.to(tl.int32, bitcast=True) - 0x4B400000 + zero.to(tl.int32)
+
+
+@triton.jit
+def rl_codes_of_sums(x, scale, least, most):
+    """`rl_codes` of x / scale; another code than its only within 2^-15 of the middle between two.
+
+    The range of codes is mapped to 0 to 1, where saturation is part of the multiplication, and back.
+    """
+    width = most - least
+    one = tl.full(scale.shape, 1.0, tl.float32)
+    # the reciprocals of the least numbers are infinite, and zero times that is NaN
+    inverse = tl.minimum(tl.div_rn(one, scale * width), 3.4028234663852886e38)
+    part = tl.fma(x, inverse, 0.0 - least / width)
+    part = tl.minimum(tl.maximum(part, 0.0), 1.0)  # in this form; a NaN becomes zero
+    near = tl.fma(part, width, 12582912.0 + least)
+    return near.to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @triton.jit
