@@ -2,6 +2,7 @@
 
 python -m bench.accuracy                              # all tasks, bench/results/accuracy-DATE.json
 python -m bench.accuracy --only digits --rows fp32,int8
+python -m bench.accuracy --resume                     # what the file of today lacks
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.verify.metrics import worst_relative_l2
 
 RESULTS = Path(__file__).parent / "results"
-BASE = "onnxruntime fp32"
+BASE, PEER = "onnxruntime fp32", "onnxruntime int8 static"
 ROUNDS = 30
 # calls whose outputs are compared with fp32's, element by element
 COMPARED = 16
@@ -52,6 +54,7 @@ class Row:
     size_bytes: int | None = None
     median_us: float | None = None
     speed: float | None = None  # time of ONNX Runtime in fp32, in turn with this, divided by ours
+    speed_static: float | None = None  # the same of its own static quantisation
     note: str = ""
     why: str = ""  # why there is none
 
@@ -70,21 +73,42 @@ class Recorded:
         return outputs
 
 
-def measure(task: Task, rows: Sequence[str], workspace: Workspace) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Base:
+    """ONNX Runtime on the task: in fp32, and with its own static quantisation where it makes one."""
+
+    fp32: Made
+    static: Made | None
+    recorded: Recorded
+    reference: Score
+
+    @staticmethod
+    def of(task: Task, workspace: Workspace) -> Base:
+        base, static = made(BASE, workspace, task), None
+        with suppress(Unavailable):
+            static = made(PEER, workspace, task)
+        recorded = Recorded(base)
+        return Base(base, static, recorded, task.evaluate(recorded))
+
+
+def measure(name: str, models: Path, rows: Sequence[str], workspace: Workspace) -> Iterator[Row]:
     """Every row of a task, compared with ONNX Runtime in fp32."""
-    base = made(BASE, workspace, task)
-    recorded = Recorded(base)
-    reference = task.evaluate(recorded)
-    for name in rows:
+    try:
+        task = TASKS[name](models)
+        base = Base.of(task, workspace)
+    except Exception as error:  # its model or its data cannot be had here
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        yield from (Row(name, row, "", 0, 0, why=why) for row in rows)
+        print(f"{name:12} –  {why[:140]}", flush=True)
+        return
+    for each in rows:
         start = time.perf_counter()
-        row = _row(task, name, workspace, base, recorded, reference)
+        row = _row(task, each, workspace, base)
         yield row
         print(f"{_line(row)}  ({time.perf_counter() - start:.0f} s)", flush=True)
 
 
-def _row(
-    task: Task, name: str, workspace: Workspace, base: Made, recorded: Recorded, reference: Score
-) -> Row:
+def _row(task: Task, name: str, workspace: Workspace, base: Base) -> Row:
     head = (task.name, name, task.metric, task.samples, len(task.calibration))
     try:
         row = made(name, workspace, task)
@@ -93,15 +117,17 @@ def _row(
         return Row(*head, why=str(error))
     except Exception as error:  # it was built, and does not run
         return Row(*head, why=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    error = 0.0
-    for feeds, want in recorded.calls:
+    worst = 0.0
+    for feeds, want in base.recorded.calls:
         got = {n: np.asarray(a) for n, a in row.run(feeds).items()}
-        error = max(error, *worst_relative_l2(got, want).values())
-    feeds = recorded.calls[0][0]
-    ours, theirs = wall_times_in_turn([lambda: row.run(feeds), lambda: base.run(feeds)], ROUNDS)
+        worst = max(worst, *worst_relative_l2(got, want).values())
+    feeds = base.recorded.calls[0][0]
+    runs = [each.run for each in (row, base.fp32, base.static) if each is not None]
+    ours, theirs, *static = wall_times_in_turn([partial(run, feeds) for run in runs], ROUNDS)
     return Row(
-        *head, score=score.value, agreement=task.agreement(score.answers, reference.answers), error=error,
-        size_bytes=row.size_bytes, median_us=ours, speed=theirs / ours, note=row.note,
+        *head, score=score.value, agreement=task.agreement(score.answers, base.reference.answers),
+        error=worst, size_bytes=row.size_bytes, median_us=ours, speed=theirs / ours,
+        speed_static=static[0] / ours if static else None, note=row.note,
     )  # fmt: skip
 
 
@@ -110,21 +136,26 @@ def _line(row: Row) -> str:
         return f"{row.task:12} {row.row:28} –  {row.why[:140]}"
     return (
         f"{row.task:12} {row.row:28} {row.score:7.4f}  agrees {row.agreement:7.4f}  rel. L2 {row.error:8.2g}"
-        f"  {(row.size_bytes or 0) / 1e6:7.2f} MB  {row.median_us:9.0f} us  {row.speed:5.2f}x  {row.note}"
+        f"  {(row.size_bytes or 0) / 1e6:7.2f} MB  {row.median_us:9.0f} us  {row.speed:5.2f}x"
+        f"  {_times(row.speed_static)}x  {row.note}"
     )
+
+
+def _times(speed: float | None) -> str:
+    return "–" if speed is None else f"{speed:.2f}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table of a page."""
-    lines = ["| task | row | score | agrees with fp32 | rel. L2 | MB | ms | × ORT fp32 | |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    lines = ["| task | row | score | agrees with fp32 | rel. L2 | MB | ms | × ORT fp32 | × ORT int8 | |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for row in rows:
         if row.score is None:
-            lines.append(f"| {row.task} | {row.row} | – | – | – | – | – | – | {row.why} |")
+            lines.append(f"| {row.task} | {row.row} | – | – | – | – | – | – | – | {row.why} |")
             continue
         size, time_ms = (row.size_bytes or 0) / 1e6, (row.median_us or 0) / 1e3
         figures = [f"{row.score:.4f}", f"{row.agreement:.4f}", f"{row.error:.2g}", f"{size:.2f}"]
-        figures += [f"{time_ms:.2f}", f"{row.speed:.2f}"]
+        figures += [f"{time_ms:.2f}", f"{row.speed:.2f}", _times(row.speed_static)]
         lines.append(f"| {row.task} | {row.row} | {' | '.join(figures)} | {row.note} |")
     return "\n".join(lines)
 
@@ -173,12 +204,17 @@ def main() -> None:
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--level", type=int, default=3)
+    parser.add_argument("--resume", action="store_true", help="only rows that the output has no figures for")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     rows = [name.strip() for name in arguments.rows.split(",")]
     for name in rows:
         if name not in ROWS:
             parser.error(f"no row {name!r}: {', '.join(ROWS)}")
+    tasks = [name.strip() for name in arguments.only.split(",")]
+    for name in tasks:
+        if name not in TASKS:
+            parser.error(f"no task {name!r}: {', '.join(TASKS)}")
     torch.set_num_threads(arguments.threads)
     path = arguments.output or RESULTS / f"accuracy-{datetime.now(UTC):%Y-%m-%d}.json"
     about = surroundings(arguments)
@@ -186,8 +222,10 @@ def main() -> None:
         folder = arguments.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         workspace = Workspace(folder, arguments.target, arguments.threads, arguments.level)
-        for name in arguments.only.split(","):
-            for row in measure(TASKS[name](arguments.models), rows, workspace):
+        done = {(row.task, row.row) for row in read_rows(path) if row.score is not None and arguments.resume}
+        for name in tasks:
+            wanted = [row for row in rows if (name, row) not in done]
+            for row in measure(name, arguments.models, wanted, workspace) if wanted else ():
                 keep(path, about, row)
     print(f"\n{markdown(read_rows(path))}\n\nwrote {path}")
 

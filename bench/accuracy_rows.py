@@ -213,6 +213,7 @@ ROWS: dict[str, Callable[[Workspace, Task], Made]] = {
     "fp16": engine("fp16"),
     "bf16": engine("bf16"),
     "auto": engine("auto"),
+    "int8 build": engine("int8"),
     "int8": quantised("int8", format="int8"),
     "int8 file in onnxruntime": quantised("int8", in_runtime=True, format="int8"),
     "fp8": quantised("fp8", format="fp8"),
