@@ -1,54 +1,39 @@
-"""Every example of README.md and docs/ runs: Python blocks as one script a page, `$ ridge` lines in order."""
+"""Every example of README.md runs over a trained model: Python blocks as one script, then its commands."""
 
 from __future__ import annotations
 
 import inspect
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from page_examples import ROOT, blocks, commands, run_commands, run_python
+from page_examples import ROOT, run_commands, run_python
 
 from ridgeline.cli.commands_demo import demo
 from ridgeline.cli.demo_models import DEMO_MODELS
 
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]
-README_MODEL = "ppocr6_cls"  # as `ridge demo` has it, under the name "orientation"
+PAGE = "README.md"
+MODEL = "ppocr6_cls"  # as `ridge demo` has it, under the name "orientation"
 
 
 @pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_tiny_model: Callable[..., Path],
-    trained: Callable[[str], Path],
-) -> Callable[[str], Path]:
-    """A folder for each page, with the model.onnx that it speaks of: README's is a trained one."""
-
-    @cache
-    def folder(page: str) -> Path:
-        made = tmp_path_factory.mktemp("page")
-        if page == "README.md":
-            shutil.copy(trained(README_MODEL), made / "model.onnx")
-        else:
-            make_tiny_model(made / "model.onnx", x="N,3,H,W")
-        return made
-
-    return folder
+def folder(tmp_path_factory: pytest.TempPathFactory, trained: Callable[[str], Path]) -> Path:
+    """With the model.onnx that the page speaks of; its commands use the timings of its Python."""
+    made = tmp_path_factory.mktemp("readme")
+    shutil.copy(trained(MODEL), made / "model.onnx")
+    return made
 
 
 def test_readme_names_the_model_that_the_demo_leaves() -> None:
     folder = inspect.signature(demo).parameters["folder"].default
     model = next(model for model in DEMO_MODELS if model.title == "orientation")
-    assert f"$ cp {folder / Path(model.member).name} model.onnx\n" in (ROOT / "README.md").read_text()
+    assert f"$ cp {folder / Path(model.member).name} model.onnx\n" in (ROOT / PAGE).read_text()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
-def test_python_examples_run(page: str, folders: Callable[[str], Path]) -> None:
-    run_python(page, folders(page))
+def test_python_examples_run(folder: Path) -> None:
+    run_python(PAGE, folder)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_console_examples_run(page: str, folders: Callable[[str], Path]) -> None:
-    run_commands(page, folders(page))
+def test_console_examples_run(folder: Path) -> None:
+    run_commands(PAGE, folder)

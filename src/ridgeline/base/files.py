@@ -169,8 +169,11 @@ def _folder_of_this_process() -> Path:
 
 def prune(folder: Path, pattern: str, *, kept: int) -> None:
     """Remove the files that were used longest ago; those of the pattern beyond so many."""
+    paths = list(folder.glob(pattern))
+    if len(paths) <= kept:  # asked after every file that is written: most of the time is the reading of dates
+        return
     found = []
-    for path in folder.glob(pattern):
+    for path in paths:
         with suppress(OSError):  # another process prunes too
             found.append((path.lstat().st_mtime, path))
     for _, path in sorted(found)[: max(0, len(found) - kept)]:
