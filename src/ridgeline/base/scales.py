@@ -209,12 +209,7 @@ def quantize(
     granularity: Granularity = PER_TENSOR,
 ) -> np.ndarray:
     """QuantizeLinear: array / scale in float32, rounded to even, plus the zero point, saturated."""
-    check_scale(scale, array.shape, granularity, where="this array")
-    zero: np.ndarray | int = 0
-    if zero_point is not None:
-        check_zero_point(zero_point, scale, fmt, where="this array")
-        zero = granularity.spread(zero_point.astype(np.float32), array.shape)
-    step = granularity.spread(scale.astype(np.float32), array.shape)
+    step, zero = _spread(scale, zero_point, fmt, granularity, array.shape)
     with np.errstate(over="ignore", invalid="ignore"):
         return to_codes(array.astype(np.float32) / step, fmt, zero)
 
@@ -227,15 +222,26 @@ def dequantize(
     granularity: Granularity = PER_TENSOR,
 ) -> np.ndarray:
     """DequantizeLinear: (code - zero point) * scale in float32."""
-    check_scale(scale, codes.shape, granularity, where="this array")
-    zero: np.ndarray | int = 0
-    if zero_point is not None:
-        check_zero_point(zero_point, scale, fmt, where="this array")
-        zero = granularity.spread(zero_point.astype(np.float32), codes.shape)
+    step, zero = _spread(scale, zero_point, fmt, granularity, codes.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        values: np.ndarray = from_codes(codes, fmt, zero)
-        values = values * granularity.spread(scale.astype(np.float32), codes.shape)
+        values: np.ndarray = from_codes(codes, fmt, zero) * step
     return values
+
+
+def _spread(
+    scale: np.ndarray,
+    zero_point: np.ndarray | None,
+    fmt: Format,
+    granularity: Granularity,
+    shape: tuple[int, ...],
+) -> tuple[np.ndarray, np.ndarray | int]:
+    """Scale and zero point of every element, checked first."""
+    check_scale(scale, shape, granularity, where="this array")
+    step = granularity.spread(scale.astype(np.float32), shape)
+    if zero_point is None:
+        return step, 0
+    check_zero_point(zero_point, scale, fmt, where="this array")
+    return step, granularity.spread(zero_point.astype(np.float32), shape)
 
 
 def scales_for(

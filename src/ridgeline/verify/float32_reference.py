@@ -134,19 +134,23 @@ def widen_feeds(feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {n: a.astype(np.float32) if np.asarray(a).dtype in halves else a for n, a in feeds.items()}
 
 
-def _half_values(model: onnx.ModelProto) -> dict[str, int]:
-    """Results of the main graph's nodes that are half, with their type."""
+def value_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The element type of every value of the main graph; the bytes of weights are left out."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.functions.extend(model.functions)
     light.graph.CopyFrom(onnx.GraphProto(name="types", node=model.graph.node, output=model.graph.output))
-    # only the types of weights are needed, not their bytes
     kinds = {port.name: port.type for port in model.graph.input}
     kinds |= {t.name: tensor_type(t.data_type, t.dims) for t in model.graph.initializer}
     light.graph.input.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in kinds.items())
     graph = onnx.shape_inference.infer_shapes(light).graph
-    made = {name for node in graph.node for name in node.output}
-    halves = {port.name: port.type.tensor_type.elem_type for port in (*graph.value_info, *graph.output)}
-    return {name: kind for name, kind in halves.items() if kind in HALVES and name in made}
+    ports = (*graph.input, *graph.value_info, *graph.output)
+    return {port.name: port.type.tensor_type.elem_type for port in ports}
+
+
+def _half_values(model: onnx.ModelProto) -> dict[str, int]:
+    """Results of the main graph's nodes that are half, with their type."""
+    made = {name for node in model.graph.node for name in node.output}
+    return {name: kind for name, kind in value_types(model).items() if kind in HALVES and name in made}
 
 
 def _round_results(graph: onnx.GraphProto, halves: Mapping[str, int]) -> None:

@@ -15,8 +15,8 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from ridgeline.base.spec import EPSILON, TF32_EPSILON
 from ridgeline.frontend.functions import copy_of, names_read_by
-from ridgeline.frontend.types import tensor_type
 from ridgeline.ir.provenance import KEEP
+from ridgeline.verify.float32_reference import value_types
 from ridgeline.verify.rounding import Probe, jitter_feeds
 
 Run: TypeAlias = Callable[[Any], dict[str, np.ndarray]]
@@ -37,7 +37,7 @@ class RoundingProducts:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        kinds = _types(model)
+        kinds = value_types(model)
         self._found = [
             node
             for node in model.graph.node
@@ -89,19 +89,6 @@ def _is_free(node: NodeProto) -> bool:
     is_kept = any(prop.key == KEEP for prop in node.metadata_props)
     has_past = node.op_type == "Attention" and any(node.input[4:])
     return node.op_type in OPERANDS and not node.domain and not is_kept and not has_past
-
-
-def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """The element type of every value of the main graph; the bytes of weights are left out."""
-    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    light.functions.extend(model.functions)
-    light.graph.CopyFrom(onnx.GraphProto(name="types", node=model.graph.node, output=model.graph.output))
-    kinds = {port.name: port.type for port in model.graph.input}
-    kinds |= {t.name: tensor_type(t.data_type, t.dims) for t in model.graph.initializer}
-    light.graph.input.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in kinds.items())
-    graph = onnx.shape_inference.infer_shapes(light).graph
-    ports = (*graph.input, *graph.value_info, *graph.output)
-    return {port.name: port.type.tensor_type.elem_type for port in ports}
 
 
 def _constants(digits: int) -> Iterator[TensorProto]:
