@@ -17,6 +17,7 @@ from ridgeline.kernels.triton.source import Kernel
 CODE_TYPES = {"int8": "i8", "uint8": "u8", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 # int32 sums of 2^15 products of an unsigned and a signed byte, and their correction, do not overflow
 MAX_INTEGER_DEPTH = 2**15
+SMALL_WEIGHT_BYTES = 2**20
 CODED_SUMS = 64  # of a thread, from which on a tile makes codes in two halves
 LEAST_WIDTH = 16  # numbers that a tensor core multiplies at a time
 
@@ -59,7 +60,10 @@ class OfCodes(Problem):
         return super()._halves(tile, tail)
 
     def _code_constants(self, tile: Tile) -> dict[str, Any]:
+        # a small weight stays in L2 in any order of tiles, and this one takes the fewest instructions
+        is_small = self.touched_bytes[1] <= SMALL_WEIGHT_BYTES
         return {
+            "GROUP_M": 1 if is_small else tile.group,
             "IS_PROMOTED": getattr(tile, "is_promoted", False), "HAS_ZERO": self.has_zero,
             "IS_UNSIGNED": self.dtype == "uint8",
         }  # fmt: skip
@@ -74,7 +78,7 @@ class CodeProduct(OfCodes, Product):
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth, "X_ROW": self.x_strides[1], "W_COLUMN": self.w_strides[1],
-            "GROUP_M": tile.group, "HALVES": self._halves(tile, tail), **self._code_constants(tile),
+            "HALVES": self._halves(tile, tail), **self._code_constants(tile),
             **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("qgemm.qgemm", constants, tile, tail, pdl=pdl)

@@ -16,6 +16,8 @@ CACHE_LINE_BYTES = tl.constexpr(128)
 @triton.jit
 def tile_place(tile, row_tiles, COLUMN_TILES: tl.constexpr, GROUP_M: tl.constexpr):
     """The row and column of a tile; tiles go down GROUP_M rows before the next column, so they share L2."""
+    if GROUP_M == 1:
+        return tile // COLUMN_TILES, tile % COLUMN_TILES
     group_size = GROUP_M * COLUMN_TILES
     first = tile // group_size * GROUP_M
     height = tl.minimum(row_tiles - first, GROUP_M)
