@@ -70,6 +70,14 @@ def conv(
     image = (row // (OUT_W * OUT_H)).to(tl.int64) * X_IMAGE
     x_row = x_ptr + (image + top * X_LINE + left * X_COLUMN)  # [BM], where each window starts
     w_tile = w_ptr + tl.minimum(n, N - 1)[None, :] * W_COLUMN + (first_depth + inner)[:, None]  # [BK, BN]
+    # a bit per tap of a row, whether it lies inside of the image: four tests in every step would cost more
+    HAS_BITS: tl.constexpr = IS_PADDED and not IS_FOLDED and KERNEL_H * KERNEL_W < 32
+    bits = tl.zeros((BM,), tl.int32)
+    if HAS_BITS:
+        for bit in tl.static_range(KERNEL_H * KERNEL_W):
+            high, wide = top + bit // KERNEL_W * DILATION_H, left + bit % KERNEL_W * DILATION_W
+            is_inside = (high >= 0) & (high < IN_H) & (wide >= 0) & (wide < IN_W)
+            bits |= is_inside.to(tl.int32) << bit
     acc = tl.zeros((BM, BN), SUM)
     for step in range(STEPS):
         depth = first_depth + step * BK
@@ -93,7 +101,11 @@ def conv(
             line, column = tap // KERNEL_W * DILATION_H, tap % KERNEL_W * DILATION_W
             x_tile = (x_row + (line * X_LINE + column * X_COLUMN + channel * X_CHANNEL))[:, None]
             x_tile = x_tile + inner[None, :] * X_CHANNEL
-            if IS_PADDED:
+            if HAS_BITS:
+                # there is no bit past the last tap
+                inside = (bits >> (tap if IS_EVEN_K else tl.minimum(tap, 31))) & 1 != 0
+                x = tl.load(x_tile, mask=inside[:, None], other=NOTHING)
+            elif IS_PADDED:
                 h, w = top + line, left + column
                 inside = (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W) & (depth < K)
                 x = tl.load(x_tile, mask=inside[:, None], other=NOTHING)
