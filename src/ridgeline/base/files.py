@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import fnmatch
 import logging
 import os
 import shutil
@@ -169,11 +170,11 @@ def _folder_of_this_process() -> Path:
 
 def prune(folder: Path, pattern: str, *, kept: int) -> None:
     """Remove the files that were used longest ago; those of the pattern beyond so many."""
-    paths = list(folder.glob(pattern))
-    if len(paths) <= kept:  # asked after every file that is written: most of the time is the reading of dates
+    names = fnmatch.filter(os.listdir(folder), pattern)
+    if len(names) <= kept:  # asked after every file that is written: reading thousands of dates takes long
         return
     found = []
-    for path in paths:
+    for path in map(folder.joinpath, names):
         with suppress(OSError):  # another process prunes too
             found.append((path.lstat().st_mtime, path))
     for _, path in sorted(found)[: max(0, len(found) - kept)]:
