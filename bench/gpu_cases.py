@@ -252,11 +252,13 @@ CASES = {
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """Biases and scales as training leaves them: at their initial zeros and ones they would fold away."""
+    """Biases, scales and heads as training leaves them: initial zeros and ones would fold away."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.normal_(0, 0.05).add_(0.0 if name.endswith("bias") else 1.0)
+            elif not parameter.any():
+                parameter.normal_(0, 0.02)
     return model
 
 
