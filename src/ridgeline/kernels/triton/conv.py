@@ -87,7 +87,12 @@ def conv(
                 channel, tap = k // (KERNEL_H * KERNEL_W), k % (KERNEL_H * KERNEL_W)
             else:
                 tap, channel = k // C, k % C
-            line, column = tap // KERNEL_W * DILATION_H, tap % KERNEL_W * DILATION_W
+            if KERNEL_H * KERNEL_W * KERNEL_W < 65536:
+                # a division of small numbers, which the compiler makes three times as long
+                tap_line = (tap * (65536 // KERNEL_W + 1)) >> 16
+            else:
+                tap_line = tap // KERNEL_W
+            line, column = tap_line * DILATION_H, (tap - tap_line * KERNEL_W) * DILATION_W
             offset = line * X_LINE + column * X_COLUMN + channel * X_CHANNEL
             x_tile = x_row[:, None] + offset[None, :]
             inside = (k < K)[None, :]
