@@ -85,6 +85,16 @@ def test_engines_whose_runs_were_not_timed_are_compared_by_their_steps(level: in
         assert engine.report.precision.nodes == {"w8": 3}
 
 
+def test_for_a_machine_that_is_not_here_what_was_asked_for_is_built() -> None:
+    engine = ridgeline.build(
+        network(), precision="int8", data=inputs(), target="null:sm_90", progress=False,
+        profiles={"x": "16x64"},
+    )  # fmt: skip
+    assert engine.report.precision.nodes == {"int8": 3}
+    assert "fused against unfused graph" in {check.name for check in engine.report.checks}
+    assert any("the machine that it is built for is not here" in line for line in engine.report.warnings)
+
+
 def test_only_times_of_one_kind_are_compared() -> None:
     def engine(run_us: float | None, *steps: float | None) -> Any:
         plan = SimpleNamespace(steps=[SimpleNamespace(median_us=us) for us in steps])

@@ -32,6 +32,7 @@ from ridgeline.frontend.other_runtimes import (
     session_options,
     session_or_evaluator,
 )
+from ridgeline.frontend.quantize_types import STOPPED, with_float32_quantising
 from ridgeline.frontend.types import type_text
 from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.plugins.catalog import CATALOG
@@ -234,21 +235,26 @@ class Reference:
         """Another graph of the same inputs, run as the reference is; None where ONNX Runtime refuses."""
         if not self._crosses or is_needed_for(proto):
             return None
-        options = self._options()
-        options.add_external_initializers(
-            list(weights), [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-        )
+        wanted = self.names if names is None else names
+        try:
+            return self._run_graph(proto, weights, feeds, wanted)
+        except Exception as error:
+            if _is_narrower(error):
+                return None
+            if STOPPED not in str(error):
+                raise
+        return self._run_graph(with_float32_quantising(proto), weights, feeds, wanted)
+
+    def _run_graph(
+        self, proto: onnx.ModelProto, weights: Mapping[str, np.ndarray], feeds: Feeds, wanted: Sequence[str]
+    ) -> Outputs | None:
+        options, given = self._options(), map(ort.OrtValue.ortvalue_from_numpy, weights.values())
+        options.add_external_initializers(list(weights), list(given))
         try:
             session_run = self._timed(open_session(with_exact_group_norms(proto), options))
         except Exception:  # then the reference is not ONNX Runtime either
             return None
-        try:
-            wanted = self.names if names is None else names
-            return flattened(dict(zip(wanted, session_run(wanted, dict(feeds)), strict=True)))
-        except Exception as error:
-            if _is_narrower(error):
-                return None
-            raise
+        return flattened(dict(zip(wanted, session_run(wanted, dict(feeds)), strict=True)))
 
     def _timed(self, session: ort.InferenceSession) -> Callable[..., Sequence[Any]]:
         run: Callable[..., Sequence[Any]] = session.run
