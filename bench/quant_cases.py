@@ -62,6 +62,7 @@ class Case:
     rivals: tuple[Rival, ...]
     make: Callable[[], dict[str, Tensor]]
     is_cold: bool = False
+    count: int = 1  # how many of this kind a model has
 
 
 def cases_of(family: str, target: Target) -> list[Case]:
@@ -264,12 +265,16 @@ CONVOLUTIONS = (  # channels read, channels made, kernel, stride, size, how many
     (64, 64, 3, 1, 56, 3), (64, 256, 1, 1, 56, 4), (256, 64, 1, 1, 56, 2), (128, 128, 3, 1, 28, 4),
     (128, 512, 1, 1, 28, 4), (512, 128, 1, 1, 28, 4), (256, 512, 1, 2, 56, 1), (256, 256, 3, 1, 14, 6),
     (256, 1024, 1, 1, 14, 6), (1024, 256, 1, 1, 14, 6), (512, 512, 3, 1, 7, 3), (512, 2048, 1, 1, 7, 3),
+    (3, 64, 7, 2, 224, 1),
 )  # fmt: skip
+
+
+IMAGE_CHANNELS = 3  # of a user's image, whose channels are planes
 
 
 def conv_cases(target: Target) -> list[Case]:
     """As the model has them: those that make four times the channels add a residual, which is codes too."""
-    return [conv_case(target, 32, shape[:5]) for shape in CONVOLUTIONS]
+    return [replace(conv_case(target, 32, shape[:5]), count=shape[5]) for shape in CONVOLUTIONS]
 
 
 def conv_case(target: Target, batch: int, shape: tuple[int, ...]) -> Case:
@@ -284,7 +289,7 @@ def conv_case(target: Target, batch: int, shape: tuple[int, ...]) -> Case:
     last = "q" if has_residual else "p"
 
     def specs(dtype: str) -> dict[str, TensorSpec]:
-        layouts = dict.fromkeys("xapodqry", "channels_last")
+        layouts = dict.fromkeys("podqry" if channels == IMAGE_CHANNELS else "xapodqry", "channels_last")
         kinds = dict.fromkeys("xwoy", dtype) | dict.fromkeys(scalars, "float32")
         return {
             name: TensorSpec(kinds.get(name, "float16"), shape, layouts.get(name, "contiguous"))  # type: ignore[arg-type]
@@ -321,16 +326,7 @@ def conv_case(target: Target, batch: int, shape: tuple[int, ...]) -> Case:
 
 
 def _conv_codes(label: str, mark: str, site: Site, weight_bytes: int, error: float) -> Rival:
-    outer = {
-        "x": "x{0}",
-        "xs": "x{0}s",
-        "w": "w{0}",
-        "ws": "w{0}s",
-        "o": "o{0}",
-        "os": "o{0}s",
-        "ys": "y{0}s",
-    }
-    names = tuple(f"{n}:{outer.get(n, n).format(mark)}" for n in site.body.inputs)
+    names = tuple(n if n == "c" else f"{n}:{n[0]}{mark}{n[1:]}" for n in site.body.inputs)
     weights = tuple(n for n in site.body.inputs if n not in ("x", "o"))
     return Rival(
         label, site, names, weights, weight_bytes, most_error=error, want=f"want{mark}", unit=f"y{mark}s",
@@ -343,16 +339,10 @@ def _conv_data(
 ) -> dict[str, Tensor]:
     """Operands in half and as codes, and what each of them makes. float8 scales are powers of two."""
     x, w, y = shapes
-    image, other = (
-        torch.randn(each, device="cuda").relu().half().to(memory_format=torch.channels_last)
-        for each in (x, y)
-    )
-    data = {
-        "x": image,
-        "o": other,
-        "w": torch.randn(w, device="cuda").half().div(math.sqrt(math.prod(w[1:]))),
-    }
-    data["c"] = torch.randn(w[0], device="cuda").half()
+    data = {n: torch.randn(size, device="cuda").half() for n, size in (("x", x), ("o", y), ("w", w))}
+    lasts = "o" if x[1] == IMAGE_CHANNELS else "xo"
+    data |= {n: data[n].relu().to(memory_format=torch.channels_last) for n in lasts}
+    data |= {"w": data["w"] / math.sqrt(math.prod(w[1:])), "c": torch.randn(w[0], device="cuda").half()}
 
     def exact(a: Tensor, b: Tensor, o: Tensor) -> Tensor:
         made = torch.conv2d(a.float(), b.float(), data["c"].float(), stride, pad)

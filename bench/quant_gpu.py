@@ -122,6 +122,8 @@ def more_configs(tactic: TritonProduct, case: Case, site: Site, *, is_integer: b
     if isinstance(tactic, TritonCodeConv):
         problem = tactic.read(site).problem
         depth = problem.channels if isinstance(problem, CodeWindow) else problem.depth
+        if depth % 64:
+            return []
         bk = min(128, depth)
         steps = problem.depth // bk
         cuts = [(64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 8), (256, 64, 8), (128, 32, 4)]
@@ -260,6 +262,17 @@ def show(case: Case, rows: Sequence[Row], count: int) -> None:
         print(f"      -  {len(labels)}x {labels[0]}: {reason}")
 
 
+def show_totals(cases: Sequence[Case], rows: Sequence[Row]) -> None:
+    """The fastest kernel of every rival, over all cases of a model that have it."""
+    counted = [case for case in cases if case.count > 1]
+    for name in dict.fromkeys(rival.name for case in counted for rival in case.rivals):
+        best = [
+            case.count * min((r.us for r in rows if (r.case, r.rival) == (case.name, name)), default=math.inf)
+            for case in counted
+        ]
+        print(f"  {name:22} {sum(best):9.1f} us for {sum(case.count for case in counted)} of a model")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -297,6 +310,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
         out.write_text(json.dumps(head | {"rows": [asdict(row) for row in made]}, indent=1))
+    show_totals(cases, made)
     print(f"\n{len(cases)} cases in {time.perf_counter() - start:.0f} s; rows in {out}")
 
 
