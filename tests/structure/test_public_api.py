@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from page_examples import run
 
 import ridgeline
 from ridgeline.errors import InternalError, OptionError, RidgelineError
@@ -43,10 +42,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("first", ["ridgeline.load", "ridgeline.Engine", "ridgeline.onnx_backend"])
-def test_build_is_the_function_whatever_was_touched_first(first: str) -> None:
+def test_build_is_the_function_whatever_was_touched_first(first: str, tmp_path: Path) -> None:
     """A submodule of the same name hides it as soon as anything imports that."""
     code = f"import ridgeline; {first}; assert callable(ridgeline.build), ridgeline.build"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run(["-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
 
 
