@@ -124,7 +124,7 @@ def conv(
             weight = tl.load(w_tile, mask=(inner < W_COLUMN - depth)[:, None], other=NOTHING)
         if IS_UNSIGNED:
             x = (x ^ 0x80).to(tl.int8, bitcast=True)
-        if IS_PROMOTED:
+        if IS_PROMOTED and STEPS > 1:
             acc += tl.dot(x, weight, out_dtype=SUM)
         else:
             acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=SUM)

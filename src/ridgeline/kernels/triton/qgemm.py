@@ -65,7 +65,7 @@ def qgemm(
             w = tl.load(w_tile, mask=inside[:, None], other=NOTHING)
         if IS_UNSIGNED:
             x = (x ^ 0x80).to(tl.int8, bitcast=True)
-        if IS_PROMOTED:
+        if IS_PROMOTED and STEPS > 1:
             acc += tl.dot(x, w, out_dtype=SUM)
         else:
             acc = tl.dot(x, w, acc, out_dtype=SUM)
