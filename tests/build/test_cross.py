@@ -163,7 +163,7 @@ def test_a_kernel_that_does_not_compile_is_refused_and_the_build_goes_on() -> No
     canonicalise(loaded.model, target=target)
     unfused = Inference.of(loaded.model, DEFAULT_LIMITS)
     (shapes,) = choose_every_shapes(loaded, unfused, None, options)
-    fuse(loaded, unfused.at(shapes.opt), target)
+    fuse(loaded, unfused.at(shapes.opt), target, options)
     fused = fused_model(loaded, [shapes], options, machine_of(target))
     fused = replace(
         fused, tactics={"triton.broken": Broken(), "aten": Aten(dict(loaded.model.opset_imports))}

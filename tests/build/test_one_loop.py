@@ -44,7 +44,7 @@ def context_of(model: Any, target: str, level: int) -> SelectionContext:
     canonicalise(loaded.model, target=machine.target)
     unfused = Inference.of(loaded.model, DEFAULT_LIMITS)
     (shapes,) = choose_every_shapes(loaded, unfused, None, options)
-    fuse(loaded, unfused.at(shapes.opt), machine.target)
+    fuse(loaded, unfused.at(shapes.opt), machine.target, options)
     fused = fused_model(loaded, [shapes], options, machine)
     (context,) = selection_contexts(fused, [shapes], options, machine)
     return context
