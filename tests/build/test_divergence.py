@@ -11,6 +11,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+import torch
 
 import ridgeline
 from ridgeline.errors import VerifyError
@@ -18,6 +19,7 @@ from ridgeline.frontend import from_onnx
 from ridgeline.passes import canonical_norm, fold, partition, pipeline
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cpu.cpp import CppReduce
+from ridgeline.verify import divergence
 
 # a spelled LayerNorm, a constant to fold, a chain to fuse, a product
 MODEL = """<ir_version: 10, opset_import: ["": 20]>
@@ -136,3 +138,18 @@ def test_a_right_build_looks_for_nothing(tiny_model: Path, monkeypatch: pytest.M
     looked = "ridgeline.verify.trials.find_culprit"
     monkeypatch.setattr(looked, lambda *_, **__: pytest.fail("nothing is wrong"))
     ridgeline.build(tiny_model, level=0)
+
+
+def test_levels_that_flip_at_a_tie_are_no_divergence() -> None:
+    """Of 1,000 levels a few may be off by one; none by more, and not all of them."""
+    want = torch.arange(1000).remainder(200).to(torch.uint8)
+    few, many, far = want.clone(), want + 1, want.clone()
+    few[:20] += 1
+    far[3] += 2
+    assert divergence._off_levels(want, want) == 0
+    assert 0 < divergence._off_levels(few, want) <= 1
+    assert divergence._off_levels(many, want) > 1
+    assert divergence._off_levels(far, want) == float("inf")
+    assert divergence._off_levels(want[:1] + 1, want[:1]) <= 1
+    assert divergence._off_levels(want[:0], want[:0]) == 0
+    assert divergence._off_levels(want[:5], want) == float("inf")

@@ -39,6 +39,7 @@ from ridgeline.verify.metrics import max_abs
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.tolerance import Tolerance
 
+LEVELS = (torch.int8, torch.uint8)
 FIRST_WRONG = "the first stage that is wrong: "
 
 
@@ -208,7 +209,9 @@ def first_wrong_region(
             call()
             label = f"{step.name} ({' '.join(step.op_types[:8])}) by {step.tactic}"
             for name in (name for name in step.outputs if name in want):
-                off = _off(instance.result(name).cpu(), want[name], operands)
+                made = instance.result(name).cpu()
+                is_rounded = "QuantizeLinear" in step.op_types and made.dtype in LEVELS
+                off = (_off_levels if is_rounded else _off)(made, want[name], operands)
                 if off > 1:
                     return f"first diverging region: {label}"
                 worst = max(worst, (off, label))
@@ -233,6 +236,20 @@ def _give_right_inputs(instance: Instance, names: tuple[str, ...], want: Mapping
         right, there = want.get(name), instance.tensors.get(name)
         if right is not None and there is not None and there.shape == right.shape:
             fill(there, on_device(right, str(there.device)))
+
+
+def _off_levels(got: Tensor, want: Tensor, operands: float = 0.0) -> float:
+    """Levels that differ, in units of how many may: one, and those within rounding of a tie.
+
+    A level that is off by more than one is wrong.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return math.inf
+    gap = (got.int() - want.int()).abs()
+    if not gap.numel() or gap.max() > 1:
+        return math.inf if gap.numel() else 0.0
+    reach = 1024 * max(EPSILON["float32"], operands) * 2**7  # of the largest value, in levels
+    return float(gap.sum()) / (1 + gap.numel() * min(1.0, 2 * reach))
 
 
 def _off(got: Tensor, want: Tensor, operands: float = 0.0) -> float:
