@@ -40,6 +40,7 @@ WIDE_BYTES = 16  # of one load
 LARGEST_TILES = {1: (128 * 256, (32, 64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
 TF32_TILES = (128 * 256, (16, 32, 64))
 CYCLES_PER_US = 1700
+MOST_GATHERED = 32  # single bytes that a thread loads in a step: addresses of more would spill
 MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums
 
@@ -249,6 +250,9 @@ def _fits(tile: Tile, problem: TiledProblem, device: Device, most_sums: int) -> 
         and problem.channels % tile.bk
         and any(problem.channels % bk == 0 for bk in (32, 64))
     ):
+        return False
+    is_gathered = isinstance(problem, Window) and (problem.is_planes or problem.channels % tile.bk != 0)
+    if problem.item_bytes == 1 and is_gathered and tile.bm * tile.bk > MOST_GATHERED * 32 * tile.warps:
         return False
     # rows of 32 bytes are loaded as slowly as rows of 64
     is_whole = problem.depth % 64 == 0 and (not isinstance(problem, Window) or problem.channels % 64 == 0)
