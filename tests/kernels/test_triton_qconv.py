@@ -166,3 +166,21 @@ def test_machine_code() -> None:
     assert "IGMMA" in code
     assert not compiled.spills
     assert ".128" in code
+
+
+def test_a_code_costs_few_instructions() -> None:
+    """Saturation and a Relu are part of a multiplication; half a tile at a time spares registers."""
+    tensors = operands("int8", 64, 128, 1) | {"r": codes(2, 128, 9, 7, dtype="int8", seed=5)}
+    tensors |= {"rs": scales(), "ys": scales(), "c": scales(128)}
+    ops = [
+        *DQ, op("Conv", "a b c", "p"), op("DequantizeLinear", "r rs", "d"), op("Add", "p d", "q"),
+        op("Relu", "q", "s"), quantize("s", "y"),
+    ]  # fmt: skip
+    site = make_site(tensors, ops, last=f"{LAST} r")
+    kernel = TACTIC.product(site).kernel(CodeTile(128, 64, 64, warps=4, stages=2))
+    ((compiled, code),) = machine_code([kernel], "sm_90")
+    assert not compiled.spills
+    assert compiled.registers <= 128
+    assert code.count("FFMA.SAT") == 64
+    assert code.count("FMNMX") + code.count("F2I") < 8
+    assert "STG.E.128" in code
