@@ -220,6 +220,12 @@ ROWS: dict[str, Callable[[Workspace, Task], Made]] = {
     "w8 (DQ only)": quantised("w8", format="w8"),
     "w4": quantised("w4", format="w4"),
     "w4 AWQ": quantised("w4_awq", format="w4", smooth=True),
+    "w4 compensated": quantised("w4_compensated", format="w4", compensate=True),
+    "nvfp4 compensated": quantised("nvfp4_compensated", format="nvfp4", compensate=True),
+    "fp8 compensated": quantised("fp8_compensated", format="fp8", compensate=True),
+    "int8 SmoothQuant, compensated": quantised(
+        "int8_smooth_compensated", format="int8", smooth=True, compensate=True
+    ),
     "int8 SmoothQuant": quantised("int8_smooth", format="int8", smooth=True),
     "int8 SmoothQuant file in onnxruntime": quantised(
         "int8_smooth", in_runtime=True, format="int8", smooth=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import tempfile
 import time
 import traceback
@@ -42,6 +43,18 @@ def export_wide(model: torch.nn.Module, inputs: dict[str, torch.Tensor], path: P
     )  # fmt: skip
 
 
+class Clock:
+    """Says when a build goes on to another stage: what a build that takes too long was doing."""
+
+    def __init__(self) -> None:
+        self.begin, self.stage = time.perf_counter(), ""
+
+    def __call__(self, stage: str, done: int, total: int, detail: str) -> None:
+        if stage != self.stage:
+            self.stage = stage
+            print(f"{time.perf_counter() - self.begin:7.1f} s {stage}", file=sys.stderr, flush=True)
+
+
 def run_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     model, inputs = randomise(case.make().eval()), case.inputs()
@@ -54,7 +67,9 @@ def run_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     if args.export_only:
         return row
     cache = args.folder / case.name / "timing.toml"
-    common: dict[str, Any] = {"target": "cuda", "timing_cache": cache, "verify": args.verify}
+    common: dict[str, Any] = {
+        "target": "cuda", "timing_cache": cache, "verify": args.verify, "progress": Clock(),
+    }  # fmt: skip
     start = time.perf_counter()
     if args.base == HALF:
         engines = {HALF: ridgeline.build(str(narrow), **common)}
