@@ -59,6 +59,8 @@ def test_pairs_stand_before_moves_of_elements() -> None:
     made = placed(text.format(also=", float[N,32,4,4] z", more=""), w=w)
     assert edges(made) == {("r", "p")}
     assert made.groups[0].aliases == ("t", "p")
+    made = placed(text.format(also=", float[N,32,4,4] z", more=""), "fp8", w=w)
+    assert edges(made) == {("p", "t")}  # ONNX pools no float8
     for also, more in ((", float[N,32,4,4] t", ""), (", float[N,32,4,4] q", "q = Exp(t)")):
         assert edges(placed(text.format(also=also, more=more), w=w)) == {("t", "y"), ("t", "z")}
 

@@ -30,6 +30,8 @@ MOVING = frozenset(
         "DepthToSpace", "SpaceToDepth", "Expand", "Tile",
     }
 )  # fmt: skip
+# of those, the ones that ONNX has for every type: the others move no small floats
+ANY_TYPE = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"})
 # between a convolution and the sum with its residual, and behind that sum
 POINTWISE = frozenset(
     {
@@ -303,6 +305,9 @@ def _earlier(edge: Edge, made: Placement, graph: ir.Graph) -> list[Edge]:
     if node is None or node.domain != "" or len(node.outputs) != 1 or edge.value in graph.outputs:
         return []
     if any(Edge(use.node, use.idx) not in made.activations for use in edge.value.uses()):
+        return []
+    activation = made.scheme.activation
+    if activation is not None and not activation.is_integer and node.op_type not in ANY_TYPE:
         return []
     if node.op_type in MOVING:
         edges = [Edge(node, 0)]
