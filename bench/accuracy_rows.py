@@ -223,7 +223,7 @@ ROWS: dict[str, Callable[[Workspace, Task], Made]] = {
     "w4 compensated": quantised("w4_compensated", format="w4", compensate=True),
     "nvfp4 compensated": quantised("nvfp4_compensated", format="nvfp4", compensate=True),
     "fp8 compensated": quantised("fp8_compensated", format="fp8", compensate=True),
-    "int8 SmoothQuant, compensated": quantised(
+    "int8 SmoothQuant compensated": quantised(
         "int8_smooth_compensated", format="int8", smooth=True, compensate=True
     ),
     "int8 SmoothQuant": quantised("int8_smooth", format="int8", smooth=True),

@@ -16,7 +16,7 @@ from ridgeline.precision.guards import guard
 from ridgeline.precision.lower import follow_neighbours, lowerable, value_key
 from ridgeline.precision.patterns import match_nodes
 from ridgeline.precision.ranges import HALVES, Statistics, observe
-from ridgeline.precision.samples import Feeds, Samples
+from ridgeline.precision.samples import Feeds, Samples, row_digest
 from ridgeline.precision.search import ErrorOf, Found, raise_nodes
 from ridgeline.precision.traced_runs import TracedRuns
 
@@ -54,6 +54,7 @@ class Lowering:
     def __init__(self, model: ir.Model, emulator: Emulator, asked: Asked, tell: Tell) -> None:
         self.model, self.emulator, self.asked, self.tell = model, emulator, asked, tell
         self.names = {value_key(node): node_sources(node) for node in model.graph}
+        self._runs: dict[tuple[str, tuple[str, ...]], TracedRuns] = {}
         self.user_kept = set(match_nodes(asked.keep, self.names, want="ONNX node names, * and ? allowed"))
 
     def statistics(self, samples: Samples) -> Statistics:
@@ -81,7 +82,7 @@ class Lowering:
         }
         kept |= dict.fromkeys(self.user_kept, "asked for") | dict(keep or {})
         free = [node for node in able if node not in kept]
-        error_of = self.error_of(rounded_to(HALVES[half]), rows)
+        error_of = self.error_of(half, rounded_to(HALVES[half]), rows)
         error = error_of(frozenset(free))
         found = Found(frozenset(), error, {})
         if error > self.asked.budget:
@@ -102,9 +103,16 @@ class Lowering:
     def tell_node(self, done: int, total: int, node: str) -> None:
         self.tell("sensitivity", done, total, ", ".join(self.names[node]))
 
-    def error_of(self, rounding: Rounding, rows: Sequence[Feeds]) -> ErrorOf:
-        """The error when some nodes round so."""
-        runs = TracedRuns(self.emulator, rows, dict.fromkeys(self.names, rounding), self.asked.metric)
+    def error_of(self, kind: str, rounding: Rounding, rows: Sequence[Feeds]) -> ErrorOf:
+        """The error when some nodes round so; runs of a kind are remembered for the next decision."""
+        key = kind, tuple(map(row_digest, rows))
+        if key not in self._runs:
+            every = dict.fromkeys(self.names, rounding)
+            self._runs[key] = TracedRuns(self.emulator, rows, every, self.asked.metric)
+        runs = self._runs[key]
+        for other in self._runs.values():
+            if other is not runs:
+                other.forget_values()
 
         def error_of(coarse: frozenset[str]) -> float:
             # one sample ranks single nodes well enough

@@ -73,7 +73,7 @@ class Tf32Build(LoweredBuild):
         kept = {node: "asked for" for node in self.products if node in lowering.user_kept} | dict(keep or {})
         free = [node for node in self.products if node not in kept]
         rows = list(islice(iter(self.original.samples[0]), EMULATED))
-        error_of = lowering.error_of(Tf32Operands(), rows)
+        error_of = lowering.error_of(TF32, Tf32Operands(), rows)
         found = Found(frozenset(), error_of(frozenset(free)), {})
         if found.error > limit:
             found = raise_nodes(free, error_of, limit, saved_us, lowering.tell_node)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.kernels.values import outside
 from ridgeline.precision.budget import Judgement, Metric
-from ridgeline.precision.emulate import Emulator, Rounding
+from ridgeline.precision.emulate import Emulator, Rounding, Values
 from ridgeline.precision.samples import Feeds
 
 
@@ -26,8 +26,7 @@ class TracedRuns:
     ) -> None:
         """`rounding` is what each node does to values when it is coarse, by `emulate.node_key`."""
         self._emulator, self._rows, self._rounding, self._metric = emulator, rows, rounding, metric
-        self._traces = [emulator.trace(feeds) for feeds in rows]
-        self._wanted = [self._outputs(trace) for trace in self._traces]
+        self._traced: list[tuple[Values, dict[str, np.ndarray]]] = []  # every value, and the outputs
         self._known: dict[tuple[frozenset[str], int], Judgement] = {}
         self.count = 0  # of the sets that were run
 
@@ -42,12 +41,22 @@ class TracedRuns:
         self.count += 1
         made = Judgement(self._metric)
         rounding = {name: self._rounding[name] for name in coarse}
-        for feeds, trace, want in list(zip(self._rows, self._traces, self._wanted, strict=True))[:count]:
+        for feeds, (trace, want) in list(zip(self._rows, self._traces(), strict=True))[:count]:
             made.add(self._outputs(self._emulator.again(trace, rounding)), want, feeds)
             if made.samples < count and made.error > enough:
                 return made
         self._known[key] = made
         return made
+
+    def forget_values(self) -> None:
+        """Keep what was found out, and not the values of the runs."""
+        self._traced = []
+
+    def _traces(self) -> list[tuple[Values, dict[str, np.ndarray]]]:
+        if not self._traced:
+            traces = [self._emulator.trace(feeds) for feeds in self._rows]
+            self._traced = [(trace, self._outputs(trace)) for trace in traces]
+        return self._traced
 
     def _outputs(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The outputs that are arrays."""
