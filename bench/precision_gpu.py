@@ -25,6 +25,7 @@ import ridgeline
 from bench.gpu_cases import CASES, Case, export, half, randomise
 from ridgeline.base.gpu_timing import interleave_graphs
 from ridgeline.base.timing import paired_ratio
+from ridgeline.errors import RidgelineError
 from ridgeline.runtime.device import current_device
 
 ROUNDS = 11
@@ -80,7 +81,7 @@ def run_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             engine = ridgeline.build(str(wide), precision=precision, **common, **io_of(precision))
-        except ridgeline.RidgelineError as error:
+        except RidgelineError as error:
             row[precision] = {"error": str(error)}
             continue
         engines[precision] = engine

@@ -193,7 +193,7 @@ class Options:
 
     def _check_budget(self) -> None:
         """What is said about precision fits together."""
-        given = [name for name in ("budget", "keep", "metric", "io") if getattr(self, name) not in (None, ())]
+        given = [name for name in ("budget", "keep", "metric", "io") if _is_given(getattr(self, name))]
         if given and self.precision == "typed":
             raise OptionError(
                 f"{given[0]} is for models that are lowered",
@@ -356,3 +356,7 @@ def _parse_range(kind: type[R], given: Any) -> R | None:
         return None
     low, high = numbers[0], numbers[-1]
     return kind(low, numbers[1] if len(numbers) == 3 else (low + high) // 2, high)
+
+
+def _is_given(option: object) -> bool:
+    return option is not None and not (isinstance(option, tuple) and not option)

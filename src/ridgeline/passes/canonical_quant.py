@@ -55,6 +55,10 @@ def _require_round_trip(m: Match) -> None:
     """Every level comes back from its number: neither overflows, nor rounds past half a level."""
     scale, ends = m.array("s"), level_ends(m.q.dtype)
     m.require(scale.dtype == np.float32, f"numbers between are {scale.dtype}, which round", m.s)
+    between = m.root.inputs[0]
+    is_float32 = between.dtype == ir.DataType.FLOAT
+    m.require(is_float32, f"numbers between are {between.dtype}, which round", between)
+    m.require(m.q.dtype != ir.DataType.FLOAT8E5M2, "an infinity among the levels becomes finite", m.q)
     wide = np.abs(scale.astype(np.float64))
     reach = 448.0 if ends is None else float(max(-ends[0], ends[1]) - ends[0])
     m.require(reach <= 2**17, f"{m.q.dtype} has too many levels for float32", m.q)
@@ -131,6 +135,7 @@ class DequantizeLate(Fusion):
         move, dequantize = m.nodes[0], m.nodes[1]
         _require_movable(m, move, m.q.dtype)
         if m.array("s").size == 1:
+            m.require(not attribute(dequantize, "block_size"), "the one block lies along an axis", m.s)
             return
         m.require(move.op_type == "Transpose", f"{move.op_type} moves channels of several scales", m.s)
         is_known = constant(m.q) is not None and (m.z is None or constant(m.z) is not None)
@@ -166,6 +171,7 @@ class QuantizeEarly(Fusion):
     def check(self, m: Match) -> None:
         _require_movable(m, m.nodes[1], m.root.outputs[0].dtype)
         m.require(m.array("s").size == 1, "channels have scales of their own", m.s)
+        m.require(not attribute(m.root, "block_size"), "the one block lies along an axis", m.s)
         m.require(m.x.dtype == ir.DataType.FLOAT, f"numbers are {m.x.dtype}", m.x)
         # on a view of what the user gives nothing is gained
         m.require(not m.x.is_graph_input(), "it reads an input of the model", m.x)

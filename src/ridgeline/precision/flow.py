@@ -7,6 +7,7 @@ from ridgeline.base.spec import TF32, Target
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.options import QUANTISED, Options
+from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.half_build import Build, LoweredBuild
 from ridgeline.precision.original import Original
@@ -21,6 +22,7 @@ def build_lowered(source: Source, options: Options, sample: Sample | None, build
     options.tell("ranges", 0, 0)
     loaded = load(source, options.limits)
     is_quantised = options.precision in QUANTISED
+    name_nodes(loaded.model.graph)  # decisions are by name
     # products that a target merges are merged before they are quantised: afterwards their scales differ
     target = target_named(options) if is_quantised else Target()
     canonicalise(loaded.model, target=target, limits=options.limits)

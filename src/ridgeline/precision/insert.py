@@ -97,13 +97,19 @@ def _insert_weight(
     value = edge.value
     known = stored.setdefault((str(value.name), str(encoded.granularity)), [])
     for other, made in known:
-        if other is encoded or np.array_equal(other.codes.view(np.uint8), encoded.codes.view(np.uint8)):
+        if other is encoded or _are_same(other, encoded):
             edge.node.replace_input_with(edge.index, made)
             return
     nodes, result = weight_nodes(inserter, str(value.name), encoded)
     inserter.graph.insert_before(next(iter(inserter.graph)), nodes)
     edge.node.replace_input_with(edge.index, result)
     known.append((encoded, result))
+
+
+def _are_same(one: Encoded, other: Encoded) -> bool:
+    """The same codes at the same scales."""
+    are_equal = np.array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    return are_equal and np.array_equal(one.step(), other.step())
 
 
 def weight_nodes(inserter: Inserter, name: str, encoded: Encoded) -> tuple[list[ir.Node], ir.Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,9 @@ class Original:
             self.options.tell("judge", i, len(batches))
             want = self.reference.run(feeds)
             got = context.run(as_ports_take(feeds, engine.plan.inputs))
-            for row in _by_rows(self._batch, got, want, feeds):
+            # the last batch is filled up with rows that were judged before
+            left = len(self.held_out) - i * self._batch
+            for row in islice(_by_rows(self._batch, got, want, feeds), left):
                 made.add(*row)
         return made
 

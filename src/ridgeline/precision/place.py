@@ -8,7 +8,7 @@ the convolution is quantised, so that the convolution can add it and write low p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,9 +101,15 @@ class Placement:
         self.decisions.append(OperandRow(node_name(node), node.op_type, name, role, scheme, why))
 
 
-def place(model: ir.Model, scheme: Scheme, *, exclude: Sequence[str] = ()) -> Placement:
-    """Decide for every product of the main graph. Raises for a pattern that matches nothing."""
+def place(
+    model: ir.Model, scheme: Scheme, *, exclude: Sequence[str] = (), floats: Collection[str] = ()
+) -> Placement:
+    """Decide for every product of the main graph. Raises for a pattern that matches nothing.
+
+    `exclude` are a user's patterns, `floats` the names of single nodes.
+    """
     excluded = excluded_nodes(model, exclude)
+    excluded |= {node: node_name(node) for node in model.graph if node_name(node) in floats}
     made = Placement(scheme)
     for node in model.graph:
         if node.domain == "" and node.op_type in PRODUCTS:
@@ -143,7 +149,7 @@ def _place_product(node: ir.Node, made: Placement, pattern: str | None) -> None:
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None:
         return
-    if is_constant(x) and not is_constant(w) and node.op_type == "MatMul":
+    if is_constant(x):
         made.note(node, x, "product", "float", "the constant is the first operand, which no kernel prepacks")
         return
     reason = f"excluded by {pattern!r}" if pattern else _why_not_here(made, node, x, w)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from glob import escape
 
 import numpy as np
 import onnx_ir as ir
@@ -108,8 +107,12 @@ class Quantiser:
     def without(self, floats: Collection[str]) -> ir.Model:
         """A copy in which these products stay float."""
         model = self.model.clone()
-        patterns = [*self.exclude, *(escape(name) for name in floats)]
-        placement = place(model, self.scheme, exclude=patterns)
+        placement = place(model, self.scheme, exclude=self.exclude, floats=floats)
+        if not self.scheme.is_weight_only:
+            # a sum whose convolution stays float would round its other operand, which has no range
+            placement.groups = [g for g in placement.groups if g.members[0] in self.ranges]
+            known = {name for group in placement.groups for name in (*group.members, *group.aliases)}
+            placement.activations = {e: None for e in placement.activations if str(e.value.name) in known}
         if placement.products or placement.activations:
             ranges = {group.name: self.ranges[group.members[0]] for group in placement.groups}
             insert_quantization(model, placement, self._of_placement(placement), ranges)

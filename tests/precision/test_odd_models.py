@@ -1,0 +1,136 @@
+"""Quantised builds of models that are unusual: names that mislead, branches that stay float, odd operands."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from quant_models import proto_of
+
+import ridgeline
+from ridgeline.errors import BuildError
+from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.quantised import Quantiser
+from ridgeline.precision.samples import _is_held_back, row_digest
+
+RNG = np.random.default_rng(0)
+QUICK: dict[str, Any] = {"level": 0, "progress": False}
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) * 0.1).astype(np.float32)
+
+
+def rows(count: int, *shape: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": RNG.standard_normal((1, *shape)).astype(np.float32)} for _ in range(count)]
+
+
+def chain(*names: str) -> onnx.ModelProto:
+    """Three products with these names of nodes."""
+    made = proto_of(
+        """g (float[N,64] x) => (float[N,64] y) {
+            a = MatMul(x, w1) t = Tanh(a) b = MatMul(t, w2) u = Tanh(b) y = MatMul(u, w3) }""",
+        w1=drawn(64, 64), w2=drawn(64, 64), w3=drawn(64, 64),
+    )  # fmt: skip
+    products = [node for node in made.graph.node if node.op_type == "MatMul"]
+    for node, name in zip(products, names, strict=True):
+        node.name = name
+    return made
+
+
+@pytest.mark.parametrize("names", [("MatMul", "MatMul_1", "MatMul_2"), ("same", "same", "same")])
+def test_names_that_are_op_types_or_of_several_nodes(names: tuple[str, ...]) -> None:
+    """What one product does is decided, stored and reported for it alone."""
+    proto, data = chain(*names), rows(40, 64)
+    engine = ridgeline.build(proto, precision="w8", data=data, budget=0.5, verify="off", **QUICK)
+    found = engine.report.precision
+    assert found.nodes == {"w8": 3}
+    assert 1e-4 < found.error < 0.05
+    assert sum(step.op_types.count("DequantizeLinear") for step in engine.plan.steps) == 3
+
+
+def test_one_product_left_in_float_leaves_the_others_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    before = Quantiser.without
+
+    def without(self: Quantiser, floats: Any) -> Any:
+        made = before(self, floats)
+        seen.append((len(set(floats)), sum(node.op_type == "DequantizeLinear" for node in made.graph)))
+        return made
+
+    monkeypatch.setattr(Quantiser, "without", without)
+    data = [{"x": row["x"] * (1 + 99 * (np.arange(64) == 3)).astype(np.float32)} for row in rows(40, 64)]
+    proto = chain("MatMul", "MatMul_1", "MatMul_2")
+    ridgeline.build(proto, precision="int8", data=data, budget=0.02, verify="off", **QUICK)
+    assert seen
+    assert all(2 * (3 - floats) == pairs for floats, pairs in seen), seen
+
+
+def test_a_residual_whose_convolution_stays_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other branch was never quantised at the sum, and has no range there."""
+    quantisers: list[Quantiser] = []
+    before = Quantiser.nearer
+    monkeypatch.setattr(Quantiser, "nearer", lambda self, *a: (quantisers.append(self), before(self, *a))[1])
+    pads = "pads = [1, 1, 1, 1]"
+    weights = {f"w{i}": drawn(16, 16, 3, 3) for i in (1, 2, 3, 4)}
+    weights["w1"][0] *= 300
+    weights["w2"][:, 0] /= 300
+    proto = proto_of(
+        f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
+            a = Conv<{pads}>(x, w1) ar = Relu(a) b = Conv<{pads}>(ar, w2) d = Conv<{pads}>(x, w3)
+            s = Add(b, d) sr = Relu(s) y = Conv<{pads}>(sr, w4) }}""",
+        **weights,
+    )  # fmt: skip
+    data = rows(40, 16, 8, 8)
+    engine = ridgeline.build(proto, precision="int8", data=data, budget=0.05, verify="off", **QUICK)
+    assert engine.report.precision.error <= 0.05
+    quantiser = quantisers[-1]
+    for floats in combinations(quantiser.products, 2):
+        Emulator(quantiser.without(floats)).run(data[0])
+
+
+def test_a_constant_first_operand_is_left_alone() -> None:
+    proto = proto_of(
+        "g (float[N,40] x) => (float[33,N] y) { a = Gemm<transB = 1>(w, x) y = Relu(a) }", w=drawn(33, 40)
+    )
+    with pytest.raises(BuildError, match="first operand"):
+        ridgeline.quantize(proto, format="int8", data=[{"x": drawn(16, 40)}] * 8)
+
+
+def test_rows_that_fill_up_a_batch_are_not_judged_twice() -> None:
+    data = rows(40, 64)
+    engine = ridgeline.build(
+        chain("a", "b", "c"), precision="fp16", data=data, verify="off", profiles={"x": ["1..7..8", "64"]},
+        metric=lambda got, want, feeds: 0.0, budget=1.0, **QUICK,
+    )  # fmt: skip
+    assert engine.report.precision.samples == sum(_is_held_back(row_digest(row)) for row in data)
+
+
+def test_shared_weights_keep_their_own_scales() -> None:
+    weight = np.full((64, 32), 0.95 / 7, np.float32)
+    weight[0] = 1
+    first = np.zeros((1, 64), np.float32)
+    first[0, 0] = 1
+    proto = proto_of(
+        """g (float[N,64] x, float[N,64] z) => (float[N,32] y, float[N,32] v) {
+            y = MatMul(x, w) v = MatMul(z, w) }""",
+        w=weight,
+    )
+    data = [{"x": first * (1 + 0.1 * i), "z": (1 - first) * (1 + 0.1 * i)} for i in range(8)]
+    errors = ridgeline.quantize(proto, format="w4", data=data).errors
+    assert max(errors.values()) < 0.01
+
+
+def test_levels_are_quantised_anew_where_the_numbers_between_round() -> None:
+    proto = proto_of(
+        """g (int16[3] q) => (int16[3] y) {
+            a = DequantizeLinear<output_dtype = 10>(q, s) y = QuantizeLinear<output_dtype = 5>(a, s) }""",
+        opset=23, s=np.float32(1).reshape(()),
+    )  # fmt: skip
+    proto.ir_version = 11
+    engine = ridgeline.build(proto, **QUICK)
+    got = engine.run({"q": np.array([1, 2049, 3001], np.int16)})["y"]
+    np.testing.assert_array_equal(got, [1, 2048, 3000])
