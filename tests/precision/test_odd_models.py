@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -134,3 +135,26 @@ def test_levels_are_quantised_anew_where_the_numbers_between_round() -> None:
     engine = ridgeline.build(proto, **QUICK)
     got = engine.run({"q": np.array([1, 2049, 3001], np.int16)})["y"]
     np.testing.assert_array_equal(got, [1, 2048, 3000])
+
+
+def test_an_infinity_among_the_levels_saturates() -> None:
+    """The second QuantizeLinear makes the largest number of it; the pair is no identity."""
+    proto = proto_of(
+        """g (float[3] x) => (float[3] y) {
+            q = QuantizeLinear<saturate = 0>(x, s, z) k = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(k, s, z) y = DequantizeLinear(p, s, z) }""",
+        s=np.float32(1).reshape(()), z=np.zeros((), ml_dtypes.float8_e5m2),
+    )  # fmt: skip
+    engine = ridgeline.build(proto, without=("ort",), **QUICK)
+    got = engine.run({"x": np.array([1, 1e6, -1e6], np.float32)})["y"]
+    np.testing.assert_array_equal(got, [1, 57344, -57344])
+
+
+def test_one_block_along_an_axis_that_a_view_takes_away() -> None:
+    proto = proto_of(
+        """g (float[32] x) => (float[32] y) {
+            w = DequantizeLinear<axis = 1, block_size = 32>(q, s) v = Reshape(w, shape) y = Add(x, v) }""",
+        opset=21, q=np.ones((1, 32), np.int8), s=np.full((1, 1), 0.5, np.float32), shape=np.array([32]),
+    )  # fmt: skip
+    x = drawn(32)
+    np.testing.assert_allclose(ridgeline.build(proto, **QUICK).run({"x": x})["y"], x + 0.5, rtol=1e-6)
