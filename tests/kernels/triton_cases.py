@@ -5,6 +5,7 @@ The interpreter must be on before generated text is first loaded; compiling happ
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -102,10 +103,15 @@ def interpret_together(kernel: Kernel, programs: int, together: int, args: Seque
     share = programs // together
     assert share * together == programs
     workers = [context.Process(target=_interpret_share, args=(kernel, share, args)) for _ in range(together)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking where threads are about; these are idle
-        for worker in workers:
-            worker.start()
+    # a session of ONNX Runtime that the collector finds in a child waits for threads that were not forked
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads; these are idle
+            for worker in workers:
+                worker.start()
+    finally:
+        gc.enable()
     for worker in workers:
         worker.join(TOGETHER_S)
     late = [worker for worker in workers if worker.is_alive()]
