@@ -158,3 +158,17 @@ def test_one_block_along_an_axis_that_a_view_takes_away() -> None:
     )  # fmt: skip
     x = drawn(32)
     np.testing.assert_allclose(ridgeline.build(proto, **QUICK).run({"x": x})["y"], x + 0.5, rtol=1e-6)
+
+
+def test_blocks_that_are_joined_keep_their_own() -> None:
+    proto = proto_of(
+        """g (float[1, 64] x) => (float[1, 64] y) {
+            a = DequantizeLinear<axis = 1, block_size = 32>(q, s)
+            b = DequantizeLinear<axis = 1, block_size = 32>(r, s)
+            w = Concat<axis = 1>(a, b) y = Add(x, w) }""",
+        opset=21, q=np.ones((1, 32), np.int8), r=np.full((1, 32), 3, np.int8),
+        s=np.full((1, 1), 0.5, np.float32),
+    )  # fmt: skip
+    x = drawn(1, 64)
+    want = x + np.repeat([[0.5, 1.5]], 32, axis=1).astype(np.float32)
+    np.testing.assert_allclose(ridgeline.build(proto, **QUICK).run({"x": x})["y"], want, rtol=1e-6)

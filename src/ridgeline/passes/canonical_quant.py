@@ -66,6 +66,12 @@ def _require_round_trip(m: Match) -> None:
     m.require(is_safe, "a level overflows or is subnormal as a number", m.s)
 
 
+def _require_one_scale(m: Match, node: ir.Node) -> None:
+    """One number for all levels, whatever their shape: one block lies along an axis of this shape."""
+    m.require(m.array("s").size == 1, "channels have scales of their own", m.s)
+    m.require(not attribute(node, "block_size"), "the one block lies along an axis", m.s)
+
+
 class NoZeroPoint(Fusion):
     """DequantizeLinear(q, s, 0) = DequantizeLinear(q, s), and QuantizeLinear the same"""
 
@@ -135,7 +141,7 @@ class DequantizeLate(Fusion):
         move, dequantize = m.nodes[0], m.nodes[1]
         _require_movable(m, move, m.q.dtype)
         if m.array("s").size == 1:
-            m.require(not attribute(dequantize, "block_size"), "the one block lies along an axis", m.s)
+            _require_one_scale(m, dequantize)
             return
         m.require(move.op_type == "Transpose", f"{move.op_type} moves channels of several scales", m.s)
         is_known = constant(m.q) is not None and (m.z is None or constant(m.z) is not None)
@@ -170,8 +176,7 @@ class QuantizeEarly(Fusion):
 
     def check(self, m: Match) -> None:
         _require_movable(m, m.nodes[1], m.root.outputs[0].dtype)
-        m.require(m.array("s").size == 1, "channels have scales of their own", m.s)
-        m.require(not attribute(m.root, "block_size"), "the one block lies along an axis", m.s)
+        _require_one_scale(m, m.root)
         m.require(m.x.dtype == ir.DataType.FLOAT, f"numbers are {m.x.dtype}", m.x)
         # on a view of what the user gives nothing is gained
         m.require(not m.x.is_graph_input(), "it reads an input of the model", m.x)
@@ -194,7 +199,7 @@ class DequantizeBehindConcat(Fusion):
     def check(self, m: Match) -> None:
         _require_movable(m, m.root, m.q.dtype)
         scale, zero = m.array("s"), _zero(m, "z")
-        m.require(scale.size == 1, "channels have scales of their own", m.s)
+        _require_one_scale(m, m.nodes[1])
         for value in m.root.inputs[1:]:
             maker = None if value is None else value.producer()
             is_dequantized = maker is not None and maker.op_type == "DequantizeLinear" and not maker.domain
@@ -227,7 +232,7 @@ class QuantizeBeforeConcat(Fusion):
 
     def check(self, m: Match) -> None:
         _require_movable(m, m.nodes[1], m.root.outputs[0].dtype)
-        m.require(m.array("s").size == 1, "channels have scales of their own", m.s)
+        _require_one_scale(m, m.root)
         m.require(m.a.dtype == ir.DataType.FLOAT, f"numbers are {m.a.dtype}", m.a)
         is_made = any(value.producer() is not None for value in m.nodes[1].inputs)
         m.require(is_made, "it reads inputs of the model only", m.a)

@@ -91,7 +91,8 @@ class LoweredBuild:
         saved_us: Mapping[str, float] | None = None,
         budget: float | None = None,
     ) -> Decision:
-        self.lowering.asked = replace(self.lowering.asked, budget=budget or self.options.budget_or_default)
+        limit = self.options.budget_or_default if budget is None else budget
+        self.lowering.asked = replace(self.lowering.asked, budget=limit)
         rows = list(islice(iter(self.original.samples[0]), EMULATED))
         return self.lowering.decide(half, self.seen, rows, keep=keep, saved_us=saved_us)
 

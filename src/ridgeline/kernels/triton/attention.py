@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.triton.math import rl_levels, rl_max, rl_min, rl_round
+from ridgeline.kernels.triton.codes import rl_codes, rl_for_float8, rl_levels
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -130,12 +130,9 @@ def attention_kernel(
 def _codes(y, KIND: tl.constexpr):
     """Rounded to the nearest of a type of 8 bits, ties to even, and within its range."""
     if KIND.is_fp8():
-        LARGEST: tl.constexpr = 448.0 if KIND.is_fp8e4nv() else 57344.0
-        return rl_max(rl_min(y, LARGEST), -LARGEST)
+        return rl_for_float8(y, 448.0 if KIND.is_fp8e4nv() else 57344.0)
     else:
-        y = rl_round(y)
-        # a NaN is not above the least level, and becomes it
-        return tl.where(y > -128.0, tl.where(y < 127.0, y, 127.0), -128.0)
+        return rl_codes(y, tl.zeros_like(y), -128.0, 127.0)
 
 
 @triton.jit

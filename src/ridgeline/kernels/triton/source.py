@@ -22,7 +22,7 @@ from typing import Any
 from ridgeline.base.files import private_folder, why_not_private
 
 # generated and hand-written kernels call these helpers, so a change there changes every kernel
-SHARED_MODULES = ("ridgeline.kernels.triton.math", "ridgeline.kernels.triton.tiles")
+SHARED_MODULES = tuple(f"ridgeline.kernels.triton.{name}" for name in ("math", "codes", "tiles"))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.triton.codes import *
 from ridgeline.kernels.triton.math import *
 
 

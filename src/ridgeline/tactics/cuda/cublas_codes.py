@@ -140,6 +140,7 @@ def _rest(
         Body((RAW, *inputs), body.outputs, tuple(ops), constants), specs,
         frozenset(name for name in inputs if name in site.weights),
         {name: v for name, v in site.values.items() if name in inputs}, site.target, site.name,
+        power_scales=site.power_scales & set(inputs),
     )  # fmt: skip
 
 

@@ -93,4 +93,5 @@ def rest_of(site: Site, value: str, *, bias_shape: tuple[int, ...] | None = None
         values={n: v for n, v in site.values.items() if n in inputs},
         target=site.target,
         name=site.name,
+        power_scales=site.power_scales & set(inputs),
     )
