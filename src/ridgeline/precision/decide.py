@@ -74,7 +74,7 @@ class Lowering:
         keep: Mapping[str, str] | None = None,
         saved_us: Mapping[str, float] | None = None,
     ) -> Decision:
-        """Guards, then emulation, then the search if that is over the budget."""
+        """Guards, then emulation, then the search if that is over the budget; without rows, guards alone."""
         version = self.model.opset_imports.get("", 1)
         able = [value_key(n) for n in self.model.graph if lowerable(n, half, version) is not None]
         kept = {

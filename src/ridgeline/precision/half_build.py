@@ -59,6 +59,7 @@ class LoweredBuild:
     sample: Sample | None
     build: Build
     quantised: ir.Model | None = None  # the model to lower, if it is no longer the original
+    built: Decision | None = None  # what the last engine in half was built from
 
     @property
     def model(self) -> ir.Model:
@@ -96,13 +97,21 @@ class LoweredBuild:
         rows = list(islice(iter(self.original.samples[0]), EMULATED))
         return self.lowering.decide(half, self.seen, rows, keep=keep, saved_us=saved_us)
 
-    def build_half(self, half: str, *, judges: bool = True) -> Engine:
+    def build_half(self, half: str) -> Engine:
         """Every node that bears it in this type."""
-        decision = self.decide(half)
-        engine = self._finish(decision) if judges else self.build_model(self._lowered(decision))
+        engine = self._finish(self.decide(half))
         if half not in self.machine.half_types:
             return with_warning(engine, STORAGE.format(SHORT_NAMES[half]))
         return engine
+
+    def build_unsearched(self, half: str, keep: Mapping[str, str]) -> Engine:
+        """Every node in this type but those that guards or `keep` name.
+
+        Of a quantised model: a value that rounds to half may round to another code then, and a search would
+        take that for the node's own error. What the model cannot bear was found without the codes.
+        """
+        known = {node: why for node, why in keep.items() if node in self.lowering.names}
+        return self.build_model(self._lowered(self.lowering.decide(half, self.seen, (), keep=known)))
 
     def build_wide(self) -> Engine:
         """The model in float32, whatever types it has."""
@@ -144,6 +153,7 @@ class LoweredBuild:
         for attempt in range(1 + MORE_BUILDS):
             if decision.error > budget:
                 raise self._over(decision, decision.error)
+            self.built = decision
             engine = self.build_model(self._lowered(decision))
             if not self.machine.is_here:
                 judged = Judgement()

@@ -124,7 +124,9 @@ def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str]
     canonicalise(model, limits=task.options.limits)
     inner = replace(task, quantised=model)
     if task.machine.half_always_pays:
-        engine = inner.build_half(task.machine.half_types[0], judges=False)
+        half = task.machine.half_types[0]
+        plain = task.built or task.decide(half)
+        engine = inner.build_unsearched(half, plain.kept)
     else:
         engine = inner.build_model(inner.whole(model.clone()))
     judged = task.original.judge(engine) if task.machine.is_here else Judgement()
