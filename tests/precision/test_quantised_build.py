@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from fragile import model, weight
 from test_lowered import off
@@ -14,9 +15,10 @@ from test_lowered import off
 import ridgeline
 from ridgeline.errors import BuildError
 from ridgeline.frontend.from_onnx import load
-from ridgeline.options import DEFAULT_LIMITS
+from ridgeline.options import DEFAULT_LIMITS, Options
 from ridgeline.passes.pipeline import canonicalise
-from ridgeline.precision.half_build import compared_us
+from ridgeline.precision.half_build import LoweredBuild, compared_us
+from ridgeline.precision.original import Original
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.quantised_build import product_savings_us
 from ridgeline.precision.quantize import samples_of
@@ -174,3 +176,22 @@ def test_time_saved_counts_the_conversions_that_a_product_needs() -> None:
     assert product_savings_us(products, plain, coarse) == {"c": 4.0}, (
         "what was not timed saves nothing that is known"
     )
+
+
+def test_half_nodes_of_a_quantised_model_are_judged_with_the_whole() -> None:
+    """A budget that no half node keeps raises none; what the plain model could not bear is kept."""
+    built: list[onnx.ModelProto] = []
+
+    def build(source: Any, options: Options, sample: Any) -> Any:
+        built.append(ir.serde.to_proto(load(source).model))
+
+    made = quantiser("fp8")
+    options = Options(target="null:sm_90", precision="fp8", budget=1e-12, data=inputs())
+    original = Original(load(network()), options, None)
+    task = LoweredBuild(original, options, None, build, quantised=made.without(()))
+    kept = task.decide("float16").kept
+    assert {"h", "k", "n", "y"} <= set(kept)  # a search would keep every one
+    task.build_unsearched("float16", {"n": "by the plain model", "gone": "with what was smoothed"})
+    types = {v.name: v.type.tensor_type.elem_type for v in built[0].graph.value_info}
+    assert types["k"] == onnx.TensorProto.FLOAT16
+    assert types["n"] == onnx.TensorProto.FLOAT

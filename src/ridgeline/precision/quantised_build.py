@@ -17,7 +17,7 @@ from ridgeline.plan.plan import Plan, Step
 from ridgeline.precision.budget import Judgement, costs_most, over_budget
 from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_warning
 from ridgeline.precision.patterns import kept_patterns
-from ridgeline.precision.quantised import Quantiser
+from ridgeline.precision.quantised import MARGIN, Quantiser
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.search import Found
 from ridgeline.runtime.engine import Engine
@@ -27,6 +27,10 @@ CONVERTS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "DynamicQuan
 EMULATED_ROWS = 8
 # of the whole time, lost by products that are slower with codes: less is not worth another build
 WORTH_A_BUILD = 0.005
+# engines that are built until one is inside the budget
+MOST_ATTEMPTS = 4
+# the error of held-out samples against that of samples seen, beyond which ranges or scales do not fit others
+MUCH_WORSE = 1.25
 NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
 
 
@@ -95,8 +99,9 @@ def _inside(
 
     Ranges that clip outliers are tried first; a model that would be over the budget is smoothed, and its
     codes make up for one another's rounding. Products that save least are the first to stay float. Where
-    held-out samples are worse than those that were seen, the ranges become the widest seen, then without
-    smoothing, and then the budget of the search as much tighter as the engine was off.
+    held-out samples are much worse than those that were seen, the ranges become the widest seen, and then
+    without smoothing; where they are a little worse, or nothing else is left, the budget of the search
+    becomes as much tighter.
     """
     budget, kind = task.options.budget_or_default, quantiser.scheme.name
     rows = list(islice(iter(task.original.samples[0]), EMULATED_ROWS))
@@ -104,19 +109,24 @@ def _inside(
     # scales of channels fit the samples that were seen, and may clip others: the last have none
     widest = replace(first, model=quantiser.model, method="max")
     second = replace(first, method="max") if first.model is not quantiser.model else widest
+    ways = [first, second, widest] if second is not widest else [first, widest]
     allowed, best = budget, math.inf
-    for each in (first, second, widest, widest)[: 3 if second is widest else 4]:
+    for _ in range(MOST_ATTEMPTS):
+        each = ways[0]
         found = each.search(rows, allowed, saved, task.options.tell)
         if found.error > allowed or len(found.raised) == len(each.products):
-            least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
-            raise over_budget(kind, costs_most(found.alone, each.products), least, budget)
+            break
         attempt = _attempt(task, each, found.reasons, found)
-        if attempt.judged.error <= budget:
+        judged = attempt.judged.error
+        if judged <= budget:
             return each, attempt
-        best = min(best, attempt.judged.error)
-        if each is widest:
-            allowed = found.error * budget / attempt.judged.error * 0.9
-    raise over_budget(kind, costs_most(found.alone, each.products), best, budget)
+        best = min(best, judged)
+        if len(ways) > 1 and judged > MUCH_WORSE * found.error:
+            ways, allowed = ways[1:], budget
+        else:
+            allowed = found.error * budget / judged * MARGIN
+    least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
+    raise over_budget(kind, costs_most(found.alone, each.products), least, budget)
 
 
 def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
