@@ -110,6 +110,20 @@ def test_rows_that_fill_up_a_batch_are_not_judged_twice() -> None:
     assert engine.report.precision.samples == sum(_is_held_back(row_digest(row)) for row in data)
 
 
+@pytest.mark.parametrize(("precision", "io"), [("int8", "fp16"), ("w8", "bf16"), ("auto", "bf16")])
+def test_half_ports_of_an_engine_in_float_or_codes(precision: str, io: str) -> None:
+    """A CPU leaves nodes in float32 where codes or half do not pay; the ports are what was asked for."""
+    proto, dtype = chain("a", "b", "c"), {"fp16": "float16", "bf16": "bfloat16"}[io]
+    engine = ridgeline.build(proto, precision=precision, io=io, data=rows(40, 64), verify="off", **QUICK)
+    assert [port.dtype for port in (*engine.plan.inputs, *engine.plan.outputs)] == [dtype, dtype]
+
+
+def test_half_ports_that_are_over_the_budget() -> None:
+    large = [{"x": row["x"] * np.float32(1e6)} for row in rows(40, 64)]
+    with pytest.raises(BuildError, match="ports of fp16 are over the budget"):
+        ridgeline.build(chain("a", "b", "c"), precision="int8", io="fp16", data=large, verify="off", **QUICK)
+
+
 def test_shared_weights_keep_their_own_scales() -> None:
     weight = np.full((64, 32), 0.95 / 7, np.float32)
     weight[0] = 1

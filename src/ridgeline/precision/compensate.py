@@ -108,7 +108,7 @@ def _nearer(product: _Product, encoded: Encoded, moment: Tensor) -> Encoded:
     array, fmt = product.weight.array, encoded.fmt
     step = np.broadcast_to(encoded.granularity.spread(encoded.step(), array.shape), array.shape)
     weight, steps, plain = (
-        torch.from_numpy(np.require(product.rows(a), requirements="CW")).to(moment.device).float()
+        torch.from_numpy(np.require(product.rows(a), requirements=["C", "W"])).to(moment.device).float()
         for a in (array, step, encoded.decoded())
     )
     factor = _factor(moment)

@@ -114,10 +114,29 @@ class LoweredBuild:
         return self.build_model(self._lowered(self.lowering.decide(half, self.seen, (), keep=known)))
 
     def build_wide(self) -> Engine:
-        """The model in float32, whatever types it has."""
+        """The model in float32, whatever types it has; its ports are in the types that were asked for."""
         model = self.model.clone()
         widen(model)
+        engine = self.build_float(model)
+        if self.options.io and self.machine.is_here:
+            self._require_ports(self.original.judge(engine).error)
+        return engine
+
+    def build_float(self, model: ir.Model) -> Engine:
+        """A model of which no node is lowered; it is rewritten."""
+        lower(model, {}, io=HALF_NAMES.get(self.options.io or ""))
         return self.build_model(self.whole(model))
+
+    def _require_ports(self, error: float) -> None:
+        """Raise if half ports alone are over the budget."""
+        budget = self.options.budget_or_default
+        if error > budget:
+            raise BuildError(
+                f"ports of {self.options.io} are over the budget, with every node in float32",
+                got=f"an error of {error:.3g}",
+                want=f"at most {budget:.3g}",
+                help="leave --io out, or raise --budget",
+            )
 
     def build_auto(self) -> Engine:
         """The fastest mixture: half where it is faster, float32 where it is not or where the error is."""

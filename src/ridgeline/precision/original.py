@@ -93,9 +93,10 @@ class Original:
 
 
 def as_ports_take(feeds: Feeds, inputs: Sequence[Port]) -> Feeds:
-    """With floats in the types of half ports."""
-    from_port = {port.name: port.dtype for port in inputs}
-    return {n: a.astype(numpy_dtype(from_port[n])) if a.dtype.kind == "f" else a for n, a in feeds.items()}
+    """With floats in the types of half ports; what is too large for one becomes infinite."""
+    types = {port.name: numpy_dtype(port.dtype) for port in inputs}
+    with np.errstate(over="ignore"):
+        return {n: a.astype(types[n]) if a.dtype.kind == "f" else a for n, a in feeds.items()}
 
 
 def _by_rows(

@@ -138,7 +138,7 @@ def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str]
         plain = task.built or task.decide(half)
         engine = inner.build_unsearched(half, plain.kept)
     else:
-        engine = inner.build_model(inner.whole(model.clone()))
+        engine = inner.build_float(model.clone())
     judged = task.original.judge(engine) if task.machine.is_here else Judgement()
     return _Attempt(floats, engine, judged, found)
 
