@@ -122,6 +122,35 @@ def test_tensors_that_overflow_are_named() -> None:
         calibrate(Emulator(made), batches(DATA * 4, 8), [Group(("s",), FORMATS["int8"])])
 
 
+def test_layers_that_overflow_choose_nothing() -> None:
+    huge = torch.full((K, N), 3.4e38)
+    found = calibrate(
+        Emulator(model()), batches(DATA, 8), GROUPS[:1],
+        layers=[Layer(Op("MatMul", ("s", "w"), ("y",)), {"w": (huge, huge)})],
+    )  # fmt: skip
+    assert found["s"].method == "mse"
+    assert not found["s"].errors
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "t = Gather(w, i)",
+            r"'t' has an index out of range in row 3 .*\n  got   32 in 'i'\n  want  -32 to 31",
+        ),
+        ("p = Unsqueeze(i, one) t = GatherND(w, p)", r"GatherND .*row 3 of sample 0"),
+        ("t = Reshape(w, i)", r"Reshape .*'t' cannot run on row 0 of sample 0"),
+    ],
+)
+def test_samples_that_the_model_cannot_run_on_are_named(text: str, said: str) -> None:
+    made = model_of(f"g (int64[B] i) => (float[B,{N}] t) {{ {text} }}", w=W, one=np.array([1]))
+    ports = (Port("i", "int64", ("B",)),)
+    samples = Samples.of([{"i": np.array([0, 1, -32, 32])}], ports, ports)
+    with pytest.raises(InputError, match=said):
+        calibrate(Emulator(made), samples, [Group(("t",), FORMATS["int8"])])
+
+
 def test_data_without_values_is_refused() -> None:
     groups = [Group(("s",), FORMATS["int8"])]
     with pytest.raises(OptionError, match="no sample"):

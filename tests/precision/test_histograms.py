@@ -89,6 +89,14 @@ def test_asymmetric_ranges_follow_the_data() -> None:
         assert found.high > 1.5 * -found.low
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-45, 3.4e38])
+def test_constant_data_is_its_own_range(value: float) -> None:
+    made = histogram(np.full(100, value, np.float32))
+    for method, fmt in ((m, f) for m in METHODS for f in (INT8, UINT8)):
+        found = METHODS[method](made, fmt, symmetric=fmt is INT8)
+        assert (found.low, found.high) == tuple(sorted((0.0, float(np.float32(value))))), method
+
+
 def test_non_finite_values_are_counted() -> None:
     extremes = Extremes()
     extremes.add(torch.tensor([1.0, float("nan"), float("inf")]))

@@ -12,7 +12,7 @@ import pytest
 from quant_models import proto_of
 
 import ridgeline
-from ridgeline.errors import BuildError
+from ridgeline.errors import BuildError, OptionError
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.samples import _is_held_back, row_digest
@@ -51,6 +51,34 @@ def test_names_that_are_op_types_or_of_several_nodes(names: tuple[str, ...]) -> 
     assert found.nodes == {"w8": 3}
     assert 1e-4 < found.error < 0.05
     assert sum(step.op_types.count("DequantizeLinear") for step in engine.plan.steps) == 3
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_nodes_are_kept_by_op_type(precision: str) -> None:
+    """Also of a type that a rewrite took away: what became of the node stays."""
+    proto = proto_of(
+        """g (float[N,64] x) => (float[N,64] y) {
+            a = MatMul(x, w1) d = Div(a, r) e = Erf(d) o = Add(e, one) m = Mul(a, o) t = Mul(m, half)
+            y = Gemm(t, w2) }""",
+        w1=drawn(64, 64), w2=drawn(64, 64), r=np.float32(2**0.5).reshape(()),
+        one=np.ones((), np.float32), half=np.full((), 0.5, np.float32),
+    )  # fmt: skip
+    engine = ridgeline.build(
+        proto, precision=precision, keep=["fp32:Gemm", "fp32:Erf"], data=rows(40, 64), verify="off", **QUICK
+    )
+    kept = {row.node: row.why for row in engine.report.precision.kept}
+    assert kept.pop("y") in ("asked for", "excluded by 'y'")
+    assert [why for node, why in kept.items() if "e" in node.split(", ")] == ["asked for"] * len(kept)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8", "auto"])
+def test_every_precision_refuses_wrong_patterns_and_data(precision: str) -> None:
+    proto, data = chain("first", "b", "c"), rows(40, 64)
+    with pytest.raises(OptionError, match=r"(?s)match no node.*near: first"):
+        ridgeline.build(proto, precision=precision, keep="fp32:frist", data=data, verify="off", **QUICK)
+    data[7]["x"][0, 3] = np.nan
+    with pytest.raises(OptionError, match="sample 7 has NaN in 'x'"):
+        ridgeline.build(proto, precision=precision, data=data, verify="off", **QUICK)
 
 
 def test_one_product_left_in_float_leaves_the_others_quantised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -208,6 +209,25 @@ def test_bad_models_are_refused() -> None:
     broken = proto_of("g (float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=infinite)
     with pytest.raises(InputError, match="'w' have NaN or infinity"):
         quantize(broken, format="w8")
+
+
+BAD_ARGUMENTS = [
+    ({"exclude": 5}, "exclude is not a list"),
+    ({"exclude": ["a", 5]}, "exclude is not a list"),
+    ({"exclude": "absent"}, "'absent'; near"),
+    ({"format": None}, "no format None"),
+    ({"format": ["int8"]}, "no format"),
+    ({"method": 5}, "no calibration method"),
+    ({"smooth": "no"}, "smooth is not True or False"),
+    ({"calibration": 5}, "calibration is not a path"),
+    ({"block": "32", "format": "w4"}, "block size is not a whole number"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), BAD_ARGUMENTS)
+def test_arguments_of_the_wrong_type_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        quantize(MLP, data=[{"x": np.zeros((1, 7, 64), np.float32)}], **given)
 
 
 def test_a_path_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -139,9 +139,21 @@ def test_what_is_no_batch_is_one_sample() -> None:
         ([{"x": np.full((1, 3), np.inf, np.float32), "ids": IDS[:1]}], "infinity in 'x'"),
         ([(X,)], "1 values"),
         (7, "no data set"),
+        (lambda: None, "returns no data set"),
+        ([{"x": [[1.0], [1.0, 2.0]], "ids": [0, 1]}], "no array for 'x'"),
+        ([{"x": np.full((1, 3), 1e39), "ids": IDS[:1]}], "numbers in 'x' that float32 does not hold"),
         ("/nowhere", "no folder"),
     ],
 )
 def test_wrong_data_is_refused(source: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Samples.of(source, PORTS, OUT)
+
+
+def test_whole_numbers_become_narrow_ones_if_they_fit() -> None:
+    """Python's own integers are int64; none may wrap."""
+    ports = (Port("ids", "int32", ("N",)),)
+    kept = Samples.of([{"ids": [2**31 - 1, -(2**31)]}], ports, ports)
+    assert [row["ids"].tolist() for row in kept] == [[2**31 - 1], [-(2**31)]]
+    with pytest.raises(OptionError, match=r"(?s)sample 0 has numbers in 'ids' .*got   2147483648"):
+        Samples.of([{"ids": [5, 2**31]}], ports, ports)

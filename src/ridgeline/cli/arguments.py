@@ -125,7 +125,9 @@ Budget = Annotated[
 Keep = Annotated[
     list[str] | None,
     _lowering(
-        "--keep", metavar="fp32:PATTERN", help="nodes that stay in float32, by name; give it several times"
+        "--keep",
+        metavar="fp32:PATTERN",
+        help="nodes that stay float32, by name or op type; may be repeated",
     ),
 ]
 MetricOption = Annotated[

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ridgeline.errors import BuildError, OptionError
+from ridgeline.precision.samples import Row, named_row
 from ridgeline.verify.metrics import worst_relative_l2
 
 WORST_SHOWN = 3
@@ -80,11 +81,13 @@ def over_budget(kind: str, worst: Sequence[str], error: float, budget: float) ->
     )
 
 
-def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[dict[str, np.ndarray]]:
+def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[Row]:
     """Rows joined to batches of exactly this size; the last is filled up with the first rows."""
     if size == 1:  # what is not joined may have no axis to be joined along
-        yield from (dict(row) for row in rows)
+        yield from (named_row(row, getattr(row, "where", "")) for row in rows)
         return
     for start in range(0, len(rows), size):
         chosen = [rows[i % len(rows)] for i in range(start, start + size)]
-        yield {name: np.concatenate([row[name] for row in chosen]) for name in chosen[0]}
+        joined = {name: np.concatenate([row[name] for row in chosen]) for name in chosen[0]}
+        last = rows[min(start + size, len(rows)) - 1]
+        yield named_row(joined, " to ".join(getattr(row, "where", "") for row in (chosen[0], last)))

@@ -84,7 +84,9 @@ class Calibrated:
 def check_method(method: str, formats: Iterable[Format]) -> None:
     known = [AUTO, *METHODS]
     if method not in known:
-        raise OptionError(f"no calibration method is called {method!r}", help=did_you_mean(method, known))
+        raise OptionError(
+            f"no calibration method is called {method!r}", help=did_you_mean(str(method), known)
+        )
     floats = sorted({fmt.name for fmt in formats if not fmt.is_integer})
     if floats and method not in (AUTO, *FLOAT_METHODS):
         raise OptionError(
@@ -264,11 +266,17 @@ def output_errors(
 def _relative(
     sums: Mapping[tuple[str, str, int], list[float]], norms: Mapping[int, list[float]]
 ) -> dict[str, dict[str, float]]:
-    """Over all rows; `fsum` rounds once, so that the order of rows does not matter."""
+    """Over all rows; `fsum` rounds once, so that the order of rows does not matter.
+
+    A layer whose own output is infinite or NaN tells nothing; one that becomes so tells that a range is bad.
+    """
     totals: dict[str, dict[str, list[float]]] = {}
     for (name, method, i), errors in sums.items():
+        if not all(map(math.isfinite, norms[i])):
+            continue
         norm = math.fsum(norms[i])
-        share = math.fsum(errors) / norm if norm else 0.0
+        error = math.fsum(errors) if all(map(math.isfinite, errors)) else math.inf
+        share = error / norm if norm else 0.0
         totals.setdefault(name, {}).setdefault(method, []).append(share)
     return {
         name: {m: math.fsum(shares) for m, shares in by_method.items()} for name, by_method in totals.items()

@@ -24,6 +24,7 @@ from ridgeline.ir.ops import is_a
 from ridgeline.kernels.elements import dtype_name, on_device
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import DEFAULT_LIMITS, Limits
+from ridgeline.precision.failed_runs import run_checked
 from ridgeline.runtime.inference import Inference
 from ridgeline.tactics.aten import compile_body, is_read_on_host, reads_of
 from ridgeline.tactics.control import CONTROL_OPS
@@ -112,6 +113,7 @@ class Emulator:
         self.given |= {n: self._placed(taken_in(a)) for n, a in self._constants.items()}
         self._kept = {*self.given, *self.outputs}
         self.masks = mask_values(self.ops, self.outputs)
+        self._sample = ""  # what errors call the sample that runs
         self._runners: dict[int, list[RunOp]] = {}  # by the shapes that they were made for
 
     @property
@@ -159,6 +161,7 @@ class Emulator:
 
     def _begin(self, feeds: Mapping[str, Any], observe: Observe | None) -> Values:
         values: Values = dict(self.given)
+        self._sample = getattr(feeds, "where", "") or "this sample"
         for name in self.inference.program.inputs:
             values[name] = self._placed(taken_in(feeds[name]))
             if observe is not None and isinstance(values[name], Tensor):
@@ -223,7 +226,7 @@ class Emulator:
                 value = rounded[name, rounding]
             given.append(value)
         with torch.inference_mode(), torch.device(self.device), self._exact():
-            made = run(given)
+            made = run_checked(op, run, given, where=self._sample)
         for name, value in zip(op.outputs, made, strict=True):
             if not name:
                 continue

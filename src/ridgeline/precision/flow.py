@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.base.formats import HALF_NAMES
 from ridgeline.base.spec import TF32, Target
 from ridgeline.frontend.from_onnx import Source, load
@@ -11,6 +13,7 @@ from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.half_build import Build, LoweredBuild
 from ridgeline.precision.original import Original
+from ridgeline.precision.patterns import keep_by_name, op_types
 from ridgeline.precision.quantised_build import build_quantised
 from ridgeline.precision.tf32_build import build_tf32
 from ridgeline.runtime.engine import Engine
@@ -23,11 +26,14 @@ def build_lowered(source: Source, options: Options, sample: Sample | None, build
     loaded = load(source, options.limits)
     is_quantised = options.precision in QUANTISED
     name_nodes(loaded.model.graph)  # decisions are by name
+    types = op_types(loaded.model)
     # products that a target merges are merged before they are quantised: afterwards their scales differ
     target = target_named(options) if is_quantised else Target()
     canonicalise(loaded.model, target=target, limits=options.limits)
+    options = replace(options, keep=keep_by_name(options.keep, types, loaded.model))
     task = LoweredBuild(Original(loaded, options, sample), options, sample, build)
     if options.precision == "fp32":
+        task.check_data()
         return task.build_wide()
     if options.precision == "auto":
         return task.build_auto()

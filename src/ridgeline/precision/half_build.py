@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,6 +84,11 @@ class LoweredBuild:
     def seen(self) -> Statistics:
         return self.lowering.statistics(self.original.samples[0])
 
+    def check_data(self) -> None:
+        """Refuse wrong data although nothing is to be decided with it."""
+        if self.options.data is not None:
+            deque((row for part in self.original.samples for row in part), maxlen=0)
+
     def decide(
         self,
         half: str,
@@ -142,6 +147,7 @@ class LoweredBuild:
         """The fastest mixture: half where it is faster, float32 where it is not or where the error is."""
         halves = self.machine.half_types
         if not halves:
+            self.check_data()
             return with_warning(self.build_wide(), NO_HALF.format(self.machine.target))
         decisions = [self.decide(half) for half in halves[:1]]
         if decisions[0].alone:  # a search was needed: the next type may bear more

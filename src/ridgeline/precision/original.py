@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from ridgeline.base.spec import Port
+from ridgeline.errors import RidgelineError
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import ports
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.options import Options
 from ridgeline.precision.budget import Judgement, in_batches
+from ridgeline.precision.failed_runs import fail
 from ridgeline.precision.samples import Feeds, Samples, drawn_samples
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
@@ -74,13 +76,21 @@ class Original:
         batches = list(in_batches(self.held_out, self._batch))
         for i, feeds in enumerate(batches):
             self.options.tell("judge", i, len(batches))
-            want = self.reference.run(feeds)
+            want = self._wanted(feeds)
             got = context.run(as_ports_take(feeds, engine.plan.inputs))
             # the last batch is filled up with rows that were judged before
             left = len(self.held_out) - i * self._batch
             for row in islice(_by_rows(self._batch, got, want, feeds), left):
                 made.add(*row)
         return made
+
+    def _wanted(self, feeds: Feeds) -> Mapping[str, Any]:
+        try:
+            return self.reference.run(feeds)
+        except RidgelineError:
+            raise
+        except Exception as problem:  # any exception: ONNX Runtime has its own
+            fail(f"the model cannot run on {getattr(feeds, 'where', 'a sample')}", problem)
 
     @property
     def _batch(self) -> int:

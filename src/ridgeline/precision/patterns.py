@@ -1,15 +1,65 @@
-"""Nodes that a user names, by patterns such as ``*/norm*``."""
+"""Nodes that a user names: by op type, by name, or by patterns over either such as ``*/norm*``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import TypeVar
 
+import onnx_ir as ir
+
 from ridgeline.errors import OptionError
+from ridgeline.ir.body import node_sources
+from ridgeline.ir.provenance import node_name
 
 Node = TypeVar("Node")
+WANTED = "op types, names of nodes, or globs such as '*/attention/*'"
+
+
+def patterns_given(given: object, *, what: str) -> tuple[str, ...]:
+    """Patterns as a user writes them: one, or several."""
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, str) for each in listed):
+        raise OptionError(
+            f"{what} is not a list of patterns", got=repr(given), want="('Softmax', '*/head/*')"
+        )
+    return tuple(listed)
+
+
+def names_of(node: ir.Node) -> tuple[str, ...]:
+    """What a user may call a node: its name, or those of the model's nodes it was made from."""
+    return (node_name(node), *node_sources(node))
+
+
+def op_types(model: ir.Model) -> dict[str, str]:
+    """By name of a node; read before nodes are rewritten into others."""
+    return {node_name(node): node.op_type for node in model.graph}
+
+
+def keep_by_name(keep: Sequence[str], types: Mapping[str, str], model: ir.Model) -> tuple[str, ...]:
+    """``fp32:Softmax`` as the names of the nodes of that type, in the model as it was given or is now.
+
+    `types` are those of the nodes as they were given. Names outlast rewrites, types do not. A pattern that
+    matches neither a name nor a type is an error.
+    """
+    every = {
+        node: (node.op_type, *(types[n] for n in node_sources(node) if n in types), *names_of(node))
+        for node in model.graph
+    }
+    match_nodes([each.partition(":")[2] for each in keep], every, want=WANTED)
+    made: dict[str, None] = {}
+    for each in keep:
+        kind, _, pattern = each.partition(":")
+        if any(fnmatchcase(name, pattern) for node in model.graph for name in names_of(node)):
+            made[each] = None
+        for node in model.graph:
+            is_typed = fnmatchcase(node.op_type, pattern)
+            for name in node_sources(node):
+                if is_typed or fnmatchcase(types.get(name, ""), pattern):
+                    made[f"{kind}:{escape(name)}"] = None
+    return tuple(made)
 
 
 def kept_patterns(keep: Iterable[str], kind: str = "fp32") -> tuple[str, ...]:

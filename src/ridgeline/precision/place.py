@@ -15,11 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ridgeline.base.scales import Granularity
-from ridgeline.ir.body import node_sources
 from ridgeline.ir.provenance import node_name
 from ridgeline.precision.calibrate import Group
 from ridgeline.precision.histograms import Range
-from ridgeline.precision.patterns import match_nodes
+from ridgeline.precision.patterns import WANTED, match_nodes, names_of
 from ridgeline.precision.schemes import Scheme, why_not
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -125,13 +124,7 @@ def place(
 def excluded_nodes(model: ir.Model, patterns: Sequence[str]) -> dict[ir.Node, str]:
     """Nodes that a pattern names, with the pattern: an op type, a node's name, or a glob over either."""
     names = {node: (node.op_type, *names_of(node)) for node in model.graph}
-    want = "op types, names of nodes, or globs such as '*/attention/*'"
-    return match_nodes(patterns, names, want=want)
-
-
-def names_of(node: ir.Node) -> tuple[str, ...]:
-    """What a user may call a node: its name, or those of the model's nodes it was made from."""
-    return (node_name(node), *node_sources(node))
+    return match_nodes(patterns, names, want=WANTED)
 
 
 def shape_of(value: ir.Value) -> tuple[int | None, ...] | None:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from ridgeline.base.files import path_given
 from ridgeline.base.scales import Encoded
 from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import Source, load
@@ -43,6 +44,7 @@ from ridgeline.precision.calibration_file import (
 from ridgeline.precision.compensate import compensated
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.insert import insert_quantization
+from ridgeline.precision.patterns import patterns_given
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
 from ridgeline.precision.qdq_file import finished, weight_bytes, write_qdq
 from ridgeline.precision.samples import Feeds, Samples, division_warnings
@@ -76,7 +78,7 @@ class Quantized:
 
     def save(self, path: str | Path) -> None:
         """Write the ONNX file, whole or not at all."""
-        write_qdq(self.model, Path(path))
+        write_qdq(self.model, path_given(path, what="the model's place"))
 
 
 def quantize(
@@ -85,7 +87,7 @@ def quantize(
     format: str = "int8",
     data: Any = None,
     method: str = AUTO,
-    exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     smooth: bool = False,
     compensate: bool = False,
     calibration: str | Path | None = None,
@@ -97,6 +99,9 @@ def quantize(
 
     Parameters: a keyword for every option of `ridge quantize`, so that a wrong one is an error.
     """
+    _require_flags(smooth=smooth, compensate=compensate, reduced_range=reduced_range)
+    exclude = patterns_given(exclude, what="exclude")
+    path = None if calibration is None else path_given(calibration, what="calibration")
     scheme = scheme_named(format, block=block, reduced_range=reduced_range)
     check_method(method, [scheme.activation] if scheme.activation else [])
     allowed = DEFAULT_LIMITS if limits is None else make_limits(limits)
@@ -115,7 +120,7 @@ def quantize(
     stored = _stored(wanted, fitting)
     if compensate:
         stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "--compensate"))
-    ranges, notes = _ranges(wanted, stored, fitting, None if calibration is None else Path(calibration))
+    ranges, notes = _ranges(wanted, stored, fitting, path)
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
     rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
@@ -135,6 +140,12 @@ def quantize(
         tuple(smoothed),
         notes,
     )
+
+
+def _require_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} is not True or False", got=repr(value))
 
 
 def samples_of(data: Any, model: ir.Model) -> Samples:

@@ -35,6 +35,12 @@ NOT_DIVIDED = (
 WANTED = "a folder of .npz files, dicts of arrays by input name, a DataLoader or a data set with such columns"
 
 
+class Row(dict[str, np.ndarray]):
+    """The inputs of one sample, and what errors call it."""
+
+    where = ""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Inputs of a model by name, row by row. Iterating it again gives the same rows."""
@@ -57,7 +63,7 @@ class Samples:
     def __iter__(self) -> Iterator[Feeds]:
         for name, batch in self.read():
             checked = {port.name: _checked(name, port, batch[port.name]) for port in self.inputs}
-            for row in _rows(checked, self.step):
+            for row in _rows(checked, self.step, name):
                 if self.keeps(row_digest(row)):
                     yield row
 
@@ -123,7 +129,7 @@ def _reader(source: Any, names: Sequence[str]) -> Callable[[], Iterator[tuple[st
         files = data_files(Path(source))
         return lambda: ((path.name, load_sample(path, names)) for path in files)
     if callable(source) and not hasattr(source, "__iter__"):
-        return lambda: _named(source(), names)
+        return lambda: _named(_called(source), names)
     if isinstance(source, Mapping):
         return lambda: _named([source], names)
     if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
@@ -131,6 +137,15 @@ def _reader(source: Any, names: Sequence[str]) -> Callable[[], Iterator[tuple[st
     if hasattr(source, "__next__"):  # it can be gone through once
         return _Spooled(source, names).read
     return lambda: _named(source, names)
+
+
+def _called(source: Callable[[], Any]) -> Iterable[Any]:
+    found = source()
+    if not isinstance(found, Iterable) and not hasattr(found, "__getitem__"):
+        got = type(found).__name__
+        raise OptionError("the data is a function that returns no data set", got=got, want=WANTED)
+    made: Iterable[Any] = found
+    return made
 
 
 def _named(items: Iterable[Any], names: Sequence[str]) -> Iterator[tuple[str, Feeds]]:
@@ -149,20 +164,23 @@ def _by_name(item: Any, names: Sequence[str], where: str) -> Feeds:
                 got=", ".join(found) or "nothing",
                 help=did_you_mean(missing[0], found) if found else "",
             )
-        return {name: _array(item[name]) for name in names}
+        return {name: _array(item[name], name, where) for name in names}
     if isinstance(item, (list, tuple)) and not np.isscalar(item[0] if item else 0):
         if len(item) < len(names):
             raise OptionError(f"{where} has {len(item)} values", want=f"one for each of {', '.join(names)}")
-        return {name: _array(value) for name, value in zip(names, item, strict=False)}
+        return {name: _array(value, name, where) for name, value in zip(names, item, strict=False)}
     if len(names) == 1:
-        return {names[0]: _array(item)}
+        return {names[0]: _array(item, names[0], where)}
     raise OptionError(f"{where} does not say which input is which", got=type(item).__name__, want=WANTED)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, name: str, where: str) -> np.ndarray:
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as problem:  # rows of different lengths
+        raise OptionError(f"{where} has no array for {name!r}", got=str(problem), want=WANTED) from problem
 
 
 class _Spooled:
@@ -195,16 +213,7 @@ class _Spooled:
 
 def _checked(where: str, port: Port, array: np.ndarray) -> np.ndarray:
     """An array as the input takes it, with the batch axis that a single row may lack."""
-    wanted = numpy_dtype(port.dtype)
-    if array.dtype != wanted:
-        is_python = (
-            array.dtype in (np.dtype(np.int64), np.dtype(np.float64)) and array.dtype.kind == wanted.kind
-        )
-        if not is_python:
-            raise OptionError(
-                f"{where} has {port.name!r} in another type", got=str(array.dtype), want=str(wanted)
-            )
-        array = array.astype(wanted)
+    array = _in_type(where, port, array)
     dims = port.dims
     if dims is not None and array.ndim == len(dims) - 1:
         array = array[None]
@@ -225,6 +234,28 @@ def _checked(where: str, port: Port, array: np.ndarray) -> np.ndarray:
     return array
 
 
+def _in_type(where: str, port: Port, array: np.ndarray) -> np.ndarray:
+    """In the type of the input. What Python makes of plain numbers is converted, if none of them changes."""
+    wanted = numpy_dtype(port.dtype)
+    if array.dtype == wanted:
+        return array
+    is_python = array.dtype in (np.dtype(np.int64), np.dtype(np.float64)) and array.dtype.kind == wanted.kind
+    if not is_python:
+        raise OptionError(
+            f"{where} has {port.name!r} in another type", got=str(array.dtype), want=str(wanted)
+        )
+    with np.errstate(over="ignore"):
+        made: np.ndarray = array.astype(wanted)
+    is_lost = made != array if wanted.kind in "iu" else np.isinf(made) & np.isfinite(array)
+    if is_lost.any():
+        raise OptionError(
+            f"{where} has numbers in {port.name!r} that {wanted} does not hold",
+            got=f"{array[is_lost][0]}, the first of {int(is_lost.sum())}",
+            want=str(wanted),
+        )
+    return made
+
+
 def rows_of_sample(inputs: Sequence[Port], outputs: Sequence[Port]) -> int:
     """How many rows of its arrays one sample is; 0 where the arrays of a batch are one sample.
 
@@ -241,10 +272,18 @@ def rows_of_sample(inputs: Sequence[Port], outputs: Sequence[Port]) -> int:
     return int(bool(outputs) and are_batches and first not in others)
 
 
-def _rows(batch: Feeds, step: int) -> Iterator[Feeds]:
+def _rows(batch: Feeds, step: int, where: str) -> Iterator[Row]:
     sizes = {len(array) if array.ndim else 0 for array in batch.values()}
     if not step or len(sizes) != 1:
-        yield batch
+        yield named_row(batch, where)
         return
-    for i in range(0, sizes.pop(), step):
-        yield {name: array[i : i + step] for name, array in batch.items()}
+    total = sizes.pop()
+    for i in range(0, total, step):
+        single = {name: array[i : i + step] for name, array in batch.items()}
+        yield named_row(single, where if total == step else f"row {i} of {where}")
+
+
+def named_row(arrays: Mapping[str, np.ndarray], where: str) -> Row:
+    made = Row(arrays)
+    made.where = where
+    return made

@@ -81,10 +81,12 @@ assert max(scheme.opset for scheme in SCHEMES.values()) == E8M0_OPSET > INT4_OPS
 
 def scheme_named(name: str, *, block: int = 0, reduced_range: bool = False) -> Scheme:
     """The scheme with a user's block size and range, if it has such a choice."""
-    if name not in SCHEMES:
+    if not isinstance(name, str) or name not in SCHEMES:
         raise OptionError(
-            f"there is no format {name!r} to quantise to", help=did_you_mean(name, list(SCHEMES))
+            f"there is no format {name!r} to quantise to", help=did_you_mean(str(name), list(SCHEMES))
         )
+    if not isinstance(block, int) or isinstance(block, bool):
+        raise OptionError("the block size is not a whole number", got=repr(block))
     scheme = SCHEMES[name]
     if block and (not scheme.block or scheme.weight.block or block not in BLOCKS):
         want = f"no block size: {name} has its own scales"

@@ -35,11 +35,15 @@ def build_tf32(task: LoweredBuild) -> Engine:
     """An engine whose products round where that keeps the budget; in float32 on a machine without TF32."""
     target = task.machine.target
     if not target.has_tf32:
+        task.check_data()
         return with_warning(task.build_wide(), without_tf32(target))
     wide = task.model.clone()
     widen(wide)
     rounding = Tf32Build(task.original, task.options, task.sample, task.build, quantised=wide)
-    return rounding.run() if rounding.products else with_warning(task.build_wide(), NO_PRODUCTS)
+    if rounding.products:
+        return rounding.run()
+    task.check_data()
+    return with_warning(task.build_wide(), NO_PRODUCTS)
 
 
 def without_tf32(target: Target) -> str:
