@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -135,10 +136,14 @@ def more_configs(tactic: TritonProduct, case: Case, site: Site, *, is_integer: b
     if isinstance(tactic, TritonWeightOnly):
         bm = min(64, max(16, 1 << (case.rows - 1).bit_length()))
         sizes = combinations((64, 128), (128, 256, 512), (1, 2, 4), (4,))
-        return [
-            _config(bm, bn, bk, split, 8 if bn == 128 and bm == 64 else 4, stages) | {"prefetch": True}
+        tiles = [
+            _config(bm, bn, bk, split, 8 if bn == 128 and bm == 64 else 4, stages)
             for bn, bk, split, stages in sizes
         ]
+        if case.rows == 1:
+            few = combinations((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4))
+            tiles += [_config(1, bn, 1024 * warps, split, warps, 1) for bn, warps, split in few]
+        return [config | {"prefetch": True} for config in tiles]
     return []
 
 
@@ -280,7 +285,7 @@ def main() -> None:
     parser.add_argument(
         "--families", "--family", nargs="*", dest="family", default=["gemm", "weight_only", "conv"]
     )
-    parser.add_argument("--case", default="", help="only cases whose name holds this")
+    parser.add_argument("--case", default="", help="only cases whose name this expression finds")
     parser.add_argument("--rows", type=int, default=4, help="kernels shown per case, the fastest first")
     parser.add_argument("--offered", action="store_true", help="only what the tactics offer")
     parser.add_argument("--out", type=Path, help="the JSON file; otherwise quant_gpu.json in $OUT")
@@ -291,7 +296,7 @@ def main() -> None:
         case
         for family in options.family
         for case in cases_of(family, Target("cuda", arch))
-        if options.case in case.name
+        if re.search(options.case, case.name)
     ]
     found = {case.name: candidates(case, is_wide=not options.offered) for case in cases}
     compile_all([one for each in found.values() for one in each], arch)

@@ -61,6 +61,7 @@ globals().update(
         weight_only,
         "int4_in_blocks unsigned_codes_with_zero_points scales_that_do_not_vary_along_the_sum "
         "blocks_of_other_formats any_number_of_rows_in_the_offered_cuts a_weight_by_rows "
+        "one_row_without_tensor_cores "
         "depth_that_ends_inside_a_block_and_a_group two_levels_of_scales scales_that_are_powers_of_two",
     )
 )
@@ -79,6 +80,8 @@ globals().update(
 def test_weights_with_bfloat16_activations(dtype: str, block: int) -> None:
     site, tensors = weight_only.site_of(dtype, 300, block=block, half=torch.bfloat16)
     weight_only.check(site, tensors, [weight_only.tile(16, 64, 128)])
+    site, tensors = weight_only.site_of(dtype, 1100, block=block, rows=1, half=torch.bfloat16)
+    weight_only.check(site, tensors, [weight_only.tile(1, 4, 1024)])
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])

@@ -110,6 +110,25 @@ def test_any_number_of_rows_in_the_offered_cuts(rows: int) -> None:
     check(*site_of("int4", 512, block=128, rows=rows))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "block", "zero", "depth"),
+    [
+        ("int4", 128, False, 1024), ("int4", 128, True, 1100), ("int4", 32, False, 1000),
+        ("int4", 0, False, 1024), ("uint4", 32, True, 1056), ("int8", 0, False, 1000),
+        ("uint8", 32, True, 1024), ("float8_e4m3fn", 128, False, 1024), ("float8_e5m2", 0, False, 600),
+    ],
+)  # fmt: skip
+def test_one_row_without_tensor_cores(dtype: str, block: int, zero: bool, depth: int) -> None:
+    site, tensors = site_of(dtype, depth, block=block, zero=zero, rows=1)
+    check(site, tensors, [tile(1, 4, 1024), tile(1, 2, 512, split=2)])
+
+
+def test_numbers_of_one_row_are_read_in_pairs() -> None:
+    depths = {depth: offered(TACTIC, site_of("int4", depth, rows=1)[0]).configs for depth in (2048, 2047)}
+    assert {1 in {config["bm"] for config in configs} for configs in depths.values()} == {True, False}
+    check(*site_of("int4", 301, rows=1))
+
+
 def test_a_weight_by_rows() -> None:
     check(*site_of("int4", 384, block=32, is_nk=True, zero=True), [tile(16, 16, 128)])
 

@@ -161,7 +161,8 @@ class CodedWeight(Product):
             "H": self.width, "BLOCK": self.block, "FORMAT": self.format, "HAS_SCALES": bool(self.scales),
             "HAS_ZEROS": self.has_zeros, "PACKED": pdl, **tile.constants(pdl=pdl),
         }  # fmt: skip
-        return self._kernel("weight_only.weight_only", constants, tile, tail, pdl=pdl)
+        path = "weight_only.one_row" if tile.bm == 1 else "weight_only.weight_only"
+        return self._kernel(path, constants, tile, tail, pdl=pdl)
 
 
 def widths_of(format: str, block: int) -> tuple[int, int]:

@@ -35,6 +35,7 @@ JOIN_US = 1.3  # a part is written to memory, counted and read back
 CODE_INSTRUCTIONS, WARP_ISSUE, MOST_ISSUE = 14, 0.045, 0.7
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
 WIDE_BYTES = 16  # of one load
+DECODE_AND_ADD = 3.2  # instructions for one number of a packed weight, without tensor cores
 # by the bytes of an item: sums in a tile, and depths of a step; float32 products run on plain cores, which
 # hold their operands in registers, unless they may round to TF32
 LARGEST_TILES = {1: (128 * 256, (32, 64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
@@ -104,8 +105,24 @@ def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
         tile = Tile(bm, bn, bk, split, warps, stages, prefetch=problem.rows <= bm)
         if stages * _coded_step_bytes(problem, tile) <= device.shared_bytes // 2:
             found.append(tile)
+    found += _one_row_tiles(problem) if problem.rows == 1 else []
     ranked = sorted(found, key=lambda tile: coded_us(problem, tile, device))
     return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
+
+
+def _one_row_tiles(problem: CodedWeight) -> list[Tile]:
+    """Cuts in which every thread reads the weight in pieces of 16 bytes, all threads the same rows."""
+    is_odd = problem.format in ("int4", "int8") and problem.depth % 2  # numbers of x are read in pairs
+    if problem.format == "float4_e2m1fn" or is_odd:
+        return []
+    made = []
+    for bn, warps, split in combinations((2, 4, 8), (1, 2, 4, 8), (1, 2, 4)):
+        bk = 32 * warps * WIDE_BYTES * problem.planes // (1 if problem.planes == 1 else 2)
+        if bk % problem.step or bn > problem.columns:
+            continue
+        if bk * split < 2 * problem.depth or (warps, split) == (1, 1):
+            made.append(Tile(1, bn, bk, split, warps, 1, prefetch=True))
+    return made
 
 
 def _coded_step_bytes(problem: CodedWeight, tile: Tile) -> int:
@@ -115,6 +132,8 @@ def _coded_step_bytes(problem: CodedWeight, tile: Tile) -> int:
 
 def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     """Predicted time of one launch, from the bytes of the weight and the instructions that decode it."""
+    if tile.bm == 1:
+        return _one_row_us(problem, tile, device)
     blocks = math.prod(problem.grid(tile))
     shared = tile.stages * _coded_step_bytes(problem, tile) + 1024
     side_by_side = min(device.shared_bytes // shared, REGISTERS // (96 * 32 * tile.warps), 64 // tile.warps)
@@ -134,6 +153,19 @@ def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
         FIXED_US + max(moved / rate, decode_us, multiply_us, again / device.l2_bytes) + steps * STEP_US
         + JOIN_US * (tile.split > 1)
     )  # fmt: skip
+
+
+def _one_row_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
+    """The same without tensor cores: the words that blocks side by side hold are in flight."""
+    blocks = math.prod(problem.grid(tile))
+    side_by_side = min(REGISTERS // (OWN_REGISTERS * 32 * tile.warps), 64 // tile.warps, 32)
+    held = tile.bn * tile.bk * problem.touched_bytes[1] / (problem.columns * problem.depth)
+    in_flight = min(blocks / device.sms, side_by_side) * held
+    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    decode_us = DECODE_AND_ADD * problem.columns * problem.depth / (128 * device.sms * CYCLES_PER_US)
+    steps = math.ceil(problem.depth / (tile.bk * tile.split))
+    whole = FIXED_US + max(problem.touched_bytes[1] / rate, decode_us) + (steps - 1) * LOAD_US
+    return whole + JOIN_US * (tile.split > 1)
 
 
 def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
