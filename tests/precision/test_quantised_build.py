@@ -17,11 +17,13 @@ from ridgeline.errors import BuildError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.options import DEFAULT_LIMITS, Options
 from ridgeline.passes.pipeline import canonicalise
+from ridgeline.precision import quantised_build
 from ridgeline.precision.half_build import LoweredBuild, compared_us
 from ridgeline.precision.original import Original
 from ridgeline.precision.quantised import Quantiser
 from ridgeline.precision.quantised_build import product_savings_us
 from ridgeline.precision.quantize import samples_of
+from ridgeline.precision.samples import _is_held_back, row_digest
 from ridgeline.precision.schemes import scheme_named
 
 
@@ -195,3 +197,19 @@ def test_half_nodes_of_a_quantised_model_are_judged_with_the_whole() -> None:
     types = {v.name: v.type.tensor_type.elem_type for v in built[0].graph.value_info}
     assert types["k"] == onnx.TensorProto.FLOAT16
     assert types["n"] == onnx.TensorProto.FLOAT
+
+
+def test_products_that_held_out_samples_saturate_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples to calibrate with say nothing of them: without a look at the others, no mixture would do."""
+    monkeypatch.setattr(quantised_build, "compared_us", lambda one, other: None)  # as if nothing were timed
+    large = [{"x": row["x"] * 40} for row in inputs(200)]
+    held_back = [row for row in large if _is_held_back(row_digest(row))][:3]
+    engine = ridgeline.build(
+        network(), precision="int8", data=[*inputs(), *held_back], level=0, progress=False,
+        profiles={"x": "1x64"},
+    )  # fmt: skip
+    precision = engine.report.precision
+    assert precision is not None
+    assert precision.error <= precision.budget
+    assert 0 < precision.nodes["int8"] < 3
+    assert any("unlike those to calibrate with" in line for line in engine.report.warnings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -18,6 +18,7 @@ from ridgeline.precision.budget import Judgement, costs_most, over_budget
 from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_warning
 from ridgeline.precision.patterns import kept_patterns
 from ridgeline.precision.quantised import MARGIN, Quantiser
+from ridgeline.precision.samples import Feeds
 from ridgeline.precision.schemes import scheme_named
 from ridgeline.precision.search import Found
 from ridgeline.runtime.engine import Engine
@@ -28,9 +29,13 @@ EMULATED_ROWS = 8
 # of the whole time, lost by products that are slower with codes: less is not worth another build
 WORTH_A_BUILD = 0.005
 # engines that are built until one is inside the budget
-MOST_ATTEMPTS = 4
+MOST_ATTEMPTS = 5
 # the error of held-out samples against that of samples seen, beyond which ranges or scales do not fit others
 MUCH_WORSE = 1.25
+UNLIKE = (
+    "held-out samples are unlike those to calibrate with, and helped to decide which products are quantised: "
+    "give more samples"
+)
 NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
 
 
@@ -42,6 +47,7 @@ class _Attempt:
     engine: Engine
     judged: Judgement
     found: Found
+    sees_held_out: bool = False  # which products are quantised was decided on held-out samples too
 
 
 def build_quantised(task: LoweredBuild) -> Engine:
@@ -76,7 +82,7 @@ def build_quantised(task: LoweredBuild) -> Engine:
         fewer = _attempt(task, quantiser, {**best.floats, **why}, best.found)
         is_inside = fewer.judged.error <= options.budget_or_default
         if is_inside and _is_faster(fewer.engine, best.engine):
-            best = fewer
+            best = replace(fewer, sees_held_out=best.sees_held_out)
     times = compared_us(best.engine, plain)
     if times is not None and times[0] >= times[1]:
         high = plain.plan.precision
@@ -99,18 +105,18 @@ def _inside(
 
     Ranges that clip outliers are tried first; a model that would be over the budget is smoothed, and its
     codes make up for one another's rounding. Products that save least are the first to stay float. Where
-    held-out samples are much worse than those that were seen, the ranges become the widest seen, and then
-    without smoothing; where they are a little worse, or nothing else is left, the budget of the search
-    becomes as much tighter.
+    held-out samples are much worse than those that were seen, the ranges become the widest seen, then without
+    what fits samples; and then the products that cost most on held-out samples stay float too. Where they are
+    a little worse, the budget of the search becomes as much tighter.
     """
     budget, kind = task.options.budget_or_default, quantiser.scheme.name
     rows = list(islice(iter(task.original.samples[0]), EMULATED_ROWS))
     first = quantiser.nearer(rows, budget)
-    # scales of channels fit the samples that were seen, and may clip others: the last have none
-    widest = replace(first, model=quantiser.model, method="max")
-    second = replace(first, method="max") if first.model is not quantiser.model else widest
-    ways = [first, second, widest] if second is not widest else [first, widest]
-    allowed, best = budget, math.inf
+    # scales of channels, and codes that make up for others, fit the samples that were seen
+    ways = [first, replace(quantiser, method="max")]
+    if first is not quantiser and not quantiser.scheme.is_weight_only:
+        ways.insert(1, replace(first, method="max"))
+    allowed, best, sees_held_out = budget, math.inf, False
     for _ in range(MOST_ATTEMPTS):
         each = ways[0]
         found = each.search(rows, allowed, saved, task.options.tell)
@@ -119,14 +125,21 @@ def _inside(
         attempt = _attempt(task, each, found.reasons, found)
         judged = attempt.judged.error
         if judged <= budget:
-            return each, attempt
-        best = min(best, judged)
-        if len(ways) > 1 and judged > MUCH_WORSE * found.error:
+            return each, replace(attempt, sees_held_out=sees_held_out)
+        best, is_much_worse = min(best, judged), judged > MUCH_WORSE * found.error
+        if is_much_worse and len(ways) > 1:
             ways, allowed = ways[1:], budget
+        elif is_much_worse and not sees_held_out:
+            rows, allowed, sees_held_out = [*_worst(each, task.original.held_out), *rows], budget, True
         else:
             allowed = found.error * budget / judged * MARGIN
     least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
     raise over_budget(kind, costs_most(found.alone, each.products), least, budget)
+
+
+def _worst(quantiser: Quantiser, rows: Sequence[Feeds]) -> list[Feeds]:
+    """The samples on which an emulated run is furthest off."""
+    return sorted(rows, key=lambda row: -quantiser.error([row]))[:EMULATED_ROWS]
 
 
 def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
@@ -189,7 +202,8 @@ def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engin
     high, kind = best.engine.plan.precision, quantiser.scheme.name
     nodes = Counter(high if name in best.floats else kind for name in quantiser.products)
     kept = [*((row.node, row.why) for row in quantiser.refused), *best.floats.items()]
-    return task.reported(best.engine, best.judged, nodes, kept, best.found.alone)
+    engine = task.reported(best.engine, best.judged, nodes, kept, best.found.alone)
+    return with_warning(engine, UNLIKE) if best.sees_held_out else engine
 
 
 def _left_alone(task: LoweredBuild, quantiser: Quantiser, plain: Engine, tried: _Attempt) -> Engine:
