@@ -160,13 +160,13 @@ def quantised(row: str, *, in_runtime: bool = False, **options: Any) -> Callable
     """`ridgeline.quantize`, and the file it writes run by our engine or by ONNX Runtime."""
 
     def make(workspace: Workspace, task: Task) -> Made:
-        path = _quantised_file(workspace, task, row, options)
+        path = quantised_file(workspace, task, row, options)
         return workspace.session(path) if in_runtime else workspace.build(path, task)
 
     return make
 
 
-def _quantised_file(workspace: Workspace, task: Task, row: str, options: Mapping[str, Any]) -> Path:
+def quantised_file(workspace: Workspace, task: Task, row: str, options: Mapping[str, Any]) -> Path:
     quantize = getattr(ridgeline, "quantize", None)
     if quantize is None:
         raise Unavailable("this version has no ridgeline.quantize")
