@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from ridgeline.base.guards import Term
 from ridgeline.base.library_math import library_math
 from ridgeline.errors import InputError, OptionError, RidgelineError, UnsupportedError
 from ridgeline.frontend.torch_dims import Axes, axes_of, bounded_profile, name_dims
@@ -99,6 +100,7 @@ class Sample:
     export_s: float
     assumed: Assumed = NOTHING_ASSUMED  # what the export assumed about sizes
     is_program: bool = False  # only the export is known, not the module
+    guards: tuple[Term, ...] | None = None  # None: the module was not asked at other sizes yet
 
     def eager(self) -> dict[str, Tensor]:
         """The outputs of the module itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.guards import SIZE, Sizes, Term, broken, holds, sizes_in
-from ridgeline.errors import VerifyError, first_line
+from ridgeline.errors import RidgelineError, VerifyError, first_line
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.torch_guards import Assumed
 from ridgeline.kernels.elements import as_numpy
@@ -31,7 +32,31 @@ Place = tuple[str, int]  # input and axis
 
 
 def check_sample(engine: Engine, reference: Reference, sample: Sample, *, runs_here: bool) -> list[Check]:
-    """Rows for the example inputs: the export, and the engine where it runs, against the module.
+    """Rows for the example inputs: the export, and the engine where it runs, against the module."""
+    expected, rows = _compare_export(reference, sample)
+    if runs_here:
+        rows += expected.check(ENGINE, engine.run(expected.feeds))
+        require(rows, where=partial(find_culprit, engine, expected))
+    return rows
+
+
+def check_export(reference: Reference, sample: Sample) -> tuple[Sample, list[Check]]:
+    """The export against the module, before it is lowered: the sample with its guards, and the rows.
+
+    A lowered graph is not what the module computes. It is held to the export, under the budget.
+    """
+    try:
+        _, rows = _compare_export(reference, sample)
+    except RidgelineError:
+        raise
+    except Exception:  # of the module, or of ONNX Runtime, which names no argument
+        sample.require_runs()
+        raise
+    return replace(sample, guards=check_guards(reference, sample)), rows
+
+
+def _compare_export(reference: Reference, sample: Sample) -> tuple[Expected, list[Check]]:
+    """What the module makes of the example inputs, and rows for the export.
 
     The tolerance is that of the exported model: the module rounds as often as its graph does.
     """
@@ -40,10 +65,7 @@ def check_sample(engine: Engine, reference: Reference, sample: Sample, *, runs_h
     expected = Expected(reference, feeds, eager, reference.tolerance(feeds, want))
     rows = expected.check(EXPORT, want)
     _require_export(rows)
-    if runs_here:
-        rows += expected.check(ENGINE, engine.run(feeds))
-        require(rows, where=partial(find_culprit, engine, expected))
-    return rows
+    return expected, rows
 
 
 def _require_export(rows: list[Check]) -> None:
@@ -63,6 +85,8 @@ def check_guards(reference: Reference | None, sample: Sample) -> tuple[Term, ...
     torch takes an open size to be 2 or more. Where the module and its export agree at 1 or 0 as well, the
     guards let that size through. Where they disagree at sizes that the guards take, the export is refused.
     """
+    if sample.guards is not None:
+        return sample.guards
     example = {name: tuple(tensor.shape) for name, tensor in sample.feeds.items()}
     guards = sample.assumed.all_guards(example)
     if reference is None or not sample.assumed.dims:
