@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ridgeline.builder import load_engine as load
     from ridgeline.plugins.register import register_op
     from ridgeline.precision.quantize import quantize
+    from ridgeline.precision.recheck import verify_engine
     from ridgeline.runtime.engine import Engine
     from ridgeline.torch_in.module import compile_module as compile
-    from ridgeline.verify.recheck import verify_engine
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,7 +37,7 @@ _HOMES = {
     "quantize": ("ridgeline.precision.quantize", "quantize"),
     "register_op": ("ridgeline.plugins.register", "register_op"),
     "load": ("ridgeline.builder", "load_engine"),
-    "verify_engine": ("ridgeline.verify.recheck", "verify_engine"),
+    "verify_engine": ("ridgeline.precision.recheck", "verify_engine"),
     "Engine": ("ridgeline.runtime.engine", "Engine"),
 }
 

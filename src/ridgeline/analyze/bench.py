@@ -206,7 +206,10 @@ def _severity(difference: Difference, tolerance: float | None) -> float:
 
 def _tolerance(difference: Difference, report: Report) -> float | None:
     """Verification's own for this output, doubled, since the peer rounds as well; and a few steps of the
-    values at hand, since other inputs than verification's may make larger ones."""
+    values at hand, since other inputs than verification's may make larger ones. None for a lowered engine:
+    a budget is for samples like those that it was judged on, and inputs here may be any."""
+    if report.precision is not None and report.precision.is_lowered:
+        return None
     known = [check.tolerance for check in report.checks if check.output == difference.output]
     return 2 * max(known) + 8 * EPSILON["float32"] * difference.scale if known else None
 

@@ -35,7 +35,7 @@ def verify(
     from ridgeline.cli.draw_plan import draw_checks
     from ridgeline.cli.engines import load_file, tell_notes
     from ridgeline.cli.progress import StageProgress
-    from ridgeline.verify.recheck import verify_engine
+    from ridgeline.precision.recheck import verify_engine
 
     loaded = load_file(engine, trust=trust)
     require_file(model)

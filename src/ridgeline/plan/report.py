@@ -59,6 +59,12 @@ class Precision:
     drawn: bool = False  # at random: no data was given
     held_out: bool = True  # False: too few samples, so that those of calibration had to serve
     sensitivity: dict[str, float] = field(default_factory=dict)  # by node, its error alone, if a search ran
+    metric: str = ""  # the user's own, if one judged
+
+    @property
+    def is_lowered(self) -> bool:
+        """Some node has a lower precision than the model: tolerances for rounding do not hold for it."""
+        return bool(set(self.nodes) - {"fp32", "tf32"})
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,7 @@ class LoweredBuild:
             drawn=judging.drawn,
             held_out=fitting is not judging,
             sensitivity=dict(sorted((alone or {}).items(), key=lambda item: -item[1])),
+            metric=getattr(self.options.metric, "__name__", "a metric") if self.options.metric else "",
         )
         warnings = [*([DRAWN] if fitting.drawn else []), *division_warnings(fitting, judging)]
         engine.report = replace(engine.report, precision=found)

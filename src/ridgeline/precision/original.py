@@ -37,6 +37,7 @@ class Original:
     loaded: Loaded
     options: Options
     sample: Sample | None
+    planned: Shapes | None = None  # of an engine that was built before
 
     @cached_property
     def reference(self) -> Reference:
@@ -48,6 +49,8 @@ class Original:
 
     @cached_property
     def shapes(self) -> Shapes:
+        if self.planned is not None:
+            return self.planned
         reference = None if self.options.verify == "off" else self.reference
         return choose_every_shapes(self.loaded, self.inference, reference, self.options, self.sample)[0]
 

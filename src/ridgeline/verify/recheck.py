@@ -1,8 +1,7 @@
-"""Repeats the checks of a build on the machine that runs the engine."""
+"""Repeats the checks of a build, that of a model in its own types, on the machine that runs the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +13,7 @@ from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
 from ridgeline.base.spec import TF32, Port
 from ridgeline.errors import ModelError, PlanError, VerifyError
-from ridgeline.frontend.from_onnx import Source, load
+from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
@@ -24,6 +23,8 @@ from ridgeline.verify.compare import versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.trials import verify_profiles
+
+FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
 def verify_engine(
@@ -57,11 +58,7 @@ def verify_engine(
             " are verified against the module itself",
         )
     loaded = load(model, engine.program.limits)
-    for what, own, theirs in (
-        ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
-        ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
-    ):
-        _require_same(what, own, theirs, engine.plan.model, loaded.name)
+    require_fitting_ports(engine, loaded)
     limited = LimitedRun.of(loaded.model, engine.program.limits)
     rounds = engine.plan.precision == TF32
     reference = Reference(loaded, threads=options.cores, limited=limited, rounds=rounds)
@@ -98,17 +95,28 @@ def _of_another(error: VerifyError, engine: Engine) -> VerifyError:
     )
 
 
-def _require_same(what: str, own: Sequence[Port], theirs: Sequence[Port], engine: str, model: str) -> None:
-    """Names, types and ranks; dims may be named otherwise in another export of the same model."""
-    got, want = ({port.name: port for port in side} for side in (theirs, own))
-    if got.keys() != want.keys() or not all(_are_alike(got[name], want[name]) for name in want):
+def require_fitting_ports(engine: Engine, loaded: Loaded, *, are_floats_alike: bool = False) -> None:
+    """Names, types and ranks; dims may be named otherwise in another export of the same model.
+
+    `are_floats_alike`: ports of a lowered engine may be half where the model's are float32.
+    """
+    for what, own, theirs in (
+        ("input", engine.inputs, ports(loaded.model.graph.inputs, what="input")),
+        ("output", engine.outputs, ports(loaded.model.graph.outputs, what="output")),
+    ):
+        got, want = ({port.name: port for port in side} for side in (theirs, own))
+        if got.keys() == want.keys() and all(
+            _are_alike(got[name], want[name], are_floats_alike=are_floats_alike) for name in want
+        ):
+            continue
         raise ModelError(
-            f"the engine of {engine!r} was not made from {model!r}: the {what}s differ",
+            f"the engine of {engine.plan.model!r} was not made from {loaded.name!r}: the {what}s differ",
             got=", ".join(f"{name}: {port}" for name, port in got.items()),
             want=", ".join(f"{name}: {port}" for name, port in want.items()),
         )
 
 
-def _are_alike(one: Port, other: Port) -> bool:
+def _are_alike(one: Port, other: Port, *, are_floats_alike: bool) -> bool:
     ranks = {len(port.dims) for port in (one, other) if port.dims is not None}
-    return one.dtype == other.dtype and len(ranks) < 2
+    are_floats = are_floats_alike and {one.dtype, other.dtype} <= FLOATS
+    return (one.dtype == other.dtype or are_floats) and len(ranks) < 2
