@@ -114,6 +114,25 @@ def test_nan_is_traced_to_the_node_that_made_it(tmp_path: Path) -> None:
     assert report.passed  # both have it, at the same places
 
 
+def test_outputs_without_numbers_are_not_called_the_same(tmp_path: Path) -> None:
+    """Equal by definition, but neither no values nor NaN prove anything."""
+    model = written(tmp_path / "logs.onnx", LOGS.replace("[4]", "[N]"))
+    shapes = {"none": np.zeros(0), "nan": np.full(3, -1.0), "some": np.array([2.0, 3.0])}
+    for name, array in shapes.items():
+        np.savez(tmp_path / f"{name}.npz", x=array.astype(np.float32))
+    found = {name: compared(f"{model}@floor", model, data=tmp_path / f"{name}.npz") for name in shapes}
+    assert {name: (each.passed, each.outputs[0].values) for name, each in found.items()} == {
+        "none": (False, 0), "nan": (True, 3), "some": (True, 2),
+    }  # fmt: skip
+    assert "nothing was compared" in found["none"].notes[-1]
+    notes = [found[name].outputs[0].note for name in shapes]
+    assert [note.split(":")[0] for note in notes] == [
+        "empty",
+        "NaN or infinite throughout, on both sides",
+        "",
+    ]
+
+
 def test_the_rule_may_be_elementwise(chain: Path, tmp_path: Path) -> None:
     other = written(tmp_path / "other.onnx", CHAIN, w2=1.001)
     assert compared(other, chain).passed

@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 Ridge = Callable[..., tuple[int, str, str]]
@@ -35,6 +38,16 @@ def test_sides_that_differ_exit_with_3(ridge: Ridge, tiny_model: Path, tiny_engi
     assert status == 3
     assert "first divergence" in out
     assert "differ by more than is allowed" in err
+
+
+def test_empty_outputs_exit_with_3(ridge: Ridge, here: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[N] x) => (float[N] y) { y = Abs(x) }'
+    onnx.save(onnx.parser.parse_model(text), here / "abs.onnx")
+    np.savez(here / "none.npz", x=np.zeros(0, np.float32))
+    status, out, err = ridge("compare", "abs.onnx@floor", "abs.onnx", "--data", "none.npz")
+    assert status == 3
+    assert "same" not in out
+    assert "nothing was compared" in err
 
 
 def test_two_machines(ridge: Ridge, tiny_model: Path, here: Path) -> None:

@@ -152,6 +152,36 @@ def test_half_ports_that_are_over_the_budget() -> None:
         ridgeline.build(chain("a", "b", "c"), precision="int8", io="fp16", data=large, verify="off", **QUICK)
 
 
+def test_a_metric_may_overwrite_what_it_is_given() -> None:
+    seen: list[tuple[float, float]] = []
+
+    def metric(
+        got: dict[str, np.ndarray], want: dict[str, np.ndarray], feeds: dict[str, np.ndarray]
+    ) -> float:
+        error = float(np.abs(got["y"] - want["y"]).max())
+        seen.append((float(want["y"].sum()), float(feeds.pop("x").sum())))
+        got["y"][:], want["y"][:] = 7, np.nan
+        return error
+
+    options = {"data": rows(8, 64), "budget": 0.5, "verify": "off", "metric": metric, **QUICK}
+    engine = ridgeline.build(chain("a", "b", "c"), precision="fp16", **options)
+    assert engine.report.precision.error < 0.01
+    assert np.isfinite(seen).all()
+
+
+def test_outputs_that_are_nan_are_no_perfect_score() -> None:
+    proto = proto_of(
+        """g (float[N,64] x) => (float[N,64] y, float[N,64] v) {
+            m = MatMul(x, w) a = Abs(m) n = Neg(a) r = Sqrt(n) y = Sub(r, a) s = Sqrt(m) v = Neg(s) }""",
+        w=drawn(64, 64),
+    )
+    data = rows(40, 64)
+    engine = ridgeline.build(proto, precision="fp16", data=data, budget=0.5, verify="off", **QUICK)
+    found = " ".join([*engine.report.warnings, *ridgeline.quantize(proto, data=data).notes])
+    assert found.count("output 'y' of the original is NaN or infinite throughout") == 2
+    assert found.count("output 'v' of the original is NaN in") == 2
+
+
 def test_shared_weights_keep_their_own_scales() -> None:
     weight = np.full((64, 32), 0.95 / 7, np.float32)
     weight[0] = 1
@@ -179,7 +209,16 @@ def test_levels_are_quantised_anew_where_the_numbers_between_round() -> None:
     np.testing.assert_array_equal(got, [1, 2048, 3000])
 
 
-def test_an_infinity_among_the_levels_saturates() -> None:
+def of_tactic(proto: onnx.ModelProto, without: str, x: np.ndarray) -> np.ndarray:
+    """What the model makes in ONNX Runtime, or without it."""
+    engine = ridgeline.build(proto, without=(without,), verify="off", **QUICK)
+    assert all((step.tactic == "ort") == (without != "ort") for step in engine.plan.steps)
+    made: np.ndarray = engine.run({"x": x})["y"]
+    return made
+
+
+@pytest.mark.parametrize("without", ["ort", "cpp"])
+def test_an_infinity_among_the_levels_saturates(without: str) -> None:
     """The second QuantizeLinear makes the largest number of it; the pair is no identity."""
     proto = proto_of(
         """g (float[3] x) => (float[3] y) {
@@ -187,9 +226,20 @@ def test_an_infinity_among_the_levels_saturates() -> None:
             p = QuantizeLinear(k, s, z) y = DequantizeLinear(p, s, z) }""",
         s=np.float32(1).reshape(()), z=np.zeros((), ml_dtypes.float8_e5m2),
     )  # fmt: skip
-    engine = ridgeline.build(proto, without=("ort",), **QUICK)
-    got = engine.run({"x": np.array([1, 1e6, -1e6], np.float32)})["y"]
+    got = of_tactic(proto, without, np.array([1, 1e6, -1e6], np.float32))
     np.testing.assert_array_equal(got, [1, 57344, -57344])
+
+
+@pytest.mark.parametrize("without", ["ort", "cpp"])
+def test_two_roundings_to_levels_stay_two(without: str) -> None:
+    proto = proto_of(
+        """g (float[3] x) => (float[3] y) {
+            q = QuantizeLinear(x, s, z) k = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(k, t, z) y = DequantizeLinear(p, t, z) }""",
+        s=np.float32(1).reshape(()), t=np.float32(0.3).reshape(()), z=np.zeros((), np.int8),
+    )  # fmt: skip
+    got = of_tactic(proto, without, np.array([1, 3.3, -7.4], np.float32))
+    np.testing.assert_allclose(got, [0.9, 3.0, -6.9], rtol=1e-6)
 
 
 def test_one_block_along_an_axis_that_a_view_takes_away() -> None:

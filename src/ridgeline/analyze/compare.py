@@ -20,6 +20,9 @@ from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.verify.metrics import Metrics, as_float64, is_numeric, measure, relative_l2, required_rtol
 
 STAGE = "compare"
+NOTHING = "nothing was compared: no output has a value in any sample; give samples that are not empty"
+EMPTY = "empty: nothing to compare"
+NO_NUMBERS = "NaN or infinite throughout, on both sides: no error counts that"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class OutputRow:
     metrics: Metrics | None  # null if shapes or types do not allow a comparison
     note: str = ""
     every: dict[str, float] = field(default_factory=dict)
+    values: int = 0  # of the reference in all samples; of 0, nothing was compared
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,12 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        return all(row.passed for row in self.outputs)
+        return self.is_something and all(row.passed for row in self.outputs)
+
+    @property
+    def is_something(self) -> bool:
+        """Whether any value was compared: outputs without elements are equal and prove nothing."""
+        return any(row.values for row in self.outputs)
 
 
 def compare_sides(
@@ -135,11 +144,12 @@ def compare_sides(
     if not names:
         raise OptionError("there is no sample to compare with")
     rows = layers.rows() if with_layers else ()
+    made = outputs.rows()
     return Comparison(
         a=a.label, b=b.label, a_who=a.who, b_who=b.who, rule=str(allowed), samples=tuple(names),
-        outputs=outputs.rows(), layers=rows, non_finite=tuple(layers.non_finite),
+        outputs=made, layers=rows, non_finite=tuple(layers.non_finite),
         first_divergence=next((row for row in rows if row.passed is False), None),
-        notes=tuple(_notes(rows)),
+        notes=(*_notes(rows), *([] if any(row.values for row in made) else [NOTHING])),
     )  # fmt: skip
 
 
@@ -173,14 +183,18 @@ class _Outputs:
         self._rows: dict[str, OutputRow] = {}
         self._every: dict[str, dict[str, float]] = {}
         self._failed: set[str] = set()
+        self._values: dict[str, int] = {}
 
     def add(self, sample: str, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> None:
         for name in dict.fromkeys((*want, *got)):
             row = self._row(sample, name, got.get(name), want.get(name))
             if not row.passed:
                 self._failed.add(name)
+            self._values[name] = self._values.get(name, 0) + math.prod(row.shape)
             known = self._rows.get(name)
-            if known is None or _badness(row.metrics) > _badness(known.metrics):
+            is_worse = known is not None and _badness(row.metrics) > _badness(known.metrics)
+            # a sample with values says more than one without
+            if known is None or is_worse or (known.passed and not math.prod(known.shape)):
                 self._rows[name] = row
 
     def _row(self, sample: str, name: str, got: np.ndarray | None, want: np.ndarray | None) -> OutputRow:
@@ -195,13 +209,18 @@ class _Outputs:
             )
         errors[sample] = relative_l2(got, want)
         note = _other_form(got, want)
-        return OutputRow(*kind, passed=self._allowed.takes(got, want), metrics=measure(got, want), note=note)
+        metrics = measure(got, want)
+        if not note and not want.size:
+            note = EMPTY
+        elif not note and metrics is not None and metrics.wanted_nans + metrics.wanted_infs >= want.size:
+            note = NO_NUMBERS if not metrics.special_differ else ""
+        return OutputRow(*kind, passed=self._allowed.takes(got, want), metrics=metrics, note=note)
 
     def rows(self) -> tuple[OutputRow, ...]:
         return tuple(
             OutputRow(
                 row.output, row.dtype, row.shape, row.sample, name not in self._failed, row.metrics, row.note,
-                self._every[name],
+                self._every[name], self._values[name],
             )
             for name, row in self._rows.items()
         )  # fmt: skip

@@ -107,5 +107,6 @@ def _show(request: Any, *, as_json: bool) -> None:
         return
     emit(report, draw_comparison, as_json=as_json, schema="comparison")
     if not report.passed:
-        say_error("the two sides differ by more than is allowed")
+        differ = "the two sides differ by more than is allowed"
+        say_error(differ if report.is_something else "nothing was compared")
         raise typer.Exit(FAILED_GATE)

@@ -40,7 +40,8 @@ def _outputs(report: Comparison, console: Console) -> None:
     errors = table("output", "shape", *ERRORS, "", numeric=ERRORS, keep=("",))
     likeness = table("output", *LIKENESS, numeric=LIKENESS)
     for row in report.outputs:
-        verdict = Text("same" if row.passed else "differs", style="green" if row.passed else "bold red")
+        word = "differs" if not row.passed else "same" if row.values else ""
+        verdict = Text(word, style="green" if row.passed else "bold red")
         note = Text.assemble(verdict, f" {row.note}" if row.note else "", _specials(row.metrics))
         m = row.metrics
         if m is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,12 +12,46 @@ import numpy as np
 
 from ridgeline.errors import BuildError, OptionError
 from ridgeline.precision.samples import Row, named_row
-from ridgeline.verify.metrics import worst_relative_l2
+from ridgeline.verify.metrics import as_float64, is_numeric, worst_relative_l2
 
 WORST_SHOWN = 3
 Outputs: TypeAlias = Mapping[str, np.ndarray]
 # (outputs of the engine, of the original, the inputs) -> an error, 0 for none
 Metric: TypeAlias = Callable[[Outputs, Outputs, Outputs], float]
+
+
+@dataclass
+class LeftOut:
+    """What errors do not count: NaN and infinities in the original's own outputs."""
+
+    nans: dict[str, int] = field(default_factory=dict)
+    finite: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+
+    def add(self, want: Outputs) -> None:
+        """The original's outputs of one sample."""
+        for name, value in want.items():
+            array = np.asarray(value)
+            if not is_numeric(array):
+                continue
+            numbers = as_float64(array)
+            for counts, found in ((self.nans, np.isnan(numbers)), (self.finite, np.isfinite(numbers))):
+                counts[name] = counts.get(name, 0) + int(found.sum())
+            self.values[name] = self.values.get(name, 0) + numbers.size
+
+    @property
+    def lines(self) -> list[str]:
+        """What a report says of it; nothing if every output has numbers to judge by, and no NaN."""
+        made = []
+        for name, count in self.values.items():
+            if not self.finite[name]:
+                what = "is NaN or infinite throughout" if count else "is empty"
+                who = f"output {name!r} of the original"
+                made.append(f"{who} {what} on this data: an error of 0 says nothing")
+            elif self.nans[name]:
+                share = f"{self.nans[name]} of {count} values"
+                made.append(f"output {name!r} of the original is NaN in {share}, which no error counts")
+        return made
 
 
 @dataclass
@@ -27,6 +62,7 @@ class Judgement:
     worst: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
     samples: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)  # of the original, where it was looked at
 
     def add(self, got: Outputs, want: Outputs, feeds: Outputs) -> None:
         """One sample."""
@@ -51,8 +87,10 @@ class Judgement:
 
 
 def _called(metric: Metric, got: Outputs, want: Outputs, feeds: Outputs) -> float:
+    # copies: a metric may use its arguments as scratch memory, and the originals serve again
+    given = ({name: deepcopy(value) for name, value in each.items()} for each in (got, want, feeds))
     try:
-        error = float(metric(got, want, feeds))
+        error = float(metric(*given))
     except Exception as problem:
         raise OptionError(
             "the metric failed",

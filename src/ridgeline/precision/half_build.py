@@ -225,7 +225,8 @@ class LoweredBuild:
             sensitivity=dict(sorted((alone or {}).items(), key=lambda item: -item[1])),
             metric=getattr(self.options.metric, "__name__", "a metric") if self.options.metric else "",
         )
-        warnings = [*([DRAWN] if fitting.drawn else []), *division_warnings(fitting, judging)]
+        drawn = [DRAWN] if fitting.drawn else []
+        warnings = [*drawn, *division_warnings(fitting, judging), *judged.left_out.lines]
         engine.report = replace(engine.report, precision=found)
         return with_warnings(engine, warnings)
 

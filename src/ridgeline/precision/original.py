@@ -85,6 +85,7 @@ class Original:
             left = len(self.held_out) - i * self._batch
             for row in islice(_by_rows(self._batch, got, want, feeds), left):
                 made.add(*row)
+                made.left_out.add(row[1])
         return made
 
     def _wanted(self, feeds: Feeds) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from ridgeline.ir.body import op_of
 from ridgeline.options import DEFAULT_LIMITS, Limits, make_limits
 from ridgeline.passes.outline import name_nodes
 from ridgeline.passes.pipeline import PASSES
+from ridgeline.precision.budget import Judgement
 from ridgeline.precision.calibrate import (
     AUTO,
     Calibrated,
@@ -51,7 +52,6 @@ from ridgeline.precision.samples import Feeds, Samples, division_warnings
 from ridgeline.precision.schemes import Scheme, scheme_named
 from ridgeline.precision.smooth import Smoothed, output_clips, smooth_channels
 from ridgeline.precision.weights import encode_weight
-from ridgeline.verify.metrics import relative_l2
 
 # what is done before placing: norms become weights, and patterns of exporters the ops they mean
 PREPARED = ("shapes", "fold", "clean", "weights", "norms", "activations", "sweep")
@@ -124,15 +124,16 @@ def quantize(
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
     rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
+    judged = Judgement() if reference is None else judged_rows(reference, Emulator(model, allowed), rows)
     if fitting is not None and judging is not None:
-        notes = (*notes, *division_warnings(fitting, judging))
+        notes = (*notes, *division_warnings(fitting, judging), *judged.left_out.lines)
     return Quantized(
         model,
         scheme,
         tuple(placement.decisions),
         ranges,
         tuple(placement.groups),
-        {} if reference is None else output_distances(reference, Emulator(model, allowed), rows),
+        judged.worst,
         len(rows),
         fitting is not judging,
         before,
@@ -195,16 +196,17 @@ def product_layers(placement: Placement, stored: Mapping[Edge, Encoded], device:
     return made
 
 
-def output_distances(reference: Emulator, emulator: Emulator, rows: Sequence[Feeds]) -> dict[str, float]:
+def judged_rows(reference: Emulator, emulator: Emulator, rows: Sequence[Feeds]) -> Judgement:
     """The relative L2 error of each output, on the worst row."""
-    worst: dict[str, float] = {}
+    made = Judgement()
     for row in rows:
-        want, got = reference.run(row), emulator.run(row)
-        for name in reference.outputs:
-            if hasattr(want[name], "numpy"):
-                error = relative_l2(got[name].numpy(), want[name].numpy())
-                worst[name] = max(worst.get(name, 0.0), error)
-    return worst
+        want, got = (
+            {name: value.numpy() for name, value in each.run(row).items() if hasattr(value, "numpy")}
+            for each in (reference, emulator)
+        )
+        made.add(got, want, row)
+        made.left_out.add(want)
+    return made
 
 
 def _needed(samples: Samples | None, option: str) -> Samples:

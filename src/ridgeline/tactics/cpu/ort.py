@@ -166,7 +166,11 @@ class Ort(Tactic):
             "session.x64quantprecision": "1",
         }
         settings |= QUANTISED if any(quantizes(op) or dequantizes(op) for op in ops) else {}
-        options = session_options(threads=site.target.threads, settings=settings)
+        # its optimisers take a DequantizeLinear and the same QuantizeLinear for nothing: infinities saturate
+        has_infinity = any(spec.dtype == "float8_e5m2" for spec in site.specs.values())
+        options = session_options(
+            threads=site.target.threads, is_optimised=not has_infinity, settings=settings
+        )
         options.use_deterministic_compute = bool(config.get("deterministic", False))
         if lent:
             model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
@@ -176,9 +180,11 @@ class Ort(Tactic):
 
 
 # its integer products need the bias behind them, and levels with a sign are off on x86 unless asked for;
-# a float bias would be rounded to the steps of the integer sum, which the model does not say
+# a float bias would be rounded to the steps of the integer sum, which the model does not say; of two
+# roundings to levels with other steps, the first would be left out
+_UNWANTED = ("MatMulAddFusion", "WeightBiasQuantization", "DoubleQDQPairsRemover")
 QUANTISED = {
-    "optimization.disable_specified_optimizers": "MatMulAddFusion;WeightBiasQuantization",
+    "optimization.disable_specified_optimizers": ";".join(_UNWANTED),
     "session.qdqisint8allowed": "1",
 }
 
