@@ -14,7 +14,7 @@ from ridgeline.precision.budget import Metric
 from ridgeline.precision.emulate import Emulator, Rounding, is_mask, rounded_to
 from ridgeline.precision.guards import guard
 from ridgeline.precision.lower import follow_neighbours, lowerable, value_key
-from ridgeline.precision.patterns import WANTED, match_nodes, names_of
+from ridgeline.precision.patterns import named_nodes, names_of
 from ridgeline.precision.ranges import HALVES, Statistics, observe
 from ridgeline.precision.samples import Feeds, Samples, row_digest
 from ridgeline.precision.search import ErrorOf, Found, raise_nodes
@@ -56,7 +56,8 @@ class Lowering:
         self.names = {value_key(node): node_sources(node) for node in model.graph}
         self._runs: dict[tuple[str, tuple[str, ...]], TracedRuns] = {}
         called = {value_key(node): names_of(node) for node in model.graph}
-        self.user_kept = set(match_nodes(asked.keep, called, want=WANTED))
+        # patterns were checked before: what a later rewrite took away has no type to keep
+        self.user_kept = set(named_nodes(asked.keep, called)[0])
 
     def statistics(self, samples: Samples) -> Statistics:
         def counted() -> Any:

@@ -71,21 +71,8 @@ def kept_patterns(keep: Iterable[str], kind: str = "fp32") -> tuple[str, ...]:
 def match_nodes(
     patterns: Sequence[str], names: Mapping[Node, Sequence[str]], *, want: str
 ) -> dict[Node, str]:
-    """The nodes that patterns name, each with the first pattern that does.
-
-    `names` has all that a node may be called. Patterns that name none are one error, with near matches.
-    """
-    found: dict[Node, str] = {}
-    missed: list[str] = []
-    called: dict[str, list[Node]] = {}
-    for node, each in names.items():
-        for name in dict.fromkeys(each):
-            called.setdefault(name, []).append(node)
-    for pattern in patterns:
-        hits = [node for name, nodes in called.items() if fnmatchcase(name, pattern) for node in nodes]
-        found.update((node, pattern) for node in hits if node not in found)
-        if not hits:
-            missed.append(pattern)
+    """As `named_nodes`. Patterns that name none are one error, with near matches."""
+    found, missed = named_nodes(patterns, names)
     if missed:
         known = sorted({name for each in names.values() for name in each})
         raise OptionError(
@@ -95,6 +82,30 @@ def match_nodes(
             help="ridge show MODEL lists the nodes",
         )
     return found
+
+
+def named_nodes(
+    patterns: Sequence[str], names: Mapping[Node, Sequence[str]]
+) -> tuple[dict[Node, str], list[str]]:
+    """The nodes that patterns name, each with the first pattern that does; and the patterns that name none.
+
+    `names` has all that a node may be called.
+    """
+    found: dict[Node, str] = {}
+    missed: list[str] = []
+    called: dict[str, list[Node]] = {}
+    for node, each in names.items():
+        for name in dict.fromkeys(each):
+            called.setdefault(name, []).append(node)
+    for pattern in patterns:
+        if set(pattern).isdisjoint("*?["):  # a plain name: an op type may stand for thousands of them
+            hits = called.get(pattern, [])
+        else:
+            hits = [node for name, nodes in called.items() if fnmatchcase(name, pattern) for node in nodes]
+        found.update((node, pattern) for node in hits if node not in found)
+        if not hits:
+            missed.append(pattern)
+    return found, missed
 
 
 def _near(pattern: str, known: Sequence[str]) -> list[str]:
