@@ -186,7 +186,7 @@ class LoweredBuild:
             judged = self.original.judge(engine)
             if judged.error <= budget:
                 break
-            if attempt == MORE_BUILDS:
+            if attempt == MORE_BUILDS or not decision.lowered:
                 raise self._over(decision, judged.error)
             tighter = decision.error * budget / judged.error * 0.9
             decision = self.decide(decision.half, budget=tighter)
@@ -196,7 +196,8 @@ class LoweredBuild:
 
     def _over(self, decision: Decision, error: float) -> BuildError:
         worst = costs_most(decision.alone, decision.names)
-        return over_budget(decision.half, worst, error, self.options.budget_or_default)
+        kind = decision.half if decision.lowered else "float32"
+        return over_budget(kind, worst, error, self.options.budget_or_default)
 
     def reported(
         self,

@@ -41,7 +41,13 @@ from ridgeline.verify.compare import (
     only_nan,
     require,
 )
-from ridgeline.verify.divergence import Expected, as_others_run_it, find_culprit, first_wrong_region
+from ridgeline.verify.divergence import (
+    Expected,
+    as_others_run_it,
+    find_culprit,
+    first_wrong_region,
+    settled_by_regions,
+)
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.remembered import FROM_CACHE
@@ -126,6 +132,8 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
         rows += expected.check(name, outputs)
         if i == 0 and options.verify == "full":
             rows += _fused_against_unfused(engine, expected)
+        if not all(row.passed for row in rows):
+            rows = settled_by_regions(engine, expected, rows)
         found += rows
         require(found, where=partial(find_culprit, engine, expected))
     if telling.are_nan and len(telling.are_nan) == len(engine.outputs):
