@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from ridgeline.base.arrays import data_files
 from ridgeline.base.choices import Refusal
 from ridgeline.base.progress import Progress, shown
-from ridgeline.base.spec import TF32, Target
+from ridgeline.base.spec import TF32, Op, Target, TensorSpec
 from ridgeline.base.timing import gc_paused
 from ridgeline.errors import InputError, ModelError, OptionError, PlanError
 from ridgeline.frontend.declared import correct_outputs
@@ -26,6 +26,7 @@ from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.quant import coded_products
 from ridgeline.options import Limits, Options, logger, make_limits, make_options
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.contradictions import explaining_contradictions
@@ -142,9 +143,14 @@ def build_exported(exported: Exported, options: Options) -> Engine:
 
 def build_with(source: Source, options: Options, sample: Sample | None = None) -> Engine:
     """An engine in the model's own types, or in those that `options.precision` asks for."""
+    began = time.perf_counter()
     if options.precision == "typed":
-        return build_typed(source, options, sample)
-    return build_lowered(source, options, sample, partial(build_typed, is_judged=True))
+        engine = build_typed(source, options, sample)
+    else:
+        engine = build_lowered(source, options, sample, partial(build_typed, is_judged=True))
+    whole_s = time.perf_counter() - began + (0.0 if sample is None else sample.export_s)
+    engine.report = replace(engine.report, build_s=round(whole_s, 3))
+    return engine
 
 
 def build_typed(
@@ -195,6 +201,7 @@ def build_typed(
         stage_seconds=clock.seconds,
         sites_timed=sum(selection.timed for selection in selections),
         sites_cached=sum(selection.cached for selection in selections),
+        codes=coded_products(*program_ops(contexts[0])),
         islands=report_islands(engine, is_timed=machine.is_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
@@ -318,6 +325,12 @@ def selection_contexts(
         )
         for shapes in every_shapes
     ]
+
+
+def program_ops(context: SelectionContext) -> tuple[Sequence[Op], Mapping[str, TensorSpec]]:
+    """Every op of the finished graph, and the values between them."""
+    program = context.fused.program
+    return program.flat_ops(program.regions)[0], context.inferred.specs
 
 
 def select_every(contexts: list[SelectionContext], machine: Machine) -> list[Selection]:

@@ -18,6 +18,7 @@ from ridgeline.cli.draw_plan import _precision_text
 from ridgeline.errors import BuildError, OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.passes.pipeline import canonicalise
+from ridgeline.precision import half_build
 from ridgeline.precision.emulate import Emulator, node_key, rounded_to
 from ridgeline.precision.lower import lower
 from ridgeline.verify.metrics import relative_l2
@@ -203,11 +204,20 @@ def test_random_inputs_are_said_to_prove_little() -> None:
     assert engine.report.precision.drawn
 
 
+def test_a_half_type_that_is_slower_than_float32_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_build, "compared_us", lambda one, other: (20.0, 10.0))
+    options = {**QUICK, "level": 1}
+    engine = ridgeline.build(mlp(), precision="bf16", data=inputs(), **options)
+    assert any("bf16 is slower than float32 here (20 against 10 us)" in w for w in engine.report.warnings)
+    assert "0.50× the speed" in _precision_text(summarise(engine.plan, engine.report))
+    assert engine.report.engines_built == 2
+
+
 def test_samples_that_could_not_be_held_out_are_said_to_be_those_of_calibration() -> None:
     engine = ridgeline.build(mlp(), precision="fp16", data=inputs(1), **QUICK)
     assert any("too few to hold any back" in line for line in engine.report.warnings)
     assert not engine.report.precision.held_out
-    assert "1 samples of the calibration" in _precision_text(summarise(engine.plan, engine.report))
+    assert "on 1 sample of the calibration" in _precision_text(summarise(engine.plan, engine.report))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ from fragile import model, weight
 from test_lowered import off
 
 import ridgeline
+from ridgeline.analyze.show import summarise
+from ridgeline.cli.draw_plan import _precision_text
 from ridgeline.errors import BuildError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.options import DEFAULT_LIMITS, Options
@@ -71,6 +74,15 @@ def test_a_quantised_build_is_inside_its_budget_or_left_alone_with_the_reason(pr
     else:
         assert found.nodes[precision] >= 1
         assert 0 < found.error <= budget
+        assert summarise(engine.plan, engine.report).precision == f"{precision}, fp32"
+        assert engine.report.codes == {precision: found.nodes[precision]}
+    assert sum(found.nodes.values()) == 3
+    assert len(found.kept) == found.nodes.get("fp32", 0)
+    assert found.plain == "fp32"
+    assert found.plain_us > 0
+    assert engine.report.engines_built >= 2
+    assert engine.report.build_s >= 0.99 * sum(engine.report.stage_seconds.values())
+    assert engine.report.nodes == len(network().graph.node)
     batch = {"x": np.concatenate([each["x"] for each in [*inputs(), *inputs()][:16]])}
     assert off(engine, network(), [batch]) <= budget
 
@@ -94,9 +106,43 @@ def test_for_a_machine_that_is_not_here_what_was_asked_for_is_built() -> None:
         network(), precision="int8", data=inputs(), target="null:sm_90", progress=False,
         profiles={"x": "16x64"},
     )  # fmt: skip
-    assert engine.report.precision.nodes == {"int8": 3}
+    found = engine.report.precision
+    assert found.nodes == {"int8": 3}
+    assert (found.error, found.samples) == (None, 0)
+    assert "not judged yet" in _precision_text(summarise(engine.plan, engine.report))
     assert "fused against unfused graph" in {check.name for check in engine.report.checks}
     assert any("the machine that it is built for is not here" in line for line in engine.report.warnings)
+
+
+def test_weights_alone_are_kept_for_their_size_unless_they_cost_much_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for times, is_kept in (((1.04, 1.0), True), ((1.2, 1.0), False)):
+        monkeypatch.setattr(quantised_build, "compared_us", lambda one, other, times=times: times)
+        engine = ridgeline.build(network(), precision="w8", data=inputs(), level=0, progress=False)
+        assert set(engine.report.precision.nodes) == {"w8" if is_kept else "fp32"}
+        said = [line for line in engine.report.warnings if "ridge quantize MODEL --format w8" in line]
+        assert bool(said) != is_kept
+        assert is_kept or "build with --level 3" in said[0]
+
+
+def test_a_model_that_is_quantised_already_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "quantised.onnx"
+    ridgeline.quantize(network(), format="int8", data=inputs()).save(path)
+    typed = ridgeline.build(path, level=0, progress=False)
+    assert summarise(typed.plan, typed.report).precision == "int8, fp32"
+    engine = ridgeline.build(path, precision="int8", data=inputs(), level=0, progress=False)
+    assert engine.report.codes == {"int8": 3}
+    assert engine.report.precision is None  # so that it is verified as the model that it is
+    assert any("quantised already (3 in int8): it is taken as it is" in w for w in engine.report.warnings)
+
+
+def test_what_the_user_keeps_was_asked_for() -> None:
+    engine = ridgeline.build(
+        network(), precision="int8", keep="fp32:net/k", data=inputs(), target="null:sm_90", progress=False
+    )
+    assert [(row.node, row.why) for row in engine.report.precision.kept] == [("net/k", "asked for")]
+    assert engine.report.precision.nodes == {"fp16": 1, "int8": 2}
 
 
 def test_only_times_of_one_kind_are_compared() -> None:

@@ -88,7 +88,7 @@ class Summary:
     model: str
     target: str
     threads: int
-    precision: str
+    precision: str  # of the products; "int8, fp32" where some read codes and the rest is float32
     inputs: tuple[PortRow, ...]
     outputs: tuple[PortRow, ...]
     nodes: int  # of the model; Constant nodes are not counted
@@ -101,7 +101,9 @@ class Summary:
     call_overhead_us: float | None
     sites_timed: int
     sites_cached: int
-    stage_seconds: dict[str, float]
+    build_s: float | None  # wall time of the whole build
+    stage_seconds: dict[str, float]  # its parts, summed over the engines that were built
+    engines_built: int
     versions: dict[str, str]
     slow_ops: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -118,7 +120,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         model=plan.model,
         target=str(plan.target),
         threads=plan.target.threads,
-        precision=plan.precision,
+        precision=", ".join(precisions(plan, report)),
         inputs=tuple(_input_row(plan, port) for port in plan.inputs),
         outputs=tuple(PortRow(port.name, port.dtype, _dims(port)) for port in plan.outputs),
         nodes=report.nodes,
@@ -131,7 +133,9 @@ def summarise(plan: Plan, report: Report) -> Summary:
         call_overhead_us=report.call_overhead_us,
         sites_timed=report.sites_timed,
         sites_cached=report.sites_cached,
+        build_s=report.build_s,
         stage_seconds=dict(report.stage_seconds),
+        engines_built=report.engines_built,
         versions=dict(report.versions),
         slow_ops=plan.slow_ops,
         warnings=report.warnings,
@@ -139,6 +143,15 @@ def summarise(plan: Plan, report: Report) -> Summary:
         profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
         pads=plan.pads,
     )
+
+
+def precisions(plan: Plan, report: Report) -> tuple[str, ...]:
+    """The formats of codes, then the float types: those that a lowering counted, and that of the plan."""
+    lowered = report.precision.nodes if report.precision is not None else {}
+    others = sorted(kind for kind in lowered if kind not in report.codes)
+    # float32 last: it is what the others are mixed with
+    floats = sorted(dict.fromkeys((*others, plan.precision)), key=lambda kind: kind == "fp32")
+    return tuple(dict.fromkeys((*report.codes, *floats)))
 
 
 def profile_text(plan: Plan) -> str:

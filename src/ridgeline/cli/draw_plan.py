@@ -10,7 +10,7 @@ from ridgeline.analyze.show import Summary, Verdict, verdict_of
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, error_size, percent, plural, shape_text, size
 from ridgeline.options import DimRange
-from ridgeline.plan.report import Check, Report
+from ridgeline.plan.report import Check, Precision, Report
 
 LISTED = 8
 
@@ -25,7 +25,7 @@ def draw_built(summary: Summary, console: Console) -> None:
             ("tactics", _tactics_text(summary)),
             ("memory", _memory_text(summary)),
             ("time", _time_text(summary)),
-            ("precision", _precision_text(summary)),
+            ("precision", _built_precision_text(summary)),
             ("verified", verdict_text(summary.verdict)),
             ("build", _stages_text(summary)),
         ),
@@ -170,7 +170,9 @@ def _stages_text(summary: Summary) -> str:
         if count
     ]
     parts = f" ({each})" if each else ""
-    return f"{sum(stages.values()):.1f} s{parts}" + (f"; {', '.join(sites)}" if sites else "")
+    whole = sum(stages.values()) if summary.build_s is None else summary.build_s
+    engines = [f"{summary.engines_built} engines built"] if summary.engines_built > 1 else []
+    return f"{whole:.1f} s{parts}" + "".join(f"; {', '.join(each)}" for each in (engines, sites) if each)
 
 
 def _precision_text(summary: Summary) -> str:
@@ -178,21 +180,51 @@ def _precision_text(summary: Summary) -> str:
     found = summary.lowered
     if found is None:
         return ""
-    kinds = ", ".join(f"{count} in {kind}" for kind, count in found.nodes.items())
-    given = "held-out samples" if found.held_out else "samples of the calibration"
-    what = "random samples" if found.drawn else given
-    judged = f"off {error_size(found.error)} of {error_size(found.budget)} allowed on {found.samples} {what}"
-    kept = f"; {plural(len(found.kept), 'node')} kept, `ridge show` says why" if found.kept else ""
-    return f"{kinds} nodes; {judged if found.samples else 'not judged yet'}{kept}"
+    kinds = sorted(found.nodes.items(), key=lambda pair: pair[0] == "fp32")
+    first, *more = kinds or [("fp32", 0)]
+    counted = [f"{plural(first[1], found.counted.removesuffix('s'))} in {first[0]}"]
+    counts = ", ".join(counted + [f"{count} in {kind}" for kind, count in more])
+    helped = f" after {' and '.join(found.helped_by)}" if found.helped_by else ""
+    return f"{counts}; {_judged_text(found)}{helped}{_times_text(found)}"
+
+
+def _built_precision_text(summary: Summary) -> str:
+    """As `_precision_text`, with where to read more."""
+    found = summary.lowered
+    reasons = "; `ridge show` lists what was kept, and why" if found is not None and found.kept else ""
+    return _precision_text(summary) + reasons
+
+
+def _judged_text(found: Precision) -> str:
+    allowed = f"of {error_size(found.budget)} allowed"
+    if found.error is None:
+        foreseen = "" if found.emulated is None else f", {error_size(found.emulated)} {allowed} as emulated"
+        return f"not judged yet{foreseen}: `ridge verify ENGINE --model MODEL` on the target judges it"
+    given = "held-out sample" if found.held_out else "sample of the calibration"
+    samples = plural(found.samples, "random sample" if found.drawn else given)
+    samples = samples.replace("sample of the calibrations", "samples of the calibration")
+    return f"off {error_size(found.error)} {allowed} on {samples}"
+
+
+def _times_text(found: Precision) -> str:
+    """The engines that were timed in the same build."""
+    if found.lowered_us is None or found.plain_us is None:
+        return ""
+    asked = "the mixture" if found.asked == "auto" else found.asked
+    times = f"{duration(found.lowered_us)} in {asked} against {duration(found.plain_us)} in {found.plain}"
+    return f"; {times}, {found.plain_us / found.lowered_us:.2f}× the speed"
 
 
 def _kept(summary: Summary, console: Console) -> None:
-    if summary.lowered is None or not summary.lowered.kept:
+    found = summary.lowered
+    if found is None or not found.kept:
         return
-    grid = table("node", "kept in float32 because")
-    for kept in summary.lowered.kept:
+    grid = table("node", "why", keep=("node", "why"))
+    for kept in found.kept:
         grid.add_row(kept.node, kept.why)
-    put(grid, console, title="Kept")
+    kinds = [kind for kind in found.nodes if kind != found.asked]
+    high = "fp32" if "fp32" in kinds or not kinds else kinds[-1]
+    put(grid, console, title=f"Kept in {high}")
 
 
 def _warnings(summary: Summary, console: Console) -> None:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 REFRESH_S = 0.1
+# a heading: the stages that follow are those of one of several engines
+ENGINE = "engine"
 
 
 class StageProgress:
@@ -21,6 +23,7 @@ class StageProgress:
         self._began = monotonic()
         self._drawn = 0.0
         self._tasks: dict[str, TaskID] = {}
+        self._engines = 0
         # no refresh thread: it would wake up in the middle of the timings
         self._bars = Progress(
             TextColumn("  [bold]{task.description:<14}"),
@@ -47,6 +50,14 @@ class StageProgress:
             self._end_stage()
 
     def __call__(self, stage: str, done: int, total: int, detail: str = "") -> None:
+        if stage == ENGINE:
+            self._engines += 1
+            detail = f"{self._engines}: {detail}"
+            if not self._console.is_terminal:
+                self._end_stage()
+                self._stage = ""
+                self._console.print(f"  engine {detail}", highlight=False)
+                return
         is_new = stage != self._stage
         if is_new:
             self._end_stage()

@@ -50,16 +50,25 @@ class Precision:
     """How a model was lowered, and how far that carried its outputs on samples that were held out."""
 
     asked: str
-    nodes: dict[str, int] = field(default_factory=dict)  # how many compute in each type
+    # how many of what is `counted` compute in each type; those in the high one are the nodes of `kept`
+    nodes: dict[str, int] = field(default_factory=dict)
+    # nodes of the model as it was given, without those that only move elements; or its products
+    counted: str = "nodes"
     kept: tuple[Kept, ...] = ()
+    helped_by: tuple[str, ...] = ()  # smoothing, compensation: what brought it inside its budget
     budget: float = 0.0
-    error: float = 0.0  # of the worst output of the worst sample, or the mean of the user's metric
+    # of the worst output of the worst sample, or the mean of the user's metric; None: not judged yet
+    error: float | None = None
+    emulated: float | None = None  # the same as it was foreseen, on samples of the calibration
     errors: dict[str, float] = field(default_factory=dict)  # by output, the worst sample
     samples: int = 0
     drawn: bool = False  # at random: no data was given
     held_out: bool = True  # False: too few samples, so that those of calibration had to serve
     sensitivity: dict[str, float] = field(default_factory=dict)  # by node, its error alone, if a search ran
     metric: str = ""  # the user's own, if one judged
+    plain: str = ""  # the precision of the engine that was timed beside this one; empty: none was
+    plain_us: float | None = None  # its time
+    lowered_us: float | None = None  # of the lowered engine, whichever of the two was kept
 
     @property
     def is_lowered(self) -> bool:
@@ -74,7 +83,10 @@ class Report:
     nodes: int = 0  # of the model as it was given; Constant nodes are not counted
     reference: str = ""  # who computed the expected outputs
     checks: tuple[Check, ...] = ()
+    build_s: float | None = None  # wall time of the whole build, with every engine that it made
+    # its parts, summed over those engines; `lowering` is what decided on precision
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    engines_built: int = 1  # more than one where precisions were compared
     call_overhead_us: float | None = None  # engine.run minus its steps
     run_us: float | None = None  # median of engine.run at the planned shapes
     sites_timed: int = 0
@@ -87,6 +99,8 @@ class Report:
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     islands: tuple[Island, ...] = ()
     precision: Precision | None = None  # None: the model was built in its own types
+    # how many products of the finished graph read codes, by format; weights alone are w8, w4, …
+    codes: dict[str, int] = field(default_factory=dict)
 
     @property
     def verified(self) -> bool:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import onnx_ir as ir
 
@@ -43,7 +43,12 @@ MORE_BUILDS = 2
 EMULATED = 2
 DRAWN = "precision was decided and judged on random inputs, which prove little: give --data FOLDER"
 NO_HALF = "{} computes no half type faster than float32: the model stays in float32"
-NO_GAIN = "{} was no faster than float32 here ({:.0f} against {:.0f} us): the model stays in float32"
+NO_GAIN = "{} was no faster than {} here ({:.3g} against {:.3g} us): the model stays in {}"
+SLOWER = (
+    "{0} is slower than float32 here ({1:.3g} against {2:.3g} us): it saves memory, not time; "
+    "--precision auto takes it only where it is faster"
+)
+AT_LEVEL_0 = "; level 0 tunes nothing, so these times say little: build with --level 3 to have them tuned"
 NOT_TIMED = "where {} pays was not measured: {}"
 NOT_HERE = "the machine that it is built for is not here"
 NO_TIMES = "neither runs nor all steps were timed (verify='fast' times a run, level 1 the steps)"
@@ -53,6 +58,8 @@ STORAGE = "this processor has no {} arithmetic: values are stored in it and comp
 @dataclass
 class LoweredBuild:
     """One model on its way to an engine of lower precision."""
+
+    counted: ClassVar[str] = "nodes"  # what reports of it count
 
     original: Original
     options: Options
@@ -104,10 +111,24 @@ class LoweredBuild:
 
     def build_half(self, half: str) -> Engine:
         """Every node that bears it in this type."""
-        engine = self._finish(self.decide(half))
+        engine, short = self._finish(self.decide(half)), SHORT_NAMES[half]
         if half not in self.machine.half_types:
-            return with_warning(engine, STORAGE.format(SHORT_NAMES[half]))
-        return engine
+            engine = with_warning(engine, STORAGE.format(short))
+        # level 0 tunes nothing, so its times compare nothing
+        if self.machine.half_always_pays or not self.machine.is_here or not self.options.level:
+            return engine
+        times = compared_us(engine, self._timed_wide())
+        if times is None:
+            return engine
+        engine = with_times(engine, "fp32", times)
+        return with_warning(engine, SLOWER.format(short, *times)) if times[0] > times[1] else engine
+
+    def _timed_wide(self) -> Engine:
+        """The model in float32, to compare times with: it is not verified further than that needs."""
+        verify = self.options.verify if self.options.verify == "off" else "fast"
+        model = self.model.clone()
+        widen(model)
+        return replace(self, options=replace(self.options, verify=verify)).build_float(model)
 
     def build_unsearched(self, half: str, keep: Mapping[str, str]) -> Engine:
         """Every node in this type but those that guards or `keep` name.
@@ -165,8 +186,12 @@ class LoweredBuild:
         if times is None:
             return with_warning(engine, NOT_TIMED.format(half, self.why_untimed))
         if times[0] >= times[1]:
-            return with_warning(wide, NO_GAIN.format(half, *times))
-        return engine
+            return with_warning(wide, self.no_gain(half, "float32", times))
+        return with_times(engine, "fp32", times)
+
+    def no_gain(self, kind: str, high: str, times: tuple[float, float]) -> str:
+        """Why the engine of high precision was taken."""
+        return NO_GAIN.format(kind, high, *times, high) + ("" if self.options.level else AT_LEVEL_0)
 
     @property
     def why_untimed(self) -> str:
@@ -190,40 +215,36 @@ class LoweredBuild:
                 raise self._over(decision, judged.error)
             tighter = decision.error * budget / judged.error * 0.9
             decision = self.decide(decision.half, budget=tighter)
-        kept = [(decision.named(node), why) for node, why in sorted(decision.kept.items())]
+        kept = [Kept(decision.named(node), why) for node, why in sorted(decision.kept.items())]
         alone = {decision.named(node): error for node, error in decision.alone.items()}
-        return self.reported(engine, judged, self._kinds(decision), kept, alone)
+        found = Precision(
+            asked=self.options.precision,
+            nodes=self._counts(decision),
+            counted=self.counted,
+            kept=tuple(kept),
+            emulated=decision.error,
+            sensitivity=alone,
+        )
+        return self.reported(engine, judged, found)
 
     def _over(self, decision: Decision, error: float) -> BuildError:
         worst = costs_most(decision.alone, decision.names)
         kind = decision.half if decision.lowered else "float32"
         return over_budget(kind, worst, error, self.options.budget_or_default)
 
-    def reported(
-        self,
-        engine: Engine,
-        judged: Judgement,
-        nodes: Mapping[str, int],
-        kept: Iterable[tuple[str, str]],
-        alone: Mapping[str, float] | None = None,
-    ) -> Engine:
-        """The engine, with what its report says of precision.
-
-        `nodes` are how many compute in each type, `kept` those in high precision with the reason, `alone`
-        the errors of single nodes.
-        """
+    def reported(self, engine: Engine, judged: Judgement, found: Precision) -> Engine:
+        """The engine, with what its report says of precision: what was found, and how it was judged."""
         fitting, judging = self.original.samples
-        found = Precision(
-            asked=self.options.precision,
-            nodes=dict(sorted(nodes.items())),
-            kept=tuple(Kept(node, why) for node, why in kept),
+        found = replace(
+            found,
+            nodes={kind: count for kind, count in sorted(found.nodes.items()) if count},
             budget=self.options.budget_or_default,
-            error=judged.error,
+            error=judged.error if judged.samples else None,
             errors=dict(judged.worst),
             samples=judged.samples,
             drawn=judging.drawn,
             held_out=fitting is not judging,
-            sensitivity=dict(sorted((alone or {}).items(), key=lambda item: -item[1])),
+            sensitivity=dict(sorted(found.sensitivity.items(), key=lambda item: -item[1])),
             metric=getattr(self.options.metric, "__name__", "a metric") if self.options.metric else "",
         )
         drawn = [DRAWN] if fitting.drawn else []
@@ -257,15 +278,32 @@ class LoweredBuild:
         return model
 
     def build_model(self, model: ir.Model) -> Engine:
+        self.options.tell("engine", 0, 0, label_of(model, self.options.precision))
         with as_source(model) as source:
             return self.build(source, typed_options(self.options), self.sample)
 
-    def _kinds(self, decision: Decision) -> Counter[str]:
-        """How many nodes compute in which type, of those that could be lowered."""
+    def _counts(self, decision: Decision) -> dict[str, int]:
+        """How many nodes of the model as it was given compute in which type.
+
+        What only moves elements is not counted, unless somebody keeps it. A node that was written out as
+        several is kept if one of them is.
+        """
         graph, version = self.model.graph, self.model.opset_imports.get("", 1)
         able = [n for n in graph if lowerable(n, decision.half, version) and not is_a(n, Kind.MOVEMENT)]
-        short = SHORT_NAMES[decision.half]
-        return Counter(short if value_key(n) in decision.lowered else "fp32" for n in able)
+        counted = [*map(value_key, able), *decision.kept]
+        high = {name for n in counted if n not in decision.lowered for name in decision.names[n]}
+        low = {name for n in counted for name in decision.names[n]} - high
+        return {SHORT_NAMES[decision.half]: len(low), "fp32": len(high)}
+
+
+def label_of(model: ir.Model, asked: str) -> str:
+    """What progress calls the engine of a model: the quantised one is what was asked for."""
+    if any(node.op_type == "DequantizeLinear" for node in model.graph):
+        return asked
+    made = {tensor.dtype for value in model.graph.initializers.values() if (tensor := value.const_value)}
+    made |= {value.dtype for node in model.graph for value in node.outputs}
+    halves = [HALF_NAMES[n] for n in HALF_NAMES if ir.DataType[HALF_NAMES[n].upper()] in made]
+    return SHORT_NAMES[halves[0]] if halves else "fp32"
 
 
 def node_savings_us(decision: Decision, wide: Engine, coarse: Engine) -> dict[str, float]:
@@ -299,6 +337,14 @@ def compared_us(one: Engine, other: Engine) -> tuple[float, float] | None:
         if first is not None and second is not None:
             return first, second
     return None
+
+
+def with_times(engine: Engine, plain: str, times: tuple[float, float]) -> Engine:
+    """With the times of the lowered engine and of the plain one in its report."""
+    if engine.report.precision is not None:
+        found = replace(engine.report.precision, plain=plain, lowered_us=times[0], plain_us=times[1])
+        engine.report = replace(engine.report, precision=found)
+    return engine
 
 
 def typed_options(options: Options) -> Options:

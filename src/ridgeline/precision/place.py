@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ridgeline.base.scales import Granularity
 from ridgeline.ir.provenance import node_name
+from ridgeline.ir.quant import INTEGER_PRODUCTS, dequantizes
 from ridgeline.precision.calibrate import Group
 from ridgeline.precision.histograms import Range
 from ridgeline.precision.patterns import WANTED, match_nodes, names_of
@@ -41,6 +42,7 @@ POINTWISE = frozenset(
 # what bounds a tensor by construction; data could only show less of it
 BOUNDED = {"Softmax": Range(0.0, 1.0)}
 FLOAT = ir.DataType.FLOAT
+EXCLUDED = "excluded by {!r}"  # a pattern
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,23 @@ def excluded_nodes(model: ir.Model, patterns: Sequence[str]) -> dict[ir.Node, st
     return match_nodes(patterns, names, want=WANTED)
 
 
+def is_quantised(model: ir.Model) -> bool:
+    """Whether a product of the model reads codes already."""
+    return any(
+        node.op_type in INTEGER_PRODUCTS
+        or (node.op_type in PRODUCTS and any(map(_is_coded, node.inputs[:2])))
+        for node in model.graph
+    )
+
+
+def _is_coded(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in MOVING:
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    return node is not None and dequantizes(node)
+
+
 def shape_of(value: ir.Value) -> tuple[int | None, ...] | None:
     if value.shape is None:
         tensor = ir.convenience.get_const_tensor(value)
@@ -145,7 +164,7 @@ def _place_product(node: ir.Node, made: Placement, pattern: str | None) -> None:
     if is_constant(x):
         made.note(node, x, "product", "float", "the constant is the first operand, which no kernel prepacks")
         return
-    reason = f"excluded by {pattern!r}" if pattern else _why_not_here(made, node, x, w)
+    reason = EXCLUDED.format(pattern) if pattern else _why_not_here(made, node, x, w)
     if reason:
         made.note(node, None, "product", "float", reason)
         return
@@ -185,7 +204,7 @@ def _place_attention(node: ir.Node, made: Placement, pattern: str | None) -> Non
     """Queries, keys and values in float8; integer kernels do not reach inside the op."""
     activation = made.scheme.activation
     if pattern or activation is None or activation.is_integer:
-        why = f"excluded by {pattern!r}" if pattern else "no integer kernel computes attention as one op"
+        why = EXCLUDED.format(pattern) if pattern else "no integer kernel computes attention as one op"
         made.note(node, None, "product", "float", "no weights" if activation is None else why)
         return
     values = [node.inputs[i] for i in range(3)]

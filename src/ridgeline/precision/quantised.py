@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -15,13 +15,14 @@ from ridgeline.base.scales import Encoded
 from ridgeline.ir.body import node_sources
 from ridgeline.ir.provenance import node_name
 from ridgeline.options import Limits
+from ridgeline.plan.report import Kept
 from ridgeline.precision.budget import Judgement, Metric
 from ridgeline.precision.calibrate import AUTO, Calibrated, calibrate
 from ridgeline.precision.compensate import compensated
 from ridgeline.precision.emulate import Emulator, OperandsOnly, Values
 from ridgeline.precision.fake_quant import FakeQuant
 from ridgeline.precision.insert import insert_quantization
-from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
+from ridgeline.precision.place import Edge, Placement, WeightEdge, place
 from ridgeline.precision.quantize import product_layers, require_products, stored_weights
 from ridgeline.precision.samples import Feeds, Samples, row_digest
 from ridgeline.precision.schemes import Scheme
@@ -62,6 +63,7 @@ class Quantiser:
     method: str = AUTO  # of calibration
     metric: Metric | None = None  # the user's, in place of the relative L2 error
     compensates: bool = False  # codes of a weight make up for one another's rounding
+    reasons: Mapping[str, str] = field(default_factory=dict)  # what a report says for a reason of placement
 
     @cached_property
     def _placement(self) -> Placement:
@@ -76,9 +78,19 @@ class Quantiser:
         return {node_name(node): node_sources(node) for node in _quantised_nodes(self._placement)}
 
     @property
-    def refused(self) -> list[OperandRow]:
-        """The products that cannot be quantised."""
-        return [row for row in self._placement.decisions if row.role == "product" and row.scheme == "float"]
+    def refused(self) -> list[Kept]:
+        """The products that cannot be quantised, or that somebody asked to keep."""
+        rows = [row for row in self._placement.decisions if row.role == "product" and row.scheme == "float"]
+        return [Kept(row.node, self.reasons.get(row.why, row.why)) for row in rows]
+
+    def helped_by(self, original: ir.Model) -> tuple[str, ...]:
+        """What brought it nearer to the original."""
+        ways = {
+            "smoothing": self.model is not original,
+            "compensation": self.compensates,
+            "the widest ranges": self.method == "max",
+        }
+        return tuple(name for name, is_used in ways.items() if is_used)
 
     @cached_property
     def ranges(self) -> dict[str, Calibrated]:

@@ -7,16 +7,17 @@ one by one and as a whole, with the QuantizeLinear and Cast steps that they caus
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.plan.plan import Plan, Step
+from ridgeline.plan.report import Kept, Precision
 from ridgeline.precision.budget import Judgement, costs_most, over_budget
-from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_warning
+from ridgeline.precision.half_build import NOT_TIMED, LoweredBuild, compared_us, with_times, with_warning
 from ridgeline.precision.patterns import kept_patterns
+from ridgeline.precision.place import EXCLUDED, is_quantised
 from ridgeline.precision.quantised import MARGIN, Quantiser
 from ridgeline.precision.samples import Feeds
 from ridgeline.precision.schemes import scheme_named
@@ -36,7 +37,13 @@ UNLIKE = (
     "held-out samples are unlike those to calibrate with, and helped to decide which products are quantised: "
     "give more samples"
 )
-NO_GAIN = "{} was no faster than {} here ({:.0f} against {:.0f} us): the model stays in {}"
+# people quantise weights alone for their size as well: they stay unless they cost more than this of the time
+SIZE_MAY_COST = 1.05
+KEEP_SIZE = "; for its size: ridge quantize MODEL --format {0} -o q.onnx, then ridge build q.onnx"
+ATTENTION = "codes for its operands cost three QuantizeLinear, which no product in front of it makes"
+AS_IT_IS = (
+    "the model is quantised already ({}): it is taken as it is, and --precision {} changes nothing in it"
+)
 
 
 @dataclass
@@ -55,9 +62,14 @@ def build_quantised(task: LoweredBuild) -> Engine:
     options = task.options
     scheme = scheme_named(options.precision)
     patterns = kept_patterns(options.keep)
+    if is_quantised(task.model):
+        return _as_it_is(task)
+    reasons = {EXCLUDED.format(pattern): "asked for" for pattern in patterns}
     # codes for attention cost a QuantizeLinear on each of its three operands, which no product makes for it
     has_attention = any(node.op_type == "Attention" for node in task.model.graph)
-    patterns += ("Attention",) if has_attention else ()
+    if has_attention and scheme.activation is not None and not scheme.activation.is_integer:
+        patterns += ("Attention",)
+        reasons.setdefault(EXCLUDED.format("Attention"), ATTENTION)
     quantiser = Quantiser(
         task.model,
         scheme,
@@ -66,29 +78,42 @@ def build_quantised(task: LoweredBuild) -> Engine:
         patterns,
         task.emulated_on,
         metric=options.metric,
+        reasons=reasons,
     )
     products = quantiser.products
     plain = _plain(task) if task.machine.is_here else None
     # a product saves about in proportion to the time of its step
     saved = {} if plain is None else _step_us(products, plain.plan)
     quantiser, best = _inside(task, quantiser, saved)
-    if plain is None or compared_us(best.engine, plain) is None:
+    times = None if plain is None else compared_us(best.engine, plain)
+    if plain is None or times is None:
         untimed = NOT_TIMED.format(scheme.name, task.why_untimed)
         return with_warning(_reported(task, quantiser, best), untimed)
+    high = plain.plan.precision
+    if scheme.is_weight_only and times[0] <= SIZE_MAY_COST * times[1]:
+        return with_times(_reported(task, quantiser, best), high, times)
     slow = _slow(products, plain.plan, best)
     whole = sum(step.median_us or 0.0 for step in best.engine.plan.steps)
     if sum(slow.values()) > WORTH_A_BUILD * whole and len(slow) + len(best.floats) < len(products):
-        why = {name: f"{scheme.name} is no faster here ({us:.0f} us lost)" for name, us in slow.items()}
+        why = {name: f"{scheme.name} is no faster here ({us:.2g} us lost)" for name, us in slow.items()}
         fewer = _attempt(task, quantiser, {**best.floats, **why}, best.found)
         is_inside = fewer.judged.error <= options.budget_or_default
         if is_inside and _is_faster(fewer.engine, best.engine):
             best = replace(fewer, sees_held_out=best.sees_held_out)
-    times = compared_us(best.engine, plain)
-    if times is not None and times[0] >= times[1]:
-        high = plain.plan.precision
-        plain = _left_alone(task, quantiser, plain, best)
-        return with_warning(plain, NO_GAIN.format(scheme.name, high, *times, high))
-    return _reported(task, quantiser, best)
+    times = compared_us(best.engine, plain) or times
+    if times[0] < times[1] or (scheme.is_weight_only and times[0] <= SIZE_MAY_COST * times[1]):
+        return with_times(_reported(task, quantiser, best), high, times)
+    plain = with_times(_left_alone(task, quantiser, plain, best), high, times)
+    size = KEEP_SIZE.format(scheme.name) if scheme.is_weight_only else ""
+    return with_warning(plain, task.no_gain(scheme.name, high, times) + size)
+
+
+def _as_it_is(task: LoweredBuild) -> Engine:
+    """A model with codes in it is built as it is, in the high precision of its target."""
+    task.check_data()
+    engine = _plain(task)
+    said = ", ".join(f"{count} in {kind}" for kind, count in engine.report.codes.items())
+    return with_warning(engine, AS_IT_IS.format(said or "in integers", task.options.precision))
 
 
 def _plain(task: LoweredBuild) -> Engine:
@@ -200,20 +225,34 @@ def _share(step: Step, names: Collection[str], made: dict[str, float]) -> None:
 
 def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engine:
     high, kind = best.engine.plan.precision, quantiser.scheme.name
-    nodes = Counter(high if name in best.floats else kind for name in quantiser.products)
-    kept = [*((row.node, row.why) for row in quantiser.refused), *best.floats.items()]
-    engine = task.reported(best.engine, best.judged, nodes, kept, best.found.alone)
+    kept = [*quantiser.refused, *(Kept(name, why) for name, why in best.floats.items())]
+    found = Precision(
+        asked=kind,
+        nodes={kind: len(quantiser.products) - len(best.floats), high: len(kept)},
+        counted="products",
+        kept=tuple(kept),
+        helped_by=quantiser.helped_by(task.model),
+        emulated=best.found.error,
+        sensitivity=dict(best.found.alone),
+    )
+    engine = task.reported(best.engine, best.judged, found)
     return with_warning(engine, UNLIKE) if best.sees_held_out else engine
 
 
 def _left_alone(task: LoweredBuild, quantiser: Quantiser, plain: Engine, tried: _Attempt) -> Engine:
-    """The engine without quantisation, with what each product would have saved or lost."""
-    saved = product_savings_us(quantiser.products, plain.plan, tried.engine.plan)
+    """The engine without quantisation, with the times of each product in both precisions."""
+    before, after = (_step_us(quantiser.products, each.plan) for each in (plain, tried.engine))
     high, kind = plain.plan.precision, quantiser.scheme.name
-    took = {name: f"in {kind} its steps took {-us:+.1f} us against {high}" for name, us in saved.items()}
-    slowest_first = sorted(quantiser.products, key=lambda name: saved.get(name, 0.0))
-    kept = [
-        (name, f"{took.get(name, f'its steps in {kind} were not timed')}: the whole was no faster")
-        for name in slowest_first
-    ]
-    return task.reported(plain, task.original.judge(plain), {high: len(kept)}, kept)
+
+    def why(name: str) -> str:
+        if name not in before or name not in after:
+            return f"its steps were not timed in both; the whole model was no faster in {kind}"
+        both = f"its steps took {after[name]:.3g} us in {kind} and {before[name]:.3g} us in {high}"
+        return f"{both}; the whole model was no faster in {kind}"
+
+    slowest_first = sorted(
+        quantiser.products, key=lambda name: before.get(name, 0.0) - after.get(name, math.inf)
+    )
+    kept = [*quantiser.refused, *(Kept(name, why(name)) for name in slowest_first)]
+    found = Precision(asked=kind, nodes={high: len(kept)}, counted="products", kept=tuple(kept))
+    return task.reported(plain, task.original.judge(plain), found)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -56,6 +57,8 @@ def without_tf32(target: Target) -> str:
 class Tf32Build(LoweredBuild):
     """A model on its way to an engine that rounds in its products and nowhere else."""
 
+    counted: ClassVar[str] = "products"
+
     def run(self) -> Engine:
         return self._finish(self.decide(TF32))
 
@@ -99,13 +102,14 @@ class Tf32Build(LoweredBuild):
         kept = {name for n in products if KEEP in n.metadata_props for name in node_sources(n)}
         # a node of the model that was written out as several may be kept in part
         kept -= {name for n in products if KEEP not in n.metadata_props for name in node_sources(n)}
+        self.options.tell("engine", 0, 0, TF32)
         with as_source(model) as source:
             options = replace(typed_options(self.options), precision=TF32)
             engine = self.build(source, options, self.sample)
         require_exact(engine, kept)
         return engine
 
-    def _kinds(self, decision: Decision) -> Counter[str]:
+    def _counts(self, decision: Decision) -> dict[str, int]:
         return Counter(TF32 if node in decision.lowered else "fp32" for node in self.products)
 
 
