@@ -31,8 +31,8 @@ def dynamic(product: str, x: str, rank: int, **weights: np.ndarray) -> onnx.Mode
 
 
 # scales, whether integers become a float product
-MATMUL_SCALES = [((), True), ((1, 1), True), ((1, 4), True), ((1, 1, 1), False), ((1, 1, 4), False)]
-CONV_SCALES = [((1,), True), ((1, 1, 1, 1), True), ((4, 1, 1), True), ((1, 1, 1, 1, 1), False), ((3,), False)]
+MATMUL_SCALES = [((), True), ((1, 1), True), ((1, 4), True), ((1, 1, 4), False)]
+CONV_SCALES = [((1, 1, 1, 1), True), ((4, 1, 1), True), ((1, 1, 1, 1, 1), False)]
 
 
 @pytest.mark.parametrize(("shape", "rewritten"), MATMUL_SCALES)

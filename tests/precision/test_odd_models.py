@@ -138,7 +138,7 @@ def test_rows_that_fill_up_a_batch_are_not_judged_twice() -> None:
     assert engine.report.precision.samples == sum(_is_held_back(row_digest(row)) for row in data)
 
 
-@pytest.mark.parametrize(("precision", "io"), [("int8", "fp16"), ("w8", "bf16"), ("auto", "bf16")])
+@pytest.mark.parametrize(("precision", "io"), [("int8", "fp16"), ("auto", "bf16")])
 def test_half_ports_of_an_engine_in_float_or_codes(precision: str, io: str) -> None:
     """A CPU leaves nodes in float32 where codes or half do not pay; the ports are what was asked for."""
     proto, dtype = chain("a", "b", "c"), {"fp16": "float16", "bf16": "bfloat16"}[io]

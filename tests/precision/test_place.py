@@ -10,6 +10,7 @@ from ridgeline.errors import OptionError
 from ridgeline.options import QUANTISED
 from ridgeline.passes.shapes import infer_shapes
 from ridgeline.precision.histograms import Range
+from ridgeline.precision.patterns import named_nodes
 from ridgeline.precision.place import Placement, place
 from ridgeline.precision.schemes import SCHEMES, scheme_named
 
@@ -193,3 +194,10 @@ def test_schemes_refuse_what_they_do_not_have() -> None:
     assert scheme_named("uint8", reduced_range=True).weight.largest == 64
     opsets = {name: scheme_named(name).opset for name in ("int8", "fp8", "w8", "w4", "nvfp4", "mxfp8")}
     assert opsets == {"int8": 13, "fp8": 19, "w8": 13, "w4": 21, "nvfp4": 23, "mxfp8": 24}
+
+
+def test_names_that_a_rewrite_took_away_are_told_apart() -> None:
+    names = {"n": ("layer/a", "Add"), "m": ("b[0]", "Add")}
+    found, missed = named_nodes(["gone", "Add", "b[[]0]"], names)
+    assert (found, missed) == ({"n": "Add", "m": "Add"}, ["gone"])
+    assert named_nodes(["b[[]0]", "*"], names)[0] == {"m": "b[[]0]", "n": "*"}
