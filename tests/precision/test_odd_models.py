@@ -103,17 +103,16 @@ def test_a_residual_whose_convolution_stays_float(monkeypatch: pytest.MonkeyPatc
     quantisers: list[Quantiser] = []
     before = Quantiser.nearer
     monkeypatch.setattr(Quantiser, "nearer", lambda self, *a: (quantisers.append(self), before(self, *a))[1])
-    pads = "pads = [1, 1, 1, 1]"
-    weights = {f"w{i}": drawn(16, 16, 3, 3) for i in (1, 2, 3, 4)}
+    weights = {f"w{i}": drawn(24, 24, 1, 1) for i in (1, 2, 3, 4)}
     weights["w1"][0] *= 300
     weights["w2"][:, 0] /= 300
     proto = proto_of(
-        f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
-            a = Conv<{pads}>(x, w1) ar = Relu(a) b = Conv<{pads}>(ar, w2) d = Conv<{pads}>(x, w3)
-            s = Add(b, d) sr = Relu(s) y = Conv<{pads}>(sr, w4) }}""",
+        """g (float[N,24,4,4] x) => (float[N,24,4,4] y) {
+            a = Conv(x, w1) ar = Relu(a) b = Conv(ar, w2) d = Conv(x, w3)
+            s = Add(b, d) sr = Relu(s) y = Conv(sr, w4) }""",
         **weights,
     )  # fmt: skip
-    data = rows(40, 16, 8, 8)
+    data = rows(24, 24, 4, 4)
     engine = ridgeline.build(proto, precision="int8", data=data, budget=0.05, verify="off", **QUICK)
     assert engine.report.precision.error <= 0.05
     quantiser = quantisers[-1]
