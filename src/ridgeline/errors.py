@@ -5,11 +5,13 @@ RidgelineError                 the user can act on it: no traceback in the CLI, 
 ├─ UnsupportedError      a fine model we cannot fully run (all of it listed)
 ├─ BuildError            a site nobody would take, or a build that failed its own checks
 ├─ VerifyError           the engine does not compute what the model computes (a BuildError)
+├─ PrecisionError        no engine in the precision that was asked for (a BuildError)
 ├─ PlanError             damaged, stale, or made for another target
 ├─ InputError            tensors that do not fit the plan's signature
 ├─ LimitError            more nodes, trips or memory than a budget allows; an option raises it
 ├─ ProcessError          a forked process without its parent's threads, or two threads in one context
 ├─ OptionError           an option that does not exist or does not fit
+├─ SampleShapeError      a data set whose samples have other shapes than the inputs (an OptionError)
 ├─ PluginError           a plugin that is missing, or does not keep to what it states
 └─ DeviceError           this machine's GPU cannot run what was asked for
 InternalError            our bug: exit 70; the traceback with -v
@@ -79,6 +81,10 @@ class VerifyError(BuildError):
         super().__init__(what, **parts)
 
 
+class PrecisionError(BuildError):
+    """The model cannot have the precision that was asked for, under its budget or at these shapes."""
+
+
 class PlanError(RidgelineError):
     """An engine file that is damaged, stale, or made for another target."""
 
@@ -107,6 +113,10 @@ class ProcessError(RidgelineError):
 
 class OptionError(RidgelineError):
     """An option that does not exist or does not fit."""
+
+
+class SampleShapeError(OptionError):
+    """A sample of a data set has another shape than the model takes."""
 
 
 class DeviceError(RidgelineError):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ridgeline.base.spec import Port
-from ridgeline.errors import OptionError
+from ridgeline.errors import OptionError, SampleShapeError
 from ridgeline.precision.samples import Samples, division_warnings, rows_of_sample
 
 PORTS = (Port("x", "float32", ("N", 3)), Port("ids", "int64", ("N",)))
@@ -94,6 +94,46 @@ def test_one_sample_is_not_divided() -> None:
 def test_a_model_of_fixed_batch_takes_batches_of_many() -> None:
     samples = Samples.of(batches(8), (Port("x", "float32", (2, 3)), Port("ids", "int64", (2,))), OUT)
     assert [row["x"].shape for row in samples] == [(2, 3)] * 4
+
+
+FIXED_OUT = (Port("y", "float32", (5, 5)),)
+FIXED = (Port("x", "float32", (5, 3)), Port("ids", "int64", (5,)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_rows_are_joined_to_the_batch_that_a_model_takes(size: int) -> None:
+    for source in (batches(size), Columns()):
+        samples = Samples.of(source, FIXED, FIXED_OUT, lambda: True)
+        made = np.concatenate([row["x"] for row in samples])
+        np.testing.assert_array_equal(made, np.concatenate([X, X[:2]]))  # filled up with the first rows
+        assert [row["ids"].shape for row in samples] == [(5,)] * 2
+    first, second = samples.split()  # row by row, before they are joined
+    assert not {float(x) for row in first for x in row["x"][:, 0]} & {
+        float(x) for row in second for x in row["x"][:, 0]
+    }
+
+
+def test_whole_batches_stay_as_they_are() -> None:
+    asked: list[bool] = []
+    samples = Samples.of(batches(5)[:1], FIXED, FIXED_OUT, lambda: bool(asked.append(True)))
+    assert [row["x"].shape for row in samples] == [(5, 3)]
+    assert not asked
+    both = Samples.of(batches(5), FIXED, FIXED_OUT, lambda: True)
+    made = [row["ids"].tolist() for row in both]
+    assert made == [[0, 1, 2, 3, 4], [5, 6, 7, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "joins"), [(FIXED_OUT, False), ([Port("y", "float32", (1, 5))], True), ([], True)]
+)
+def test_rows_that_are_no_samples_are_not_joined(outputs: list[Port], joins: bool) -> None:
+    with pytest.raises(SampleShapeError, match=r"(?s)another shape.*\[3, 3\].*float32\[5,3\]"):
+        Samples.of(batches(3), FIXED, outputs, lambda: joins)
+
+
+def test_joined_inputs_have_as_many_rows_as_one_another() -> None:
+    with pytest.raises(SampleShapeError, match="another shape"):
+        Samples.of([{"x": X[:3], "ids": IDS[:2]}], FIXED, FIXED_OUT, lambda: True)
 
 
 def port(*dims: int | str) -> Port:

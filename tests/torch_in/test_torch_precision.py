@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch_modules import QUICK, seeded
 
 import ridgeline
 from ridgeline import builder
-from ridgeline.errors import VerifyError
+from ridgeline.errors import OptionError, PrecisionError, VerifyError
 from ridgeline.frontend.from_torch import Exported, export_module
+from ridgeline.torch_in.built import Replayed
 from ridgeline.verify.module import ENGINE, EXPORT
 
 SILENT: dict[str, Any] = {**QUICK, "progress": False}
@@ -56,3 +58,73 @@ def test_a_wrong_export_is_refused_although_it_is_lowered(when: str, monkeypatch
     monkeypatch.setattr(builder, "export", export)
     with pytest.raises(VerifyError, match="the exported graph does not compute what the module computes"):
         ridgeline.build(module, rows(8), precision="fp16", **SILENT)
+
+
+def test_data_of_any_batch_serves_calls_of_any_other() -> None:
+    module, data = mlp(), rows(60)
+    # the last batch has four rows, and an iterator can be gone through once
+    compiled = ridgeline.compile(module, precision="w8", data=iter(data.split(8)), **SILENT)
+    with torch.no_grad():
+        for count in (5, 8):
+            got, want = compiled(rows(count)), module(rows(count))
+            assert (got - want).norm() <= 0.1 * want.norm()
+    found = [engine.report.precision for engine in compiled.engines]
+    assert [engine.inputs[0].dims for engine in compiled.engines] == [(5, 64), ("input.0", 64)]
+    assert all(each is not None and each.samples > 1 for each in found)
+
+
+def test_items_of_an_iterator_are_kept_for_every_build_and_copy() -> None:
+    data = Replayed(iter(range(4)))
+    first, second = iter(data), iter(data)
+    assert [next(first), next(second), next(second), next(first), next(first)] == [0, 0, 1, 1, 2]
+    assert list(deepcopy(data)) == list(data) == [0, 1, 2, 3]
+
+
+def test_a_call_that_cannot_be_quantised_runs_in_float_with_a_warning() -> None:
+    module, x = mlp(), rows(1)
+    compiled = ridgeline.compile(module, precision="int8", data=rows(16).split(8), **SILENT)
+    said = "int8 cannot be had for this call, which runs in fp32 instead: nothing in this model can be quanti"
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=said):
+        torch.testing.assert_close(compiled(x), module(x))
+    (engine,) = compiled.engines
+    assert any(said in line and "one row" in line for line in engine.report.warnings)
+    with pytest.raises(PrecisionError, match="can be quantised"):  # nobody waits for a result here
+        ridgeline.compile(module, x, precision="int8", data=rows(16).split(8), **SILENT)
+
+
+def test_sizes_that_the_data_has_are_open_and_wrong_data_is_refused() -> None:
+    module = seeded(nn.Sequential(nn.Linear(8, 16), nn.Flatten(0, 1), nn.Linear(16, 8)))
+    data = [torch.randn(2, length, 8) for length in (3, 5, 4)]
+    compiled = ridgeline.compile(module, precision="fp16", data=data, **SILENT)
+    with torch.no_grad():
+        compiled(torch.randn(2, 7, 8))
+    assert compiled.engines[0].inputs[0].dims == ("input.0", "input.1", 8)
+    wrong = ridgeline.compile(module, precision="fp16", data=[torch.randn(2, 3, 9)], **SILENT)
+    with (
+        torch.no_grad(),
+        pytest.raises(OptionError, match=r"(?s)sample 0 has 'input'.*want  float32\[2,7,8\]"),
+    ):
+        wrong(torch.randn(2, 7, 8))
+
+
+class Recurrent(nn.Module):
+    """Each row depends on those before it, and the number of rows is fixed by the trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [self.linear(x[0])]
+        for i in range(1, len(x)):
+            states.append(self.linear(x[i] + states[-1]))
+        return torch.stack(states)
+
+
+def test_a_later_call_that_the_data_does_not_fit_runs_in_float_with_a_warning() -> None:
+    module = seeded(Recurrent())
+    compiled = ridgeline.compile(module, precision="fp16", data=torch.randn(3, 3, 8), **SILENT)
+    with torch.no_grad():
+        compiled(torch.randn(3, 8))
+        with pytest.warns(RuntimeWarning, match=r"fp16 cannot be had for this call.*another shape"):
+            torch.testing.assert_close(compiled(x := torch.randn(2, 8)), module(x))

@@ -24,5 +24,5 @@ def require_kept(model: ir.Model) -> None:
         raise BuildError(
             "nodes that were to stay in float32 did not",
             rows=wrong,
-            help="keep their neighbours as well, or leave them out of --keep",
+            help="keep their neighbours as well, or leave them out of --keep (in Python keep=)",
         )

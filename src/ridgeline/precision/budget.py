@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ridgeline.errors import BuildError, OptionError
+from ridgeline.errors import OptionError, PrecisionError
 from ridgeline.precision.samples import Row, named_row
 from ridgeline.verify.metrics import as_float64, is_numeric, worst_relative_l2
 
@@ -108,14 +108,15 @@ def costs_most(alone: Mapping[str, float], names: Mapping[str, Sequence[str]]) -
     return [f"{', '.join(names[node])}: {error:.3g} alone" for node, error in ranked]
 
 
-def over_budget(kind: str, worst: Sequence[str], error: float, budget: float) -> BuildError:
+def over_budget(kind: str, worst: Sequence[str], error: float, budget: float) -> PrecisionError:
     """The error of a build that cannot keep its budget with nodes in this type."""
-    return BuildError(
+    return PrecisionError(
         "no mixture of precisions keeps the budget",
         rows=[f"costs most: {row}" for row in worst],
         got=f"an error of {error:.3g} with nodes in {kind}, the best found",
         want=f"at most {budget:.3g}",
-        help="raise --budget, keep more nodes with --keep fp32:NAME, or look at `ridge debug precision`",
+        help="raise the budget (--budget, in Python budget=), keep more nodes (--keep fp32:NAME, in Python "
+        "keep=), or look at `ridge debug precision`",
     )
 
 

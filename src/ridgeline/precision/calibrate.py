@@ -165,14 +165,14 @@ def _extremes(emulator: Emulator, samples: Samples, names: set[str]) -> dict[str
             f"{len(bad)} tensors that would be quantised are NaN or infinite on this data",
             rows=[f"{name}: {found[name].non_finite} of {found[name].count} values" for name in bad],
             want="finite values: no scale fits the others",
-            help="ridge debug ranges MODEL names the first node that makes them; --exclude leaves it alone",
+            help="ridge debug ranges MODEL names the first node that makes them; exclude leaves it alone",
         )
     unseen = sorted(name for name, extremes in found.items() if not extremes.count)
     if unseen:
         raise InputError(
             f"{len(unseen)} tensors that would be quantised have no value on this data",
             rows=unseen,
-            help="give samples that reach them and are not empty, or leave their nodes out with --exclude",
+            help="give samples that reach them and are not empty, or leave their nodes out with exclude",
         )
     return found
 

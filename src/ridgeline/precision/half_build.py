@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 import onnx_ir as ir
 
 from ridgeline.base.formats import HALF_NAMES, SHORT_NAMES
-from ridgeline.errors import BuildError, OptionError
+from ridgeline.errors import OptionError, PrecisionError
 from ridgeline.frontend.from_onnx import Source
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.torch_export import as_source
@@ -41,7 +41,10 @@ Build: TypeAlias = Callable[[Source, Options, Sample | None], Engine]
 MORE_BUILDS = 2
 # samples that decisions are emulated with
 EMULATED = 2
-DRAWN = "precision was decided and judged on random inputs, which prove little: give --data FOLDER"
+DRAWN = (
+    "precision was decided and judged on random inputs, which prove little: give data (--data FOLDER, in "
+    "Python data=)"
+)
 NO_HALF = "{} computes no half type faster than float32: the model stays in float32"
 NO_GAIN = "{} was no faster than {} here ({:.3g} against {:.3g} us): the model stays in {}"
 SLOWER = (
@@ -157,11 +160,11 @@ class LoweredBuild:
         """Raise if half ports alone are over the budget."""
         budget = self.options.budget_or_default
         if error > budget:
-            raise BuildError(
+            raise PrecisionError(
                 f"ports of {self.options.io} are over the budget, with every node in float32",
                 got=f"an error of {error:.3g}",
                 want=f"at most {budget:.3g}",
-                help="leave --io out, or raise --budget",
+                help="leave io out, or raise the budget (--budget, in Python budget=)",
             )
 
     def build_auto(self) -> Engine:
@@ -227,7 +230,7 @@ class LoweredBuild:
         )
         return self.reported(engine, judged, found)
 
-    def _over(self, decision: Decision, error: float) -> BuildError:
+    def _over(self, decision: Decision, error: float) -> PrecisionError:
         worst = costs_most(decision.alone, decision.names)
         kind = decision.half if decision.lowered else "float32"
         return over_budget(kind, worst, error, self.options.budget_or_default)

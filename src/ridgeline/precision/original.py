@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.options import Options
 from ridgeline.precision.budget import Judgement, in_batches
 from ridgeline.precision.failed_runs import fail
+from ridgeline.precision.row_joining import has_independent_rows
 from ridgeline.precision.samples import Feeds, Samples, drawn_samples
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
@@ -59,14 +60,15 @@ class Original:
         """To calibrate with, and to judge with."""
         if self.options.data is not None:
             outputs = ports(self.loaded.model.graph.outputs, what="output")
-            return Samples.of(self.options.data, self.shapes.inputs, outputs).split()
+            joins = partial(has_independent_rows, self.reference, self._draw)
+            return Samples.of(self.options.data, self.shapes.inputs, outputs, joins).split()
         return self._drawn(CALIBRATION_SEEDS), self._drawn(HELD_OUT_SEEDS)
 
     def _drawn(self, seeds: Sequence[int]) -> Samples:
-        def draw(seed: int) -> dict[str, Any]:
-            return example_feeds(self.inference, self.shapes.opt, seed=seed)
+        return drawn_samples(self._draw, seeds, self.shapes.inputs)
 
-        return drawn_samples(draw, seeds, self.shapes.inputs)
+    def _draw(self, seed: int) -> dict[str, Any]:
+        return example_feeds(self.inference, self.shapes.opt, seed=seed)
 
     @cached_property
     def held_out(self) -> list[Feeds]:

@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.base.files import path_given
 from ridgeline.base.scales import Encoded
-from ridgeline.errors import BuildError, OptionError
+from ridgeline.errors import OptionError, PrecisionError
 from ridgeline.frontend.from_onnx import Source, load
 from ridgeline.frontend.ports import ports
 from ridgeline.ir.body import op_of
@@ -55,6 +55,7 @@ from ridgeline.precision.weights import encode_weight
 
 # what is done before placing: norms become weights, and patterns of exporters the ops they mean
 PREPARED = ("shapes", "fold", "clean", "weights", "norms", "activations", "sweep")
+DATA = "samples (--data FOLDER of .npz files, in Python data=)"
 # rows that the quantised model is judged on
 JUDGED_ROWS = 32
 
@@ -114,12 +115,12 @@ def quantize(
     require_products(placement)
     smoothed: list[Smoothed] = []
     if smooth:
-        smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "--smooth"))
+        smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "smooth"))
         placement = place(model, scheme, exclude=exclude)
     wanted = _Wanted(model, placement, method, allowed)
     stored = _stored(wanted, fitting)
     if compensate:
-        stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "--compensate"))
+        stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "compensate"))
     ranges, notes = _ranges(wanted, stored, fitting, path)
     insert_quantization(model, placement, stored, ranges)
     model = finished(model, scheme, opset)
@@ -211,13 +212,13 @@ def judged_rows(reference: Emulator, emulator: Emulator, rows: Sequence[Feeds]) 
 
 def _needed(samples: Samples | None, option: str) -> Samples:
     if samples is None:
-        raise OptionError(f"{option} searches by the error on data", want="--data FOLDER of .npz files")
+        raise OptionError(f"{option} searches by the error on data", want=DATA)
     return samples
 
 
 def require_products(placement: Placement) -> None:
     if not placement.products and not placement.activations:
-        raise BuildError(
+        raise PrecisionError(
             f"nothing in this model can be quantised to {placement.scheme.name}",
             rows=[f"{d.op} {d.node}: {d.why}" for d in placement.decisions] or ["it has no matrix products"],
         )
@@ -270,14 +271,14 @@ def _ranges(
         if samples is None:
             raise OptionError(
                 f"the calibration file {str(path)!r} does not fit: {misfit}",
-                help="give --data to calibrate again",
+                help=f"give {DATA} to calibrate again",
             )
         notes = (f"calibrated again, since {path.name} did not fit: {misfit}",)
     if samples is None:
         raise OptionError(
             f"{scheme.name} quantises activations, whose ranges come from data",
-            want="--data FOLDER of .npz files, or a calibration file made earlier",
-            help="weights alone need none: --format w8 or w4",
+            want=f"{DATA}; or a calibration file made earlier",
+            help="weights alone need none: format w8 or w4",
         )
     groups, layers = wanted.placement.groups, product_layers(wanted.placement, stored)
     made = calibrate(wanted.emulator(), samples, groups, layers=layers, method=wanted.method)

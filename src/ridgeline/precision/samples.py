@@ -2,7 +2,7 @@
 
 A source is a folder of .npz files, a list or iterator of dicts, a torch DataLoader or a Hugging Face dataset.
 Where the model takes batches, samples are handed out one row at a time, so that nothing that is measured
-depends on the size of a batch.
+depends on the size of a batch. Where it takes batches of one size, rows of other batches are joined to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,8 +21,9 @@ import numpy as np
 
 from ridgeline.base.arrays import data_files, load_sample
 from ridgeline.base.spec import Port
-from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.errors import OptionError, SampleShapeError, did_you_mean
 from ridgeline.kernels.elements import numpy_dtype
+from ridgeline.precision.row_joining import RowJoiner
 
 Feeds: TypeAlias = dict[str, np.ndarray]
 # one sample in so many is held back to judge with
@@ -50,22 +52,52 @@ class Samples:
     step: int  # rows of one sample; 0 where what the source has is not divided
     keeps: Callable[[str], bool] = lambda digest: True  # by the digest of a row
     drawn: bool = False  # at random, since the user gave none
+    # whether rows may be joined to samples of `step` rows; asked if the source has batches of other sizes
+    joins: Callable[[], bool] = lambda: False
 
     @staticmethod
-    def of(source: Any, inputs: Sequence[Port], outputs: Sequence[Port]) -> Samples:
-        """The samples of a user's source; the first is looked at now, so that a wrong source is refused."""
+    def of(
+        source: Any,
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        joins: Callable[[], bool] = lambda: False,
+    ) -> Samples:
+        """The samples of a user's source; the first is looked at now, so that a wrong source is refused.
+
+        `joins` says whether the rows of a model of a fixed batch are independent of one another.
+        """
         ports = tuple(port for port in inputs if not port.is_non_tensor)
         step = rows_of_sample(inputs, outputs)
-        samples = Samples(_reader(source, [port.name for port in ports]), ports, step)
+        are_batches = bool(step and outputs) and all((port.dims or (0,))[0] == step for port in outputs)
+        samples = Samples(
+            _reader(source, [port.name for port in ports]),
+            ports,
+            step,
+            joins=cache(joins) if are_batches else lambda: False,
+        )
         samples.require_some()
         return samples
 
     def __iter__(self) -> Iterator[Feeds]:
+        joiner = RowJoiner(self.step)
         for name, batch in self.read():
-            checked = {port.name: _checked(name, port, batch[port.name]) for port in self.inputs}
-            for row in _rows(checked, self.step, name):
-                if self.keeps(row_digest(row)):
+            found = {port.name: _typed_batch(name, port, batch[port.name]) for port in self.inputs}
+            is_joined = self._is_joined(found)
+            for port in self.inputs:
+                _check(name, port, found[port.name], any_batch=is_joined)
+            for row in _rows(found, 1 if is_joined else self.step, name):
+                if not self.keeps(row_digest(row)):
+                    continue
+                if is_joined:
+                    yield from (named_row(*made) for made in joiner.add(row))
+                else:
                     yield row
+        yield from (named_row(*made) for made in joiner.rest())
+
+    def _is_joined(self, batch: Feeds) -> bool:
+        """Whether the rows of a batch are joined to samples, since the model takes no such batch."""
+        sizes = {len(array) if array.ndim else 0 for array in batch.values()}
+        return bool(self.step) and len(sizes) == 1 and sizes.pop() % self.step > 0 and self.joins()
 
     def require_some(self) -> None:
         if next(iter(self), None) is None:
@@ -211,27 +243,29 @@ class _Spooled:
         return self._folder / f"{i}.npz"
 
 
-def _checked(where: str, port: Port, array: np.ndarray) -> np.ndarray:
-    """An array as the input takes it, with the batch axis that a single row may lack."""
+def _typed_batch(where: str, port: Port, array: np.ndarray) -> np.ndarray:
+    """In the type of the input, with the batch axis that a single row may lack."""
     array = _in_type(where, port, array)
+    return array[None] if port.dims is not None and array.ndim == len(port.dims) - 1 else array
+
+
+def _check(where: str, port: Port, array: np.ndarray, *, any_batch: bool) -> None:
+    """Refuse an array that the input does not take."""
     dims = port.dims
-    if dims is not None and array.ndim == len(dims) - 1:
-        array = array[None]
     fits = dims is None or (
         array.ndim == len(dims)
         and all(
             isinstance(dim, str) or dim == size for dim, size in zip(dims[1:], array.shape[1:], strict=True)
         )
-        and (not dims or isinstance(dims[0], str) or (dims[0] and array.shape[0] % dims[0] == 0))
+        and (any_batch or not dims or isinstance(dims[0], str) or (dims[0] and array.shape[0] % dims[0] == 0))
     )
     if not fits:
-        raise OptionError(
+        raise SampleShapeError(
             f"{where} has {port.name!r} in another shape", got=str(list(array.shape)), want=str(port)
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         what = "NaN" if np.isnan(array).any() else "infinity"
         raise OptionError(f"{where} has {what} in {port.name!r}", want="numbers that the model is meant for")
-    return array
 
 
 def _in_type(where: str, port: Port, array: np.ndarray) -> np.ndarray:

@@ -125,5 +125,5 @@ def require_exact(engine: Engine, names: Collection[str]) -> None:
         raise BuildError(
             "products that were to stay in float32 did not",
             rows=wrong,
-            help="keep their neighbours as well, or leave them out of --keep",
+            help="keep their neighbours as well, or leave them out of --keep (in Python keep=)",
         )

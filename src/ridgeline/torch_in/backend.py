@@ -20,7 +20,7 @@ from ridgeline.frontend.torch_dims import Axes
 from ridgeline.options import make_options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
-from ridgeline.torch_in.built import Built, build_call, exporting, wants_gradients
+from ridgeline.torch_in.built import Built, build_for_call, exporting, replayed, wants_gradients
 from ridgeline.torch_in.layouts import Layouts
 from ridgeline.torch_in.pieces import Argument, Filled, read_arguments
 from ridgeline.torch_in.state import Weights, telling
@@ -64,7 +64,7 @@ class Piece:
     ) -> None:
         self.graph, self.arguments = graph, tuple(arguments)
         self._layouts = Layouts(graph)
-        self._options, self._on_engine = dict(options), on_engine
+        self._options, self._on_engine = replayed(options), on_engine
         self._built: dict[tuple[Any, ...], list[tuple[Weights, Built]]] = {}
         self._refused: set[tuple[Any, ...]] = set()
         self._has_warned = False
@@ -118,7 +118,7 @@ class Piece:
             with exporting(self._options, filled, tensors) as options:
                 exported = export_flat(flat, tensors, names, axes)
                 exported.model.graph.name = "piece"
-                return build_call(exported, options)
+                return build_for_call(exported, options)
 
         try:
             built = build([dict.fromkeys(a.free_axes, Dim.AUTO) for a in arguments])

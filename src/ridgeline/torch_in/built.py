@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.base.guards import broken
 from ridgeline.base.progress import shown
 from ridgeline.builder import build_exported
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, PrecisionError, RidgelineError
 from ridgeline.frontend.from_torch import Call, Exported, home_of, resolved
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
-from ridgeline.options import Options, make_options
+from ridgeline.options import QUANTISED, Options, make_options
+from ridgeline.precision.half_build import typed_options
 from ridgeline.runtime.engine import Engine
+from ridgeline.targets import machine_of, target_named
 
+NOT_AS_ASKED = "{} cannot be had for this call, which runs in {} instead: {}"
 # shapes for which an engine remembers whether they fit
 KEPT_VERDICTS = 256
 
@@ -80,6 +86,65 @@ def exporting(given: Mapping[str, Any], module: nn.Module, tensors: Sequence[Ten
 def build_call(exported: Exported, options: Options) -> Built:
     assert exported.call is not None, "a module's call is known"
     return Built(build_exported(exported, options), exported.call)
+
+
+def build_for_call(exported: Exported, options: Options) -> Built:
+    """For a call that waits for its result: an engine in float if the precision asked for cannot be had.
+
+    A program that runs is no place for an error about precision: some of its calls may be too small for it.
+    """
+    try:
+        return build_call(exported, options)
+    except PrecisionError as error:
+        return build_instead(exported, options, _higher(options), error)
+
+
+def build_instead(exported: Exported, asked: Options, options: Options, error: RidgelineError) -> Built:
+    """With other options than were asked for, and a warning that says why."""
+    built = build_for_call(exported, options)
+    why = "; ".join(filter(None, (error.what, *error.rows[:1], error.got and f"got {error.got}")))
+    text = NOT_AS_ASKED.format(asked.precision, built.engine.plan.precision, why)
+    built.engine.report = replace(built.engine.report, warnings=(*built.engine.report.warnings, text))
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return built
+
+
+def build_without_data(exported: Exported, options: Options, error: RidgelineError) -> Built:
+    """In the module's own types, since the data does not fit this call."""
+    return build_instead(exported, options, typed_options(options), error)
+
+
+def _higher(options: Options) -> Options:
+    """The precision that quantised products are measured against; or else the module's own types."""
+    machine = machine_of(target_named(options))
+    if options.precision in QUANTISED and machine.half_always_pays:
+        return replace(options, precision=SHORT_NAMES[machine.half_types[0]])
+    return typed_options(options)
+
+
+class Replayed:
+    """What an iterator gives, kept: every engine is calibrated, and an iterator can be gone through once."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source, self._kept = source, list[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in count():
+            if i == len(self._kept):
+                self._kept.extend(islice(self._source, 1))
+            if i == len(self._kept):
+                return
+            yield self._kept[i]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All items: a copy of a compiled module goes through them again."""
+        return {"_source": iter(()), "_kept": list(self)}
+
+
+def replayed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of builds, with data that more than one build can go through."""
+    data = given.get("data")
+    return {**given, "data": Replayed(data)} if isinstance(data, Iterator) else dict(given)
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -6,26 +6,36 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from ridgeline.errors import InputError, UnsupportedError, VerifyError
-from ridgeline.frontend.from_torch import bind, export_module, read_example
+from ridgeline.errors import InputError, SampleShapeError, UnsupportedError, VerifyError
+from ridgeline.frontend.from_torch import Exported, bind, export_module, read_example
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
 from ridgeline.options import Options, make_options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
-from ridgeline.torch_in.built import Built, build_call, exporting, refuse_gradients
+from ridgeline.torch_in.built import (
+    Built,
+    build_call,
+    build_for_call,
+    build_without_data,
+    exporting,
+    refuse_gradients,
+    replayed,
+)
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
 
 # structure of a call, its values that are not tensors, types and ranks of its tensors, autocast
 Kind = tuple[Tree | tuple[str, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+Build: TypeAlias = Callable[[Exported, Options], Built]
 # arguments that need not be taken apart
 PLAIN = (Tensor, int, float, str, type(None))
 # methods that call the module itself many times, where users expect engines
@@ -75,7 +85,7 @@ class CompiledModule(nn.Module):
         self.module = module
         self.training = module.training
         self._dynamic_shapes = dynamic_shapes
-        self._given = dict(options)
+        self._given = replayed(options)
         make_options(self._given)  # a typo is an error now, not at the first call
         self._start()
 
@@ -126,7 +136,7 @@ class CompiledModule(nn.Module):
     def prepare(self, *args: Any, **kwargs: Any) -> Engine:
         """The engine for such a call, built if there is none yet."""
         kind, tensors = self._read(args, kwargs)
-        return self._find(kind, tensors, args, kwargs).engine
+        return self._find(kind, tensors, args, kwargs, build_call).engine
 
     def refresh(self) -> None:
         """Build anew at the next call: for changes that leave no trace, such as a write to `weight.data`."""
@@ -137,7 +147,7 @@ class CompiledModule(nn.Module):
     def _answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         kind, tensors = self._read(args, kwargs)
         refuse_gradients(tensors)
-        built = self._find(kind, tensors, args, kwargs)
+        built = self._find(kind, tensors, args, kwargs, build_for_call)
         if self._wants_gradients and torch.is_grad_enabled():
             self._wants_gradients = False
             warnings.warn(NO_GRADIENTS, RuntimeWarning, stacklevel=4)
@@ -165,7 +175,12 @@ class CompiledModule(nn.Module):
         return kind, tensors
 
     def _find(
-        self, kind: Kind, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        kind: Kind,
+        tensors: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        build: Build,
     ) -> Built:
         with self._lock:
             if not self._is_unchanged():
@@ -176,7 +191,16 @@ class CompiledModule(nn.Module):
                 if built.fits(tensors):
                     return built
             with exporting(self._given, self.module, tensors) as options:
-                built = self._build(known, tensors, args, kwargs, options)
+                try:
+                    built = self._build(
+                        known, tensors, args, kwargs, lambda exported: build(exported, options)
+                    )
+                except SampleShapeError as error:
+                    if build is not build_for_call or not self.engines:
+                        raise
+                    # the data served earlier calls: this one has sizes that it cannot have
+                    in_float = partial(build_without_data, options=options, error=error)
+                    built = self._build(known, tensors, args, kwargs, in_float)
             # taken now, since tracing a module may set its attributes
             self._structure = Structure(self.module)
             if self._wants_gradients is None:
@@ -193,19 +217,27 @@ class CompiledModule(nn.Module):
         tensors: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        options: Options,
+        build: Callable[[Exported], Built],
     ) -> Built:
         """An engine for these sizes and all that its guards take; for these only if dims cannot be open."""
         given = self._dynamic_shapes
         axes = _changed(known, tensors) if given is None else None
         try:
-            exported = export_module(self.module, args, kwargs, dynamic_shapes=given, axes=axes)
-            return build_call(exported, options)
+            return build(export_module(self.module, args, kwargs, dynamic_shapes=given, axes=axes))
         except (UnsupportedError, VerifyError):
             if not known:
                 raise
-        fixed: list[Axes] = [{} for _ in tensors]
-        return build_call(export_module(self.module, args, kwargs, axes=fixed), options)
+            axes = [{} for _ in tensors]
+        except SampleShapeError as error:
+            if given is not None:
+                raise
+            # the data has other sizes than this call: those may change
+            axes = [dict.fromkeys(range(tensor.ndim), Dim.AUTO) for tensor in tensors]
+            try:
+                return build(export_module(self.module, args, kwargs, axes=axes))
+            except SampleShapeError:
+                raise error from None
+        return build(export_module(self.module, args, kwargs, axes=axes))
 
     def _is_unchanged(self) -> bool:
         if self._weights is None or self._structure is None:

@@ -30,7 +30,7 @@ from ridgeline.verify.tolerance import Tolerance
 Outputs = dict[str, np.ndarray]
 UNTOLD = (
     "output {!r} of the original model is {} for every input drawn, and the engine's is too: that compares "
-    "little; verify it with inputs that mean something (--data)"
+    "little; verify it with inputs that mean something (--data FOLDER, in Python data=)"
 )
 
 
@@ -146,7 +146,8 @@ class Telling:
 def only_nan(name: str) -> ModelError:
     return ModelError(
         f"{name!r} itself computes NaN, and nothing else, for every input drawn: there is nothing to compare",
-        help="give it inputs that mean something: --data FOLDER; if those give NaN too, the export is broken",
+        help="give it inputs that mean something (--data FOLDER, in Python data=); if those give NaN too, "
+        "the export is broken",
     )
 
 
