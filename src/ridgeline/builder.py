@@ -18,12 +18,13 @@ from ridgeline.base.choices import Refusal
 from ridgeline.base.progress import Progress, shown
 from ridgeline.base.spec import TF32, Op, Target, TensorSpec
 from ridgeline.base.timing import gc_paused
-from ridgeline.errors import InputError, ModelError, OptionError, PlanError
+from ridgeline.errors import InputError, ModelError, PlanError
 from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
 from ridgeline.frontend.profiles import shapes_flags
+from ridgeline.frontend.torch_dims import refuse_example
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.quant import coded_products
@@ -39,6 +40,7 @@ from ridgeline.plan.check import check_ports
 from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.precision.flow import build_lowered
+from ridgeline.precision.quantize import Quantized
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.file import DAMAGE, read_engine
@@ -72,7 +74,7 @@ HOST_STAGES = ("load", "passes", "plan")  # they make graphs and drop them
 
 
 def build(
-    source: Source | nn.Module | ExportedProgram,
+    source: Source | nn.Module | ExportedProgram | Quantized,
     example_inputs: Any = None,
     *,
     dynamic_shapes: Any = None,
@@ -99,7 +101,8 @@ def build(
     limits: Limits | Mapping[str, int] | None = None,
     **unknown: Any,
 ) -> Engine:
-    """Build an engine from an ONNX file, bytes, `onnx.ModelProto`, `onnx_ir.Model` or a PyTorch module.
+    """Build an engine from an ONNX file, bytes, `onnx.ModelProto`, `onnx_ir.Model`, a PyTorch module, or
+    what `ridgeline.quantize` made.
 
     A module needs example inputs (a tensor, a tuple of arguments, or a dict by name); `dynamic_shapes` says
     which dims may change, as torch.export takes it or with names as strings. `Options` says what the other
@@ -118,12 +121,8 @@ def build(
             if target is None:
                 options = replace(options, target=home_of(source, tuple(exported.sample.feeds.values())))
             return build_exported(exported, options)
-        if example_inputs is not None or dynamic_shapes is not None:
-            raise OptionError(
-                "example_inputs and dynamic_shapes are for PyTorch modules",
-                help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
-            )
-        return build_with(source, options)
+        refuse_example(example_inputs, dynamic_shapes)
+        return build_with(source.model if isinstance(source, Quantized) else source, options)
 
 
 def build_exported(exported: Exported, options: Options) -> Engine:

@@ -13,7 +13,8 @@ from torch_modules import QUICK, seeded
 
 import ridgeline
 from ridgeline import builder
-from ridgeline.errors import OptionError, PrecisionError, VerifyError
+from ridgeline.errors import InputError, ModelError, OptionError, PrecisionError, VerifyError
+from ridgeline.frontend import torch_export
 from ridgeline.frontend.from_torch import Exported, export_module
 from ridgeline.torch_in.built import Replayed
 from ridgeline.verify.module import ENGINE, EXPORT
@@ -128,3 +129,25 @@ def test_a_later_call_that_the_data_does_not_fit_runs_in_float_with_a_warning() 
         compiled(torch.randn(3, 8))
         with pytest.warns(RuntimeWarning, match=r"fp16 cannot be had for this call.*another shape"):
             torch.testing.assert_close(compiled(x := torch.randn(2, 8)), module(x))
+
+
+def test_a_module_is_quantised_and_what_was_made_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_export, "LARGE_BYTES", 16)  # its weights go through a folder
+    module, x = mlp(), rows(8)
+    made = ridgeline.quantize(module, x, data=rows(60).split(7))
+    assert {port.shape.numpy() for port in made.model.graph.inputs} == {(8, 64)}
+    assert made.judged_rows
+    assert made.held_out
+    engine = ridgeline.build(made, **SILENT)
+    with torch.no_grad():
+        got, want = engine.run({"input": x})["output"], module(x)
+    assert 0 < (got - want).norm() <= 0.2 * want.norm()
+
+
+def test_quantize_says_what_it_takes() -> None:
+    with pytest.raises(InputError, match="a module needs example inputs"):
+        ridgeline.quantize(mlp())
+    with pytest.raises(ModelError, match=r"(?s)got   int.*help: a torch.nn.Module goes into"):
+        ridgeline.quantize(5)
+    with pytest.raises(OptionError, match="are for PyTorch modules"):
+        ridgeline.quantize(b"", rows(1))

@@ -134,7 +134,8 @@ def _read(source: Source) -> tuple[str, onnx.ModelProto, Path | None]:
         raise ModelError(
             "this is not a model",
             got=type(source).__name__,
-            want="a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.nn.Module",
+            want="a path, bytes, onnx.ModelProto or onnx_ir.Model",
+            help="a torch.nn.Module goes into ridgeline.build, compile or quantize, with example inputs",
         )
     path = Path(source)
     require_regular_file(path)

@@ -152,3 +152,12 @@ def bounded_profile(names: Sequence[str], tensors: Sequence[Tensor], axes: Seque
                 size = tensor.shape[axis]
                 made[dim.__name__] = (DimRange(min(max(low, 1), size), size, min(high, MAX_DIM)),)
     return {name: ranges for name, ranges in made.items() if name not in names}
+
+
+def refuse_example(example: Any, dynamic_shapes: Any) -> None:
+    """Raise if a model that is no module comes with what modules need."""
+    if example is not None or dynamic_shapes is not None:
+        raise OptionError(
+            "example_inputs and dynamic_shapes are for PyTorch modules",
+            help="an ONNX model has its dims in the file: build(model, profiles=...) gives them sizes",
+        )

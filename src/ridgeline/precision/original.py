@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -60,9 +60,13 @@ class Original:
         """To calibrate with, and to judge with."""
         if self.options.data is not None:
             outputs = ports(self.loaded.model.graph.outputs, what="output")
-            joins = partial(has_independent_rows, self.reference, self._draw)
-            return Samples.of(self.options.data, self.shapes.inputs, outputs, joins).split()
+            inputs = self.shapes.inputs
+            return Samples.of(self.options.data, inputs, outputs, self.has_independent_rows).split()
         return self._drawn(CALIBRATION_SEEDS), self._drawn(HELD_OUT_SEEDS)
+
+    def has_independent_rows(self) -> bool:
+        """Whether rows of batches of one size may be joined to batches of another."""
+        return has_independent_rows(self.reference, self._draw)
 
     def _drawn(self, seeds: Sequence[int]) -> Samples:
         return drawn_samples(self._draw, seeds, self.shapes.inputs)

@@ -6,7 +6,7 @@ The file that is written computes what the emulator judged; ONNX Runtime runs it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch import nn
+from torch.export import ExportedProgram
 
 from ridgeline.base.files import path_given
 from ridgeline.base.scales import Encoded
@@ -44,6 +46,7 @@ from ridgeline.precision.calibration_file import (
 )
 from ridgeline.precision.compensate import compensated
 from ridgeline.precision.emulate import Emulator
+from ridgeline.precision.given_model import GivenModel, given_model
 from ridgeline.precision.insert import insert_quantization
 from ridgeline.precision.patterns import patterns_given
 from ridgeline.precision.place import Edge, OperandRow, Placement, WeightEdge, place
@@ -83,8 +86,10 @@ class Quantized:
 
 
 def quantize(
-    source: Source,
+    source: Source | nn.Module | ExportedProgram,
+    example_inputs: Any = None,
     *,
+    dynamic_shapes: Any = None,
     format: str = "int8",
     data: Any = None,
     method: str = AUTO,
@@ -96,7 +101,7 @@ def quantize(
     reduced_range: bool = False,
     limits: Limits | Mapping[str, int] | None = None,
 ) -> Quantized:
-    """A model as standard Q/DQ ONNX.
+    """A model as standard Q/DQ ONNX. A PyTorch module needs example inputs, as `ridgeline.build` takes them.
 
     Parameters: a keyword for every option of `ridge quantize`, so that a wrong one is an error.
     """
@@ -106,31 +111,53 @@ def quantize(
     scheme = scheme_named(format, block=block, reduced_range=reduced_range)
     check_method(method, [scheme.activation] if scheme.activation else [])
     allowed = DEFAULT_LIMITS if limits is None else make_limits(limits)
-    model, opset = prepared(source, allowed)
+    asked = _Asked(scheme, data, method, exclude, smooth, compensate, path)
+    with given_model(source, example_inputs, dynamic_shapes, allowed) as given:
+        return _quantized(given, asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user wants, checked."""
+
+    scheme: Scheme
+    data: Any
+    method: str
+    exclude: tuple[str, ...]
+    smooth: bool
+    compensate: bool
+    calibration: Path | None
+
+
+def _quantized(given: GivenModel, asked: _Asked) -> Quantized:
+    allowed = given.limits
+    model, opset = prepared(given.source, allowed)
     before = weight_bytes(model)
-    samples = None if data is None else samples_of(data, model)
+    samples = None if asked.data is None else samples_of(asked.data, model, given.has_independent_rows)
     fitting, judging = (None, None) if samples is None else samples.split()
     reference = None if samples is None else Emulator(model, allowed)
-    placement = place(model, scheme, exclude=exclude)
+    placement = place(model, asked.scheme, exclude=asked.exclude)
     require_products(placement)
     smoothed: list[Smoothed] = []
-    if smooth:
+    if asked.smooth:
         smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "smooth"))
-        placement = place(model, scheme, exclude=exclude)
-    wanted = _Wanted(model, placement, method, allowed)
+        placement = place(model, asked.scheme, exclude=asked.exclude)
+    wanted = _Wanted(model, placement, asked.method, allowed)
     stored = _stored(wanted, fitting)
-    if compensate:
+    if asked.compensate:
         stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "compensate"))
-    ranges, notes = _ranges(wanted, stored, fitting, path)
+    ranges, notes = _ranges(wanted, stored, fitting, asked.calibration)
     insert_quantization(model, placement, stored, ranges)
-    model = finished(model, scheme, opset)
+    if given.sample is not None:
+        ir.external_data.load_to_model(model)  # a module's large weights lie in a folder that goes
+    model = finished(model, asked.scheme, opset)
     rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
     judged = Judgement() if reference is None else judged_rows(reference, Emulator(model, allowed), rows)
     if fitting is not None and judging is not None:
         notes = (*notes, *division_warnings(fitting, judging), *judged.left_out.lines)
     return Quantized(
         model,
-        scheme,
+        asked.scheme,
         tuple(placement.decisions),
         ranges,
         tuple(placement.groups),
@@ -150,9 +177,9 @@ def _require_flags(**flags: object) -> None:
             raise OptionError(f"{name} is not True or False", got=repr(value))
 
 
-def samples_of(data: Any, model: ir.Model) -> Samples:
+def samples_of(data: Any, model: ir.Model, joins: Callable[[], bool] = lambda: False) -> Samples:
     graph = model.graph
-    return Samples.of(data, ports(graph.inputs, what="input"), ports(graph.outputs, what="output"))
+    return Samples.of(data, ports(graph.inputs, what="input"), ports(graph.outputs, what="output"), joins)
 
 
 def prepared(source: Source, limits: Limits) -> tuple[ir.Model, int]:
