@@ -175,14 +175,17 @@ def test_auto_is_inside_the_budget_and_says_if_it_stays_in_float32() -> None:
     engine = ridgeline.build(mlp(), precision="auto", data=inputs(), level=1, progress=False)
     assert engine.report.verified
     assert off(engine, mlp(), inputs()) <= BUDGET
-    is_lowered = engine.report.precision is not None
-    assert is_lowered != any("the model stays in float32" in line for line in engine.report.warnings)
+    found = engine.report.precision
+    assert found.asked == "auto"
+    assert found.error <= BUDGET
+    assert found.samples
+    assert found.is_lowered != any("the model stays in float32" in line for line in engine.report.warnings)
 
 
 def test_auto_says_that_it_could_not_compare_times() -> None:
     """Without verification no run is timed, at level 0 no step."""
     engine = ridgeline.build(mlp(), precision="auto", data=inputs(), verify="off", **QUICK)
-    said = "pays was not measured" if engine.report.precision else "computes no half type faster"
+    said = "pays was not measured" if engine.report.precision.is_lowered else "computes no half type faster"
     assert any(said in line for line in engine.report.warnings)
 
 

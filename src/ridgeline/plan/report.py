@@ -50,7 +50,8 @@ class Precision:
     """How a model was lowered, and how far that carried its outputs on samples that were held out."""
 
     asked: str
-    # how many of what is `counted` compute in each type; those in the high one are the nodes of `kept`
+    # how many of what is `counted` compute in each type; those in the high one are the nodes of `kept`,
+    # unless the whole model stays in it
     nodes: dict[str, int] = field(default_factory=dict)
     # nodes of the model as it was given, without those that only move elements; or its products
     counted: str = "nodes"

@@ -172,7 +172,7 @@ class LoweredBuild:
         halves = self.machine.half_types
         if not halves:
             self.check_data()
-            return with_warning(self.build_wide(), NO_HALF.format(self.machine.target))
+            return self.left_wide(self.build_wide(), NO_HALF.format(self.machine.target))
         decisions = [self.decide(half) for half in halves[:1]]
         if decisions[0].alone:  # a search was needed: the next type may bear more
             decisions += [self.decide(half) for half in halves[1:]]
@@ -189,12 +189,20 @@ class LoweredBuild:
         if times is None:
             return with_warning(engine, NOT_TIMED.format(half, self.why_untimed))
         if times[0] >= times[1]:
-            return with_warning(wide, self.no_gain(half, "float32", times))
+            wide = self.left_wide(wide, self.no_gain(half, "float32", times))
+            return with_times(wide, "fp32", times)
         return with_times(engine, "fp32", times)
 
     def no_gain(self, kind: str, high: str, times: tuple[float, float]) -> str:
         """Why the engine of high precision was taken."""
         return NO_GAIN.format(kind, high, *times, high) + ("" if self.options.level else AT_LEVEL_0)
+
+    def left_wide(self, engine: Engine, why: str) -> Engine:
+        """The engine in float32, where that is what a lower precision came to."""
+        judged = self.original.judge(engine) if self.machine.is_here else Judgement()
+        undecided = Decision(next(iter(HALF_NAMES.values())), frozenset(), {}, self.lowering.names)
+        found = Precision(asked=self.options.precision, nodes=self._counts(undecided), counted=self.counted)
+        return with_warning(self.reported(engine, judged, found), why)
 
     @property
     def why_untimed(self) -> str:
@@ -250,8 +258,10 @@ class LoweredBuild:
             sensitivity=dict(sorted(found.sensitivity.items(), key=lambda item: -item[1])),
             metric=getattr(self.options.metric, "__name__", "a metric") if self.options.metric else "",
         )
-        drawn = [DRAWN] if fitting.drawn else []
-        warnings = [*drawn, *division_warnings(fitting, judging), *judged.left_out.lines]
+        is_float32 = set(found.nodes) <= {"fp32"}  # then nothing rests on the samples
+        drawn = [DRAWN] if fitting.drawn and not is_float32 else []
+        divided = [] if is_float32 else division_warnings(fitting, judging)
+        warnings = [*drawn, *divided, *judged.left_out.lines]
         engine.report = replace(engine.report, precision=found)
         return with_warnings(engine, warnings)
 

@@ -24,7 +24,7 @@ from ridgeline.ir.provenance import KEEP
 from ridgeline.passes.tf32 import is_float32_product
 from ridgeline.precision.decide import Decision
 from ridgeline.precision.emulate import Tf32Operands
-from ridgeline.precision.half_build import EMULATED, LoweredBuild, typed_options, with_warning
+from ridgeline.precision.half_build import EMULATED, LoweredBuild, typed_options
 from ridgeline.precision.lower import value_key, widen
 from ridgeline.precision.search import Found, raise_nodes
 from ridgeline.runtime.engine import Engine
@@ -37,14 +37,14 @@ def build_tf32(task: LoweredBuild) -> Engine:
     target = task.machine.target
     if not target.has_tf32:
         task.check_data()
-        return with_warning(task.build_wide(), without_tf32(target))
+        return task.left_wide(task.build_wide(), without_tf32(target))
     wide = task.model.clone()
     widen(wide)
     rounding = Tf32Build(task.original, task.options, task.sample, task.build, quantised=wide)
     if rounding.products:
         return rounding.run()
     task.check_data()
-    return with_warning(task.build_wide(), NO_PRODUCTS)
+    return task.left_wide(task.build_wide(), NO_PRODUCTS)
 
 
 def without_tf32(target: Target) -> str:
