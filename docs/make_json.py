@@ -16,6 +16,7 @@ from ridgeline.analyze.compare import Comparison
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
+from ridgeline.analyze.model_nodes import ModelNodes
 from ridgeline.analyze.ranges import RangeReport
 from ridgeline.analyze.sensitivity import SensitivityReport
 from ridgeline.analyze.show import Summary
@@ -54,6 +55,7 @@ FILES = {
 # form: who prints it, what it holds, and which paths
 FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "engine": ("`ridge build`, `show`, `settle`", Summary, ("file", "file_bytes", "source")),
+    "model": ("`ridge show MODEL.onnx`", ModelNodes, ("file",)),
     "outputs": ("`ridge run`, in `rows`", TensorRow, ("file",)),
     "checks": ("`ridge verify`", Report, ("file", "source")),
     "comparison": ("`ridge compare`", Comparison, ()),

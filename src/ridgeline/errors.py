@@ -162,7 +162,8 @@ def visible(text: str) -> str:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """``; did you mean 'x'?`` or, with no near match, the names there are."""
-    near = get_close_matches(name, known, n=1)
+    by_lower = {each.lower(): each for each in reversed(known)}
+    near = get_close_matches(name, known, n=1) or get_close_matches(name.lower(), by_lower, n=1)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {by_lower.get(near[0].lower(), near[0])!r}?"
     return "known: " + ", ".join(known[:LISTED]) + (", …" if len(known) > LISTED else "")

@@ -220,7 +220,12 @@ class Options:
             )  # fmt: skip
         for each in self.keep:
             kind, colon, pattern = each.partition(":") if isinstance(each, str) else ("", "", "")
-            if kind != "fp32" or not colon or not pattern:
+            if colon and pattern and kind != "fp32":
+                raise OptionError(
+                    f"nodes cannot be kept in {kind!r}", got=repr(each), want=f"fp32:{pattern}",
+                    help="fp32 is what nodes are kept in; the rest has the type of precision=",
+                )  # fmt: skip
+            if not colon or not pattern:
                 raise OptionError("keep does not read as TYPE:PATTERN", got=repr(each), want="fp32:*/norm*")
 
     @property

@@ -22,6 +22,21 @@ def test_an_engine_against_its_model(ridge: Ridge, tiny_engine: Path, tiny_model
     assert "no tensor diverges" in out
 
 
+def test_a_lowered_engine_is_compared_by_its_own_budget(ridge: Ridge, tiny_model: Path, here: Path) -> None:
+    """A metric that prints does not get into the JSON."""
+    (here / "metric.py").write_text("def off(got, want, feeds):\n    print('called')\n    return 0.0\n")
+    build = ["build", tiny_model, "--precision", "bf16", "--level", "0", "--budget", "0.07", "--json"]
+    status, out, err = ridge(*build, "-o", "own.ridge", "--metric", "metric.py:off")
+    assert (status, json.loads(out)["lowered"]["budget"]) == (0, 0.07)
+    assert "called" in err
+    assert ridge(*build, "-o", "half.ridge")[0] == 0
+    _, out, _ = ridge("compare", "half.ridge", tiny_model, "--json")
+    report = json.loads(out)
+    assert report["is_drawn"]
+    assert report["rule"] == "relative L2 at most 0.07 (the budget that the engine was built with)"
+    assert "random inputs" in ridge("compare", "own.ridge", tiny_model)[1]
+
+
 def test_the_form_of_json(ridge: Ridge, tiny_model: Path) -> None:
     status, out, _ = ridge("compare", f"{tiny_model}@floor", tiny_model, "--layers", "--json", "--draws", "2")
     report = json.loads(out)

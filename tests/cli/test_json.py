@@ -27,6 +27,7 @@ def documented(form: str) -> set[str]:
     [
         ("engine", ["build", "{model}", "--level", "0", "--verify", "off", "-o", "made.ridge"]),
         ("engine", ["show", "{engine}"]),
+        ("model", ["show", "{model}"]),
         ("outputs", ["run", "{engine}", "--output", "made"]),
         ("bench", ["bench", "{engine}", "--duration", "0.01", "--warmup", "1"]),
         ("explanation", ["explain", "{engine}"]),

@@ -99,6 +99,25 @@ def test_nan_and_infinity_are_counted(tmp_path: Path) -> None:
     assert (row.nans, row.infs) == (1, 1)
 
 
+def test_values_that_no_product_reads_do_not_suffer_from_codes(tmp_path: Path) -> None:
+    made = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x, float[4,4] w) => (float[2,4] y) {
+            h = MatMul(x, w)
+            y = Exp(h)
+        }""")
+    rng = np.random.default_rng(0)
+    path = tmp_path / "one.npz"
+    # most elements are far below a step of the scale that the largest sets
+    shapes = {"x": (2, 4), "w": (4, 4)}
+    arrays = {n: np.exp(6 * rng.standard_normal(s)).astype(np.float32) for n, s in shapes.items()}
+    np.savez(path, **arrays)
+    report = range_report(made, "int8", Options(data=path))
+    codes = {row.value: row.gets_codes for row in report.rows}
+    assert codes == {"x": True, "w": True, "h": False, "y": False}
+    assert {row.value for row in report.rows if row.suffers} <= {"x", "w"}
+    assert (report.suffering, report.never_quantised) == (sum(row.suffers for row in report.rows), 2)
+
+
 def test_the_command(ridge: Ridge, model: Path, data: Path) -> None:
     status, out, _ = ridge("debug", "ranges", model, "--data", data)
     assert status == 0

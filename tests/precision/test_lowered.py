@@ -227,6 +227,8 @@ def test_samples_that_could_not_be_held_out_are_said_to_be_those_of_calibration(
     ("given", "words"),
     [
         ({"precision": "fp17"}, "fp16"),
+        ({"precision": "FP16"}, "did you mean 'fp16'"),
+        ({"precision": "fp16", "keep": "bf16:norm"}, "cannot be kept in 'bf16'"),
         ({"budget": 0.1}, "for models that are lowered"),
         ({"precision": "fp16", "budget": 0}, "not a number above 0"),
         ({"precision": "fp16", "budget": float("nan")}, "not a number above 0"),

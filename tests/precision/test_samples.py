@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline.base.arrays import load_sample
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError, SampleShapeError
 from ridgeline.precision.samples import Samples, division_warnings, rows_of_sample
@@ -197,3 +198,14 @@ def test_whole_numbers_become_narrow_ones_if_they_fit() -> None:
     assert [row["ids"].tolist() for row in kept] == [[2**31 - 1], [-(2**31)]]
     with pytest.raises(OptionError, match=r"(?s)sample 0 has numbers in 'ids' .*got   2147483648"):
         Samples.of([{"ids": [5, 2**31]}], ports, ports)
+
+
+def test_an_array_that_is_no_input_says_what_files_hold(tmp_path: Path) -> None:
+    np.savez(tmp_path / "0.npz", x=np.zeros(3, np.float32), label=np.zeros(1))
+    with pytest.raises(OptionError, match="holds 'label', which is no input of the model") as caught:
+        load_sample(tmp_path / "0.npz", ["x"])
+    assert caught.value.want == "x"
+    (tmp_path / "1.npz").write_text("junk")
+    with pytest.raises(OptionError, match="does not load as an array") as caught:
+        load_sample(tmp_path / "1.npz", ["x"])
+    assert "pickle" not in caught.value.got

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import torch
 from planted import planted_data, planted_model
@@ -149,3 +151,16 @@ def test_what_cannot_be_asked(tiny_model: Path) -> None:
         find_minimal_set(tiny_model, "fp17", Options())
     with pytest.raises(OptionError, match="no error"):
         find_minimal_set(tiny_model, "fp16", Options(), budget=-1.0)
+
+
+def test_weights_alone_are_emulated_with_the_scales_of_a_build() -> None:
+    """What a failed build in w4 points at."""
+    rng = np.random.default_rng(4)
+    weight = onnx.numpy_helper.from_array(rng.standard_normal((128, 64)).astype(np.float32), "w")
+    made = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[8,128] x) => (float[8,64] y) { y = MatMul(x, w) }'
+    )
+    made.graph.initializer.append(weight)
+    report = find_minimal_set(made, "w4", Options(), budget=0.01)
+    assert 0.02 < report.error_all_low < 0.2
+    assert len(report.kept) == 1

@@ -32,6 +32,7 @@ class Allowed:
     relative_l2: float = 1e-2
     atol: float | None = None
     rtol: float | None = None
+    whose: str = ""  # where the relative L2 error comes from, if the user did not say it
 
     def __post_init__(self) -> None:
         for name, value in (("relative L2", self.relative_l2), ("atol", self.atol), ("rtol", self.rtol)):
@@ -47,7 +48,7 @@ class Allowed:
 
     def __str__(self) -> str:
         if self.atol is None and self.rtol is None:
-            return f"relative L2 at most {self.relative_l2:g}"
+            return f"relative L2 at most {self.relative_l2:g}{self.whose and f' ({self.whose})'}"
         return f"|a - b| at most {self.atol or 0:g} + {self.rtol or 0:g}·|b| everywhere"
 
 
@@ -110,6 +111,7 @@ class Comparison:
     non_finite: tuple[NonFinite, ...] = ()
     first_divergence: LayerRow | None = None
     notes: tuple[str, ...] = ()
+    is_drawn: bool = False  # no data was given: inputs are random
 
     @property
     def passed(self) -> bool:

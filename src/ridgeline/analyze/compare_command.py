@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.analyze.compare import Allowed, Comparison, compare_sides, fitted, require_same_inputs
-from ridgeline.analyze.compare_sides import Arrays, Feeds, GraphNode, Side
+from ridgeline.analyze.compare_sides import Arrays, EngineSide, Feeds, GraphNode, Side
 from ridgeline.analyze.open_sides import open_side, samples_for
 from ridgeline.analyze.saved_outputs import SavedSide, require_suffix, save_outputs
 from ridgeline.base.spec import Port
@@ -22,7 +22,7 @@ class Request:
 
     a: str
     b: str | None  # None: A is only run, and its outputs are saved
-    allowed: Allowed
+    allowed: Allowed | None  # None: the budget of a lowered engine, or the default
     options: Mapping[str, Any] = field(default_factory=dict)  # keywords of `build`
     data: Path | None = None
     draws: int = 1
@@ -53,11 +53,22 @@ def run_comparison(request: Request) -> Comparison | None:
             recorded.layers(name, fitted(feeds, a.inputs))
     report = b and compare_sides(
         recorded if request.save_to is not None else a, b, samples,
-        allowed=request.allowed, with_layers=request.with_layers, progress=request.options.get("progress"),
+        allowed=request.allowed or _budget(a, b), with_layers=request.with_layers,
+        progress=request.options.get("progress"),
     )  # fmt: skip
     if request.save_to is not None:
         save_outputs(request.save_to, recorded.made, label=a.label, who=a.who, versions=versions())
-    return report or None
+    is_drawn = request.data is None and not any(isinstance(side, SavedSide) for side in (a, b))
+    return replace(report, is_drawn=is_drawn) if report else None
+
+
+def _budget(*sides: Side) -> Allowed:
+    """The largest budget that an engine was built with; those of the user's own metric are no L2 errors."""
+    reports = [side.engine.report.precision for side in sides if isinstance(side, EngineSide)]
+    budgets = [each.budget for each in reports if each is not None and each.is_lowered and not each.metric]
+    if not budgets:
+        return Allowed(whose="the default of --allow")
+    return Allowed(max(budgets), whose="the budget that the engine was built with")
 
 
 def _open(text: str, request: Request) -> Side:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
 import ml_dtypes
+import onnx_ir as ir
 
 from ridgeline.base.formats import FORMATS, HALF_NAMES
 from ridgeline.errors import OptionError, did_you_mean
@@ -22,6 +23,7 @@ from ridgeline.options import Options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.precision.emulate import Emulator
 from ridgeline.precision.original import Original
+from ridgeline.precision.place import PRODUCTS
 from ridgeline.precision.ranges import BIAS, Range, observe
 from ridgeline.precision.samples import Feeds
 
@@ -93,6 +95,11 @@ class RangeRow:
     underflow: float  # become zero
     subnormal: float  # keep fewer digits
     histogram: dict[int, int]  # log2 of the magnitude -> elements
+    gets_codes: bool = True  # False: no product reads it, so that quantisation leaves it as it is
+
+    @property
+    def suffers(self) -> bool:
+        return self.verdict != FITS and self.gets_codes
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,11 @@ class RangeReport:
 
     @property
     def suffering(self) -> int:
-        return sum(row.verdict != FITS for row in self.rows)
+        return sum(row.suffers for row in self.rows)
+
+    @property
+    def never_quantised(self) -> int:
+        return sum(not row.gets_codes for row in self.rows)
 
 
 def range_report(
@@ -137,16 +148,28 @@ def range_report(
     made_by = {str(v.name): node for node in loaded.model.graph for v in node.outputs}
     inputs = {str(v.name) for v in loaded.model.graph.inputs}
     rows = []
+    read = _quantised_values(loaded.model) if holds.is_scaled else set(seen.ranges)
     for value, found in seen.ranges.items():
         node = made_by.get(value)
         kind = "value" if node is not None else "input" if value in inputs else "weight"
         names = ("", "") if node is None else (node_sources(node)[-1], node.op_type)
-        rows.append(_row(value, *names, kind=kind, found=found, holds=_placed(holds, found, scale)))
-    rows.sort(key=lambda row: (_rank(row), -row.overflow, -row.underflow, -row.subnormal))
+        row = _row(value, *names, kind=kind, found=found, holds=_placed(holds, found, scale))
+        rows.append(replace(row, gets_codes=value in read))
+    rows.sort(key=lambda row: (not row.gets_codes, _rank(row), -row.overflow, -row.underflow, -row.subnormal))
     return RangeReport(
         loaded.name, format_name, holds.largest, holds.normal, holds.least, seen.samples,
         original.samples[0].drawn, tuple(rows),
     )  # fmt: skip
+
+
+def _quantised_values(model: ir.Model) -> set[str]:
+    """What products and attention multiply: quantisation gives codes to nothing else."""
+    operands = [
+        (node, 3 if node.op_type == "Attention" else 2)
+        for node in model.graph
+        if node.op_type in (*PRODUCTS, "Attention")
+    ]
+    return {str(value.name) for node, count in operands for value in node.inputs[:count] if value is not None}
 
 
 def all_samples(original: Original) -> Iterable[Feeds]:

@@ -33,14 +33,21 @@ from ridgeline.precision.emulate import Emulator, OperandsOnly, Rounding, Tf32Op
 from ridgeline.precision.lower import lowerable, value_key
 from ridgeline.precision.minimal import minimal_set
 from ridgeline.precision.original import Original
+from ridgeline.precision.place import place
+from ridgeline.precision.quantised import CodedOperands
+from ridgeline.precision.quantize import stored_weights
 from ridgeline.precision.ranges import HALVES
-from ridgeline.precision.schemes import weight_axes
+from ridgeline.precision.schemes import SCHEMES, weight_axes
 from ridgeline.precision.traced_runs import TracedRuns
 
 SENSITIVITY, SEARCH = "sensitivity", "minimal set"
 # products that are quantised; attention has a mask among its operands
 WEIGHTED = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-PRECISION_NAMES = (*HALF_NAMES, TF32, *QUANTISED)
+# with scales of their own for channels or blocks of weights, as a build has them
+WEIGHTS_ALONE = tuple(
+    name for name, scheme in SCHEMES.items() if scheme.is_weight_only and name not in QUANTISED
+)
+PRECISION_NAMES = (*HALF_NAMES, TF32, *QUANTISED, *WEIGHTS_ALONE)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def find_minimal_set(
             help=did_you_mean(precision, PRECISION_NAMES),
         )
     if budget is None:
-        budget = QUANTISED_BUDGET if precision in QUANTISED else DEFAULT_BUDGET
+        budget = QUANTISED_BUDGET if precision in (*QUANTISED, *WEIGHTS_ALONE) else DEFAULT_BUDGET
     if not (math.isfinite(budget) and budget >= 0):
         raise OptionError("budget is no error", got=str(budget), want="a number from 0 on")
     loaded = load(source, options.limits)
@@ -106,6 +113,7 @@ def find_minimal_set(
     for i, node in enumerate(nodes):
         options.tell(SENSITIVITY, i, len(nodes), node)
         alone[node] = runs.judge(frozenset([node]))
+        options.tell(SENSITIVITY, i + 1, len(nodes), node)
     every = frozenset(nodes)
 
     def is_inside(kept: frozenset[str]) -> bool:
@@ -149,6 +157,8 @@ def candidates(model: ir.Model, precision: str) -> list[str]:
         return [value_key(node) for node in able if not is_a(node, Kind.MOVEMENT)]
     if precision == TF32:
         return [value_key(node) for node in model.graph if is_float32_product(node)]
+    if precision in WEIGHTS_ALONE:
+        return [value_key(node) for node in place(model, SCHEMES[precision]).products]
     return [value_key(node) for node in able if node.op_type in WEIGHTED]
 
 
@@ -160,6 +170,12 @@ def rounding_of(
         return dict.fromkeys(nodes, rounded_to(HALVES[HALF_NAMES[precision]]))
     if precision == TF32:
         return dict.fromkeys(nodes, Tf32Operands())
+    if precision in WEIGHTS_ALONE:
+        stored = stored_weights(place(model, SCHEMES[precision]), {})
+        return {
+            value_key(edge.node): CodedOperands({str(edge.value.name): torch.from_numpy(codes.decoded())})
+            for edge, codes in stored.items()
+        }
     by_name = {value_key(node): node for node in model.graph}
     made: dict[str, Rounding] = {}
     for name in nodes:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.errors import OptionError
+
+# how .npy and .npz files begin
+ARRAY, ZIP = b"\x93NUMPY", b"PK"
 
 
 def load_arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
@@ -16,6 +20,7 @@ def load_arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
         # the file is opened here because np.load leaves a file that it cannot read open
         with path.open("rb") as file:
+            _require_arrays(file)
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
     except FileNotFoundError:
@@ -28,6 +33,13 @@ def load_arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
         ) from error
 
 
+def _require_arrays(file: BinaryIO) -> None:
+    """Raise for a file that numpy would take for a pickle."""
+    if not file.read(len(ARRAY)).startswith((ARRAY, ZIP)):
+        raise ValueError("it begins like neither of the two")
+    file.seek(0)
+
+
 def load_sample(path: Path, inputs: Sequence[str]) -> dict[str, np.ndarray]:
     """A .npz file with one array for each of these inputs."""
     found = load_arrays(path)
@@ -38,7 +50,11 @@ def load_sample(path: Path, inputs: Sequence[str]) -> dict[str, np.ndarray]:
         raise OptionError(f"{path.name} holds no array for {missing[0]!r}", got=", ".join(found))
     for name in found:
         if name not in inputs:
-            raise OptionError(f"{path.name} holds {name!r}", help=did_you_mean(name, list(inputs)))
+            raise OptionError(
+                f"{path.name} holds {name!r}, which is no input of the model",
+                want=", ".join(inputs),
+                help="files hold inputs alone; docs/precision.md says how a metric gets labels",
+            )
     return found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -104,7 +107,9 @@ NewEngine = Annotated[
 Data = Annotated[
     Path | None,
     _building(
-        "--data", metavar="DIR", help="folder of .npz files to verify with, and to decide precision with"
+        "--data",
+        metavar="DIR",
+        help="folder of .npz files, or one: to verify with, and to decide precision with",
     ),
 ]
 _lowering = partial(typer.Option, rich_help_panel="Precision")
@@ -119,7 +124,9 @@ PrecisionOption = Annotated[
 Budget = Annotated[
     float | None,
     _lowering(
-        "--budget", metavar="ERROR", help="relative L2 error that lower precision may cause (default: 0.01)"
+        "--budget",
+        metavar="ERROR",
+        help="relative L2 error that lower precision may cause (default: 0.01, quantised 0.05)",
     ),
 ]
 Keep = Annotated[
@@ -189,12 +196,19 @@ def read_metric(given: str | None) -> Callable[..., float] | None:
     if not Path(path).is_file():
         raise OptionError(f"--metric names no file: {path}", want="a Python file")
     try:
-        found = runpy.run_path(path).get(name)
+        with redirect_stdout(sys.stderr):  # results alone go to standard output
+            found = runpy.run_path(path).get(name)
     except Exception as error:
         raise OptionError(f"{path} does not run", got=f"{type(error).__name__}: {error}") from error
     if not callable(found):
         raise OptionError(f"{path} has no function {name!r}")
-    return cast("Callable[..., float]", found)
+
+    @functools.wraps(found)
+    def metric(*given: Any) -> float:
+        with redirect_stdout(sys.stderr):
+            return cast("float", found(*given))
+
+    return metric
 
 
 def parse_without(given: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -34,7 +34,13 @@ Samples = Annotated[
     typer.Option("--data", metavar="DIR", help="folder of .npz files; without it inputs are drawn"),
 ]
 Draws = Annotated[int, typer.Option(min=1, help="how many inputs are drawn")]
-Allow = Annotated[float, typer.Option(metavar="ERROR", help="largest relative L2 error of an output")]
+Allow = Annotated[
+    float | None,
+    typer.Option(
+        metavar="ERROR",
+        help="largest relative L2 error of an output (default: the budget of a lowered engine, else 0.01)",
+    ),
+]
 Atol = Annotated[
     float | None, typer.Option(metavar="ERROR", help="in place of --allow: |a - b| <= atol + rtol·|b|")
 ]
@@ -55,7 +61,7 @@ def compare(
     unfused: Unfused = False,
     data: Samples = None,
     draws: Draws = DRAWS,
-    allow: Allow = 1e-2,
+    allow: Allow = None,
     atol: Atol = None,
     rtol: Rtol = None,
     save_outputs: SaveOutputs = None,
@@ -80,7 +86,6 @@ def compare(
 
       ridge compare model.onnx@engine --load-outputs here.npz
     """
-    from ridgeline.analyze.compare import Allowed
     from ridgeline.analyze.compare_command import Request
 
     if b is not None and load_outputs is not None:
@@ -88,10 +93,19 @@ def compare(
     if save_outputs is not None:
         require_writable(save_outputs, option="--save-outputs")
     request = Request(
-        a, b if load_outputs is None else str(load_outputs), Allowed(allow, atol, rtol), options,
+        a, b if load_outputs is None else str(load_outputs), _allowed(allow, atol, rtol), options,
         data=data, draws=draws, with_layers=layers, is_unfused=unfused, trust=trust, save_to=save_outputs,
     )  # fmt: skip
     _show(request, as_json=json)
+
+
+def _allowed(allow: float | None, atol: float | None, rtol: float | None) -> Any:
+    """What the user allows; None leaves it to the budget of an engine."""
+    from ridgeline.analyze.compare import Allowed
+
+    if allow is not None:
+        return Allowed(allow, atol, rtol)
+    return None if atol is None and rtol is None else Allowed(atol=atol, rtol=rtol)
 
 
 def _show(request: Any, *, as_json: bool) -> None:

@@ -48,7 +48,7 @@ def ranges(
     """
     from dataclasses import replace
 
-    from ridgeline.analyze.ranges import FITS, range_report
+    from ridgeline.analyze.ranges import range_report
     from ridgeline.cli.draw_debug import draw_ranges
     from ridgeline.cli.progress import StageProgress
 
@@ -56,12 +56,13 @@ def ranges(
     with StageProgress(talk) as progress:
         options = _options(data, shapes, limit, progress)
         report = range_report(model, format, options, scale=scale, samples=samples)
-    shown = (
-        report if every or json else replace(report, rows=tuple(r for r in report.rows if r.verdict != FITS))
-    )
+    shown = report if every or json else replace(report, rows=tuple(r for r in report.rows if r.suffers))
     emit(shown, draw_ranges, as_json=json, schema="ranges", source=str(model))
     if not json and not every:
-        talk.print(f"{len(report.rows) - len(shown.rows)} values fit and are not listed (--all)", style="dim")
+        never = report.never_quantised
+        fit = f"{len(report.rows) - len(shown.rows) - never} values fit"
+        left = f", {never} are read by no product and never quantised" if never else ""
+        talk.print(f"{fit}{left}: not listed (--all)", style="dim")
 
 
 def precision(

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ridgeline.cli.arguments import (
     AsJson,
-    EngineFile,
     EngineOrModel,
 )
+from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.render import emit
 from ridgeline.cli.shared_options import with_build_options
 
 
-def show(engine: EngineFile, json: AsJson = False) -> None:
-    """List inputs, outputs, steps, memory, versions and what was verified.
+def show(engine: EngineOrModel, json: AsJson = False) -> None:
+    """List inputs, outputs, steps, memory, versions and what was verified; of an ONNX file, its nodes.
 
-    Example:
+    Examples:
 
       ridge show model.ridge
+
+      ridge show model.onnx                        (names of nodes, for --keep and --exclude)
     """
+    require_file(engine)
+    if not is_engine_file(engine):
+        _show_model(engine, as_json=json)
+        return
     from ridgeline.analyze.show import summarise
     from ridgeline.cli.draw_plan import draw_summary
     from ridgeline.cli.plans import describe_file
@@ -29,6 +36,15 @@ def show(engine: EngineFile, json: AsJson = False) -> None:
     described = describe_file(engine)
     summary, file_bytes = summarise(described.plan, described.report), engine.stat().st_size
     emit(summary, draw_summary, as_json=json, schema="engine", file=str(engine), file_bytes=file_bytes)
+
+
+def _show_model(path: Path, *, as_json: bool) -> None:
+    from ridgeline.analyze.model_nodes import list_nodes
+    from ridgeline.cli.draw_model import draw_model
+    from ridgeline.plugins.entry_points import load_plugins
+
+    load_plugins()
+    emit(list_nodes(path), draw_model, as_json=as_json, schema="model", file=str(path))
 
 
 @with_build_options

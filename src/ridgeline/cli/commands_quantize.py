@@ -40,7 +40,9 @@ Smooth = Annotated[
 Compensate = Annotated[
     bool, typer.Option("--compensate", help="round weights so that their errors make up for one another")
 ]
-Block = Annotated[int, typer.Option(min=0, help="weights that share a scale (w4; default: 64)")]
+Block = Annotated[
+    int, typer.Option(min=0, help="weights that share a scale (w4; default: 64)", show_default=False)
+]
 ReducedRange = Annotated[
     bool, typer.Option("--reduced-range", help="7-bit weights, for x86 processors without VNNI")
 ]
@@ -73,6 +75,7 @@ def quantize(
       ridge quantize model.onnx -o model.qdq.onnx --format int8 --data samples/
     """
     from ridgeline.cli.draw_quantize import draw_quantized
+    from ridgeline.cli.progress import StageProgress
     from ridgeline.precision.quantize import quantize as quantize_model
     from ridgeline.precision.quantize_report import report_of
 
@@ -81,19 +84,21 @@ def quantize(
     require_writable(path, option="-o", source=model)
     if calibration is not None:
         require_writable(calibration, option="--calibration", source=model)
-    made = quantize_model(
-        model,
-        format=format,
-        data=data,
-        method=method,
-        exclude=tuple(exclude or ()),
-        smooth=smooth,
-        compensate=compensate,
-        block=block,
-        reduced_range=reduced_range,
-        calibration=calibration,
-        limits=parse_limits(limit),
-    )
+    with StageProgress(talk) as progress:
+        made = quantize_model(
+            model,
+            format=format,
+            data=data,
+            method=method,
+            exclude=tuple(exclude or ()),
+            smooth=smooth,
+            compensate=compensate,
+            block=block,
+            reduced_range=reduced_range,
+            calibration=calibration,
+            limits=parse_limits(limit),
+            progress=progress,
+        )
     made.save(path)
     emit(report_of(made), draw_quantized, as_json=json, schema="quantized", source=str(model), file=str(path))
     talk.print(f"wrote {path}", style="dim")

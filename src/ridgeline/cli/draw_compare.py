@@ -18,12 +18,13 @@ LIKENESS = ("cosine", "PSNR dB", "top-1", "top-5", "other values")
 
 
 def draw_comparison(report: Comparison, console: Console) -> None:
+    drawn = ", random inputs, which prove little: give --data DIR" if report.is_drawn else ""
     put_lines(
         [
             ("a", f"{report.a} ({report.a_who})"),
             ("b", f"{report.b} ({report.b_who}), the reference"),
             ("allowed", report.rule),
-            ("samples", f"{len(report.samples)}; each row shows the worst one"),
+            ("samples", f"{len(report.samples)}{drawn}; each row shows the worst one"),
         ],
         console,
     )

@@ -13,8 +13,13 @@ from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import DASH, bar, error_size, number, plural
 
 LISTED = 40
-CELLS = 26
+CELLS = 20
 WHOLE = ("min", "max", "magnitudes", "over", "under", "sub")
+LEGEND = {
+    "over": "become infinite or are clipped to the largest number",
+    "under": "become zero",
+    "sub": "are subnormal and keep fewer digits",
+}
 LEVELS = " ▁▂▃▄▅▆▇█"
 # powers of two that are shown beyond the ends of the format
 BEYOND = 4
@@ -26,24 +31,40 @@ def draw_ranges(report: RangeReport, console: Console) -> None:
         [
             ("format", f"{report.format}: {number(report.smallest)} … {number(report.largest)}"),
             ("samples", f"{report.samples} {drawn}".strip()),
-            ("suffering", f"{report.suffering} values"),
+            ("suffering", f"{plural(report.suffering, 'value')}"),
         ],
         console,
     )
     console.print()
     if not report.rows:
         return
-    grid = table("value", "node", "min", "max", "magnitudes", "over", "under", "sub", "", numeric=WHOLE)
-    for row in report.rows[:LISTED]:
+    shown = report.rows[:LISTED]
+    every = {row.value: (row.overflow, row.underflow, row.subnormal) for row in shown}
+    # a column of zeros says nothing, and names need the room
+    used = [i for i in range(len(LEGEND)) if any(shares[i] for shares in every.values())]
+    columns = [list(LEGEND)[i] for i in used]
+    grid = table(
+        "value",
+        "node",
+        "min",
+        "max",
+        "magnitudes",
+        *columns,
+        "verdict",
+        numeric=WHOLE,
+        keep=("value", "node"),
+    )
+    for row in shown:
         style = "bold red" if row.verdict in (OVERFLOWS, SATURATES) else ""
         ends = [DASH if end is None else number(end) for end in (row.low, row.high)]
-        shares = [_share(part) for part in (row.overflow, row.underflow, row.subnormal)]
+        shares = [_share(every[row.value][i]) for i in used]
         name = row.node or row.kind
         grid.add_row(row.value, name, *ends, _histogram(row, report), *shares, Text(row.verdict, style))
     low, high = _ends(report)
     axis = f"magnitudes from 2^{low} to 2^{high}, of each value in units of its scale"
     more = len(report.rows) - LISTED
     put(grid, console, title=axis + (f"; {more} more values" if more > 0 else ""))
+    put_lines([(name, f"share of the elements that {LEGEND[name]}") for name in columns], console)
 
 
 def _ends(report: RangeReport) -> tuple[int, int]:

@@ -92,6 +92,7 @@ class Original:
             for row in islice(_by_rows(self._batch, got, want, feeds), left):
                 made.add(*row)
                 made.left_out.add(row[1])
+        self.options.tell("judge", len(batches), len(batches))
         return made
 
     def _wanted(self, feeds: Feeds) -> Mapping[str, Any]:

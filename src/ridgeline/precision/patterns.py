@@ -79,7 +79,7 @@ def match_nodes(
             f"{len(missed)} of {len(patterns)} patterns match no node",
             rows=[f"{p!r}; near: {', '.join(_near(p, known)) or 'none'}" for p in missed],
             want=want,
-            help="ridge show MODEL lists the nodes",
+            help="ridge show MODEL.onnx lists the nodes",
         )
     return found
 

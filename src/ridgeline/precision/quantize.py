@@ -1,12 +1,12 @@
 """`ridgeline.quantize`: a float model in, standard Q/DQ ONNX out, with every decision and its reason.
 
 Load, fold norms into weights, smooth if asked, place, store weights, calibrate, insert, check, judge.
-The file that is written computes what the emulator judged; ONNX Runtime runs it too.
+The file that is written computes what the emulator judged; ONNX Runtime runs most formats (`RUNTIMES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ridgeline.base.files import path_given
+from ridgeline.base.progress import Progress
 from ridgeline.base.scales import Encoded
 from ridgeline.errors import OptionError, PrecisionError
 from ridgeline.frontend.from_onnx import Source, load
@@ -61,6 +62,13 @@ PREPARED = ("shapes", "fold", "clean", "weights", "norms", "activations", "sweep
 DATA = "samples (--data FOLDER of .npz files, in Python data=)"
 # rows that the quantised model is judged on
 JUDGED_ROWS = 32
+# formats that ONNX Runtime does not run as they are written
+RUNTIMES = {
+    "fp8": "ONNX Runtime 1.31 runs float8 convolutions only with its graph optimisations off: they make "
+    "QLinearConv of float8, which it refuses",
+    "nvfp4": "ONNX Runtime 1.31 cannot run this file: it has no DequantizeLinear of opset 23 for FP4",
+    "mxfp8": "ONNX Runtime 1.31 cannot run this file: it has no DequantizeLinear of opset 24 for E8M0",
+}
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,12 @@ def quantize(
     block: int = 0,
     reduced_range: bool = False,
     limits: Limits | Mapping[str, int] | None = None,
+    progress: Progress | None = None,
 ) -> Quantized:
     """A model as standard Q/DQ ONNX. A PyTorch module needs example inputs, as `ridgeline.build` takes them.
+
+    `data` is a folder of .npz files, one such file, or any data set that `build` takes; weights alone need
+    none. `progress` is called as that of `build` is.
 
     Parameters: a keyword for every option of `ridge quantize`, so that a wrong one is an error.
     """
@@ -111,7 +123,7 @@ def quantize(
     scheme = scheme_named(format, block=block, reduced_range=reduced_range)
     check_method(method, [scheme.activation] if scheme.activation else [])
     allowed = DEFAULT_LIMITS if limits is None else make_limits(limits)
-    asked = _Asked(scheme, data, method, exclude, smooth, compensate, path)
+    asked = _Asked(scheme, data, method, exclude, smooth, compensate, path, progress)
     with given_model(source, example_inputs, dynamic_shapes, allowed) as given:
         return _quantized(given, asked)
 
@@ -127,30 +139,39 @@ class _Asked:
     smooth: bool
     compensate: bool
     calibration: Path | None
+    progress: Progress | None
 
 
 def _quantized(given: GivenModel, asked: _Asked) -> Quantized:
     allowed = given.limits
     model, opset = prepared(given.source, allowed)
     before = weight_bytes(model)
-    samples = None if asked.data is None else samples_of(asked.data, model, given.has_independent_rows)
+    stage = _Stages(asked.progress)
+    samples = None
+    if asked.data is not None:
+        samples = stage.counted(samples_of(asked.data, model, given.has_independent_rows))
     fitting, judging = (None, None) if samples is None else samples.split()
     reference = None if samples is None else Emulator(model, allowed)
     placement = place(model, asked.scheme, exclude=asked.exclude)
     require_products(placement)
     smoothed: list[Smoothed] = []
     if asked.smooth:
+        stage.begin("smooth")
         smoothed = smooth_channels(model, placement, Emulator(model, allowed), _needed(fitting, "smooth"))
         placement = place(model, asked.scheme, exclude=asked.exclude)
     wanted = _Wanted(model, placement, asked.method, allowed)
+    stage.begin("weights")
     stored = _stored(wanted, fitting)
     if asked.compensate:
+        stage.begin("compensate")
         stored = compensated(placement, stored, wanted.emulator(), _needed(fitting, "compensate"))
+    stage.begin("ranges")
     ranges, notes = _ranges(wanted, stored, fitting, asked.calibration)
     insert_quantization(model, placement, stored, ranges)
     if given.sample is not None:
         ir.external_data.load_to_model(model)  # a module's large weights lie in a folder that goes
     model = finished(model, asked.scheme, opset)
+    stage.begin("judge")
     rows = [] if judging is None else compared_rows(judging, JUDGED_ROWS)
     judged = Judgement() if reference is None else judged_rows(reference, Emulator(model, allowed), rows)
     if fitting is not None and judging is not None:
@@ -167,8 +188,32 @@ def _quantized(given: GivenModel, asked: _Asked) -> Quantized:
         before,
         weight_bytes(model),
         tuple(smoothed),
-        notes,
+        (*notes, *([RUNTIMES[asked.scheme.name]] if asked.scheme.name in RUNTIMES else [])),
     )
+
+
+class _Stages:
+    """Tells which stage it is, and how many samples it has read."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._name, self._read = progress, "", 0
+
+    def begin(self, name: str) -> None:
+        self._name, self._read = name, 0
+        self._tell("")
+
+    def counted(self, samples: Samples) -> Samples:
+        def read() -> Iterator[tuple[str, Feeds]]:
+            for name, batch in samples.read():
+                self._read += 1
+                self._tell(name)
+                yield name, batch
+
+        return replace(samples, read=read)
+
+    def _tell(self, detail: str) -> None:
+        if self._progress is not None and self._name:
+            self._progress(self._name, self._read, 0, detail)
 
 
 def _require_flags(**flags: object) -> None:

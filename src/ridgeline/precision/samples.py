@@ -21,7 +21,7 @@ import numpy as np
 
 from ridgeline.base.arrays import data_files, load_sample
 from ridgeline.base.spec import Port
-from ridgeline.errors import OptionError, SampleShapeError, did_you_mean
+from ridgeline.errors import OptionError, SampleShapeError
 from ridgeline.kernels.elements import numpy_dtype
 from ridgeline.precision.row_joining import RowJoiner
 
@@ -194,7 +194,7 @@ def _by_name(item: Any, names: Sequence[str], where: str) -> Feeds:
             raise OptionError(
                 f"{where} has nothing for input {missing[0]!r}",
                 got=", ".join(found) or "nothing",
-                help=did_you_mean(missing[0], found) if found else "",
+                want=", ".join(names),
             )
         return {name: _array(item[name], name, where) for name in names}
     if isinstance(item, (list, tuple)) and not np.isscalar(item[0] if item else 0):

@@ -44,6 +44,7 @@ def raise_nodes(
     for i, node in enumerate(nodes):
         tell(i, len(nodes), node)
         alone[node] = error_of(frozenset([node]))
+        tell(i + 1, len(nodes), node)
     saved = saved_us or {}
     least = min((us for us in saved.values() if us > 0), default=1.0)
 
