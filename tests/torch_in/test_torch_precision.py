@@ -16,10 +16,12 @@ from ridgeline import builder
 from ridgeline.errors import InputError, ModelError, OptionError, PrecisionError, VerifyError
 from ridgeline.frontend import torch_export
 from ridgeline.frontend.from_torch import Exported, export_module
-from ridgeline.torch_in.built import Replayed
+from ridgeline.options import Options
+from ridgeline.torch_in.built import Replayed, _higher
 from ridgeline.verify.module import ENGINE, EXPORT
 
 SILENT: dict[str, Any] = {**QUICK, "progress": False}
+UNVERIFIED: dict[str, Any] = {**SILENT, "verify": "off"}
 
 
 def mlp() -> nn.Module:
@@ -64,7 +66,7 @@ def test_a_wrong_export_is_refused_although_it_is_lowered(when: str, monkeypatch
 def test_data_of_any_batch_serves_calls_of_any_other() -> None:
     module, data = mlp(), rows(60)
     # the last batch has four rows, and an iterator can be gone through once
-    compiled = ridgeline.compile(module, precision="w8", data=iter(data.split(8)), **SILENT)
+    compiled = ridgeline.compile(module, precision="w8", data=iter(data.split(8)), **UNVERIFIED)
     with torch.no_grad():
         for count in (5, 8):
             got, want = compiled(rows(count)), module(rows(count))
@@ -83,24 +85,24 @@ def test_items_of_an_iterator_are_kept_for_every_build_and_copy() -> None:
 
 def test_a_call_that_cannot_be_quantised_runs_in_float_with_a_warning() -> None:
     module, x = mlp(), rows(1)
-    compiled = ridgeline.compile(module, precision="int8", data=rows(16).split(8), **SILENT)
+    compiled = ridgeline.compile(module, precision="int8", data=rows(16).split(8), **UNVERIFIED)
     said = "int8 cannot be had for this call, which runs in fp32 instead: nothing in this model can be quanti"
     with torch.no_grad(), pytest.warns(RuntimeWarning, match=said):
         torch.testing.assert_close(compiled(x), module(x))
     (engine,) = compiled.engines
     assert any(said in line and "one row" in line for line in engine.report.warnings)
     with pytest.raises(PrecisionError, match="can be quantised"):  # nobody waits for a result here
-        ridgeline.compile(module, x, precision="int8", data=rows(16).split(8), **SILENT)
+        ridgeline.compile(module, x, precision="int8", data=rows(16).split(8), **UNVERIFIED)
 
 
 def test_sizes_that_the_data_has_are_open_and_wrong_data_is_refused() -> None:
     module = seeded(nn.Sequential(nn.Linear(8, 16), nn.Flatten(0, 1), nn.Linear(16, 8)))
     data = [torch.randn(2, length, 8) for length in (3, 5, 4)]
-    compiled = ridgeline.compile(module, precision="fp16", data=data, **SILENT)
+    compiled = ridgeline.compile(module, precision="fp16", data=data, **UNVERIFIED)
     with torch.no_grad():
         compiled(torch.randn(2, 7, 8))
     assert compiled.engines[0].inputs[0].dims == ("input.0", "input.1", 8)
-    wrong = ridgeline.compile(module, precision="fp16", data=[torch.randn(2, 3, 9)], **SILENT)
+    wrong = ridgeline.compile(module, precision="fp16", data=[torch.randn(2, 3, 9)], **UNVERIFIED)
     with (
         torch.no_grad(),
         pytest.raises(OptionError, match=r"(?s)sample 0 has 'input'.*want  float32\[2,7,8\]"),
@@ -124,7 +126,7 @@ class Recurrent(nn.Module):
 
 def test_a_later_call_that_the_data_does_not_fit_runs_in_float_with_a_warning() -> None:
     module = seeded(Recurrent())
-    compiled = ridgeline.compile(module, precision="fp16", data=torch.randn(3, 3, 8), **SILENT)
+    compiled = ridgeline.compile(module, precision="fp16", data=torch.randn(3, 3, 8), **UNVERIFIED)
     with torch.no_grad():
         compiled(torch.randn(3, 8))
         with pytest.warns(RuntimeWarning, match=r"fp16 cannot be had for this call.*another shape"):
@@ -138,7 +140,7 @@ def test_a_module_is_quantised_and_what_was_made_is_built(monkeypatch: pytest.Mo
     assert {port.shape.numpy() for port in made.model.graph.inputs} == {(8, 64)}
     assert made.judged_rows
     assert made.held_out
-    engine = ridgeline.build(made, **SILENT)
+    engine = ridgeline.build(made, **UNVERIFIED)
     with torch.no_grad():
         got, want = engine.run({"input": x})["output"], module(x)
     assert 0 < (got - want).norm() <= 0.2 * want.norm()
@@ -151,3 +153,24 @@ def test_quantize_says_what_it_takes() -> None:
         ridgeline.quantize(5)
     with pytest.raises(OptionError, match="are for PyTorch modules"):
         ridgeline.quantize(b"", rows(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "fp16", "io": "fp16"}, "takes and gives the types of the module"),
+        ({"precision": "int8", "data": 5}, "the data is no data set"),
+        ({"precision": "int8", "data": "nowhere"}, "nowhere"),
+    ],
+)
+def test_options_that_no_call_can_have_are_refused_at_once(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        ridgeline.compile(mlp(), **given)
+
+
+def test_on_a_gpu_half_comes_before_the_module_s_own_types() -> None:
+    asked = Options(target="cuda:sm_90", precision="int8", budget=0.1)
+    half = _higher(asked)
+    assert (half.precision, half.budget) == ("fp16", 0.1)
+    assert _higher(half).precision == "typed"
+    assert _higher(replace(asked, target="cpu")).precision == "typed"

@@ -49,9 +49,9 @@ NO_HALF = "{} computes no half type faster than float32: the model stays in floa
 NO_GAIN = "{} was no faster than {} here ({:.3g} against {:.3g} us): the model stays in {}"
 SLOWER = (
     "{0} is slower than float32 here ({1:.3g} against {2:.3g} us): it saves memory, not time; "
-    "--precision auto takes it only where it is faster"
+    "precision auto takes it only where it is faster"
 )
-AT_LEVEL_0 = "; level 0 tunes nothing, so these times say little: build with --level 3 to have them tuned"
+AT_LEVEL_0 = "; level 0 tunes nothing, so these times say little: build at level 3 to have them tuned"
 NOT_TIMED = "where {} pays was not measured: {}"
 NOT_HERE = "the machine that it is built for is not here"
 NO_TIMES = "neither runs nor all steps were timed (verify='fast' times a run, level 1 the steps)"

@@ -20,7 +20,7 @@ from ridgeline.options import Options
 from ridgeline.precision.budget import Judgement, in_batches
 from ridgeline.precision.failed_runs import fail
 from ridgeline.precision.row_joining import has_independent_rows
-from ridgeline.precision.samples import Feeds, Samples, drawn_samples
+from ridgeline.precision.samples import Feeds, Row, Samples, drawn_samples
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.inference import Inference
@@ -82,13 +82,11 @@ class Original:
         """The engine on all held-out samples, in batches of a size that it takes."""
         made = Judgement(self.options.metric)
         context = engine.context(wait=True)
-        batches = list(in_batches(self.held_out, self._batch))
-        for i, feeds in enumerate(batches):
+        batches = self._batches()
+        for i, (feeds, left) in enumerate(batches):
             self.options.tell("judge", i, len(batches))
             want = self._wanted(feeds)
             got = context.run(as_ports_take(feeds, engine.plan.inputs))
-            # the last batch is filled up with rows that were judged before
-            left = len(self.held_out) - i * self._batch
             for row in islice(_by_rows(self._batch, got, want, feeds), left):
                 made.add(*row)
                 made.left_out.add(row[1])
@@ -103,13 +101,28 @@ class Original:
         except Exception as problem:  # any exception: ONNX Runtime has its own
             fail(f"the model cannot run on {getattr(feeds, 'where', 'a sample')}", problem)
 
+    def _batches(self) -> list[tuple[Row, int]]:
+        """Rows of equal shapes joined to batches; with each, how many of its rows were not judged before.
+
+        The last of a shape is filled up with the first rows.
+        """
+        by_shape: dict[tuple[tuple[int, ...], ...], list[Feeds]] = {}
+        for row in self.held_out:
+            by_shape.setdefault(tuple(array.shape for array in row.values()), []).append(row)
+        return [
+            (batch, len(rows) - i * self._batch)
+            for rows in by_shape.values()
+            for i, batch in enumerate(in_batches(rows, self._batch))
+        ]
+
     @property
     def _batch(self) -> int:
         """How many rows the planned shapes hold where samples are single rows; else 1."""
         rows = {len(array) for array in self.held_out[0].values() if array.ndim}
         planned = {spec.shape[0] for spec in self.shapes.opt.values() if spec.shape}
-        has_range = self.shapes.low is not None
-        is_batched = has_range and self.samples[1].step == 1 and rows == {1} and len(planned) == 1
+        # a profile may begin above one row, and the guards of an export may refuse a single one
+        is_planned = self.shapes.low is not None or self.sample is not None
+        is_batched = is_planned and self.samples[1].step == 1 and rows == {1} and len(planned) == 1
         return next(iter(planned)) if is_batched else 1
 
 

@@ -155,6 +155,11 @@ def drawn_samples(
     return Samples(read, ports, step=0, drawn=True)
 
 
+def require_source(source: Any) -> None:
+    """Refuse what is no data set, before anything is known about the model."""
+    _reader(source, ())
+
+
 def _reader(source: Any, names: Sequence[str]) -> Callable[[], Iterator[tuple[str, Feeds]]]:
     """How the source is gone through from the start."""
     if isinstance(source, (str, Path)):

@@ -17,10 +17,9 @@ from torch.export import Dim
 from ridgeline.errors import ModelError, OptionError, UnsupportedError, VerifyError
 from ridgeline.frontend.from_torch import Flat, export_flat
 from ridgeline.frontend.torch_dims import Axes
-from ridgeline.options import make_options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
-from ridgeline.torch_in.built import Built, build_for_call, exporting, replayed, wants_gradients
+from ridgeline.torch_in.built import Built, build_for_call, checked_options, exporting, wants_gradients
 from ridgeline.torch_in.layouts import Layouts
 from ridgeline.torch_in.pieces import Argument, Filled, read_arguments
 from ridgeline.torch_in.state import Weights, telling
@@ -48,7 +47,7 @@ def ridgeline_backend(
             f"the ridgeline backend has no mode {mode!r}", help='options={"level": 5} searches longer'
         )
     on_engine = given.pop("on_engine", None)
-    make_options(given)  # a typo is an error now, not at the first run
+    given = checked_options(given)  # a typo is an error now, not at the first run
     return Piece(graph, read_arguments(graph), given, on_engine)
 
 
@@ -64,7 +63,7 @@ class Piece:
     ) -> None:
         self.graph, self.arguments = graph, tuple(arguments)
         self._layouts = Layouts(graph)
-        self._options, self._on_engine = replayed(options), on_engine
+        self._options, self._on_engine = dict(options), on_engine
         self._built: dict[tuple[Any, ...], list[tuple[Weights, Built]]] = {}
         self._refused: set[tuple[Any, ...]] = set()
         self._has_warned = False

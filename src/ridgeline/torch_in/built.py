@@ -17,11 +17,12 @@ from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.base.guards import broken
 from ridgeline.base.progress import shown
 from ridgeline.builder import build_exported
-from ridgeline.errors import InputError, PrecisionError, RidgelineError
+from ridgeline.errors import InputError, OptionError, PrecisionError, RidgelineError
 from ridgeline.frontend.from_torch import Call, Exported, home_of, resolved
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
 from ridgeline.options import QUANTISED, Options, make_options
 from ridgeline.precision.half_build import typed_options
+from ridgeline.precision.samples import require_source
 from ridgeline.runtime.engine import Engine
 from ridgeline.targets import machine_of, target_named
 
@@ -141,10 +142,23 @@ class Replayed:
         return {"_source": iter(()), "_kept": list(self)}
 
 
-def replayed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of builds, with data that more than one build can go through."""
-    data = given.get("data")
-    return {**given, "data": Replayed(data)} if isinstance(data, Iterator) else dict(given)
+def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of builds that calls will ask for; what is wrong in itself is refused now.
+
+    Data becomes such as more than one build can go through.
+    """
+    options, data = make_options(given), given.get("data")
+    if options.io is not None:
+        raise OptionError(
+            "a compiled module takes and gives the types of the module",
+            got=f"io={options.io!r}",
+            help="ridgeline.build(module, x, io=…) makes an engine with half ports",
+        )
+    if isinstance(data, Iterator):
+        return {**given, "data": Replayed(data)}
+    if data is not None:
+        require_source(data)
+    return dict(given)
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -19,7 +19,7 @@ from ridgeline.errors import InputError, SampleShapeError, UnsupportedError, Ver
 from ridgeline.frontend.from_torch import Exported, bind, export_module, read_example
 from ridgeline.frontend.torch_dims import Axes
 from ridgeline.frontend.torch_tree import Tree, flatten
-from ridgeline.options import Options, make_options
+from ridgeline.options import Options
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
 from ridgeline.torch_in.built import (
@@ -27,9 +27,9 @@ from ridgeline.torch_in.built import (
     build_call,
     build_for_call,
     build_without_data,
+    checked_options,
     exporting,
     refuse_gradients,
-    replayed,
 )
 from ridgeline.torch_in.state import Structure, Weights, surroundings, telling
 
@@ -85,8 +85,7 @@ class CompiledModule(nn.Module):
         self.module = module
         self.training = module.training
         self._dynamic_shapes = dynamic_shapes
-        self._given = replayed(options)
-        make_options(self._given)  # a typo is an error now, not at the first call
+        self._given = checked_options(options)
         self._start()
 
     def _start(self) -> None:
