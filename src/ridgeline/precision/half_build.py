@@ -51,7 +51,11 @@ SLOWER = (
     "{0} is slower than float32 here ({1:.3g} against {2:.3g} us): it saves memory, not time; "
     "precision auto takes it only where it is faster"
 )
-AT_LEVEL_0 = "; level 0 tunes nothing, so these times say little: build at level 3 to have them tuned"
+AT_LEVEL_0 = (
+    "; level 0 tunes nothing, so these times say little: build with --level 3 (in Python level=3) to have "
+    "them tuned"
+)
+NO_NODE = "no node is faster and exact enough in {} here: the model stays in float32"
 NOT_TIMED = "where {} pays was not measured: {}"
 NOT_HERE = "the machine that it is built for is not here"
 NO_TIMES = "neither runs nor all steps were timed (verify='fast' times a run, level 1 the steps)"
@@ -184,8 +188,11 @@ class LoweredBuild:
         saved = node_savings_us(best, wide, coarse)
         useless = {n: "half is no faster here" for n, us in saved.items() if us <= 0 and n in best.lowered}
         chosen = self.decide(best.half, keep=useless, saved_us=saved)
-        engine = self._finish(chosen)
-        times, half = compared_us(engine, wide), SHORT_NAMES[best.half]
+        engine, half = self._finish(chosen), SHORT_NAMES[best.half]
+        found = engine.report.precision
+        if found is not None and not found.is_lowered:
+            return with_warning(engine, NO_NODE.format(half))
+        times = compared_us(engine, wide)
         if times is None:
             return with_warning(engine, NOT_TIMED.format(half, self.why_untimed))
         if times[0] >= times[1]:
