@@ -140,7 +140,7 @@ def more_configs(tactic: TritonProduct, case: Case, site: Site, *, is_integer: b
             _config(bm, bn, bk, split, 8 if bn == 128 and bm == 64 else 4, stages)
             for bn, bk, split, stages in sizes
         ]
-        if case.rows == 1:
+        if case.rows == 1 and tactic.read(site).problem.takes_one_row:
             few = combinations((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4))
             tiles += [_config(1, bn, 1024 * warps, split, warps, 1) for bn, warps, split in few]
         return [config | {"prefetch": True} for config in tiles]

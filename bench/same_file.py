@@ -163,7 +163,8 @@ def compare(row: Row, model: onnx.ModelProto, samples: Sequence[Feeds], **option
 def count(row: Row, got: np.ndarray, want: np.ndarray) -> None:
     if want.dtype.kind not in "iu":
         largest = float(np.abs(want).max(initial=0.0)) or 1.0
-        row.float_error = max(row.float_error, float(np.abs(got - want).max(initial=0.0)) / largest)
+        off = float(np.abs(got - want).max(initial=0.0)) / largest
+        row.float_error = max(row.float_error, off if np.isfinite(off) else np.inf)
         return
     apart = np.abs(got.astype(np.int64) - want.astype(np.int64))
     row.levels += apart.size

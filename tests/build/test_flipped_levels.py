@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
 import ridgeline
 from ridgeline.frontend.from_onnx import load
 from ridgeline.plan.report import Check
 from ridgeline.verify import divergence
-from ridgeline.verify.divergence import Expected, settled_by_regions
+from ridgeline.verify.divergence import Expected, passed_where_levels_flipped
+from ridgeline.verify.levels import outputs_of_levels
 from ridgeline.verify.reference import Reference
 
 MODEL = """<ir_version: 10, opset_import: ["" : 21]>
@@ -33,13 +35,14 @@ def model(seed: int = 0) -> onnx.ModelProto:
     return onnx.parser.parse_model(MODEL.replace("WEIGHT", ", ".join(map(str, weight))))
 
 
-def settled(engine: Any, proto: onnx.ModelProto, error: float) -> Check:
+def settled(engine: Any, proto: onnx.ModelProto, error: float, note: str = "") -> Check:
     """A check that is off by so many tolerances."""
     reference = Reference(load(proto), threads=1)
     feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
     want = reference.run(feeds)
     expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
-    (made,) = settled_by_regions(engine, expected, [Check("planned shapes", "y", "", error, 1.0, False)])
+    row = Check("planned shapes", "y", "", error, 1.0, False, note)
+    (made,) = passed_where_levels_flipped(engine, expected, [row])
     return made
 
 
@@ -58,12 +61,30 @@ def test_far_off_is_wrong_whatever_regions_say(engine: Any) -> None:
     assert not settled(engine, model(), 5.0).passed
 
 
+@pytest.mark.parametrize("error", [0.0, 3.0])
+def test_nan_and_mean_distances_are_no_flips(engine: Any, error: float) -> None:
+    assert not settled(engine, model(), error, "NaN or infinity where the reference has none").passed
+
+
+def test_halves_may_be_off_by_a_few_steps_only() -> None:
+    want = torch.full((4,), 2.0, dtype=torch.float16)
+    steps = divergence.FEW_STEPS["float16"]
+    assert divergence._off(want * 0, want, steps=steps) > 1
+    assert divergence._off(want + 2**-9, want, steps=steps) < 1
+
+
+def test_outputs_that_nothing_was_rounded_for() -> None:
+    text = MODEL.replace("(float[4,8] y)", "(float[4,8] y, float[4,8] t)")
+    proto = onnx.parser.parse_model(text.replace("WEIGHT", ", ".join(["1"] * 64))[:-1] + " t = Relu(x) }")
+    assert outputs_of_levels(proto) == {"y"}
+
+
 def test_another_model_is_not_excused(engine: Any) -> None:
     assert not settled(engine, model(seed=5), 3.0).passed
 
 
 def test_a_wrong_region_is_not_excused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divergence, "_wrong_region", lambda *_: (2.0, "p"))
+    monkeypatch.setattr(divergence, "_wrong_region", lambda *_, **__: (2.0, "p"))
     assert not settled(engine, model(), 3.0).passed
 
 

@@ -69,11 +69,13 @@ class Versus:
     ratio_p90: float
     output: str
     max_difference: float
-    tolerance: float | None  # None: the engine was built without verification
+    tolerance: float | None  # None: the engine was built without verification, or is judged by a budget
 
     @property
     def agrees(self) -> bool:
-        return self.tolerance is None or self.max_difference <= self.tolerance
+        if self.tolerance is None:
+            return math.isfinite(self.max_difference)
+        return self.max_difference <= self.tolerance
 
     @property
     def is_noise(self) -> bool:

@@ -53,7 +53,8 @@ def gate_text(row: Versus) -> Text:
     """The correctness gate of a speed row."""
     apart = error_size(row.max_difference)
     if row.tolerance is None:
-        return Text.assemble(apart, (" (unverified engine, no tolerance)", "yellow"))
+        text = " (no tolerance: unverified, or in a lower precision and judged by its budget)"
+        return Text.assemble(apart, (text, "yellow"))
     if row.agrees:
         return Text.assemble(("✓ ", "green"), f"{apart} of {error_size(row.tolerance)}")
     return Text.assemble(("✗ ", "red"), f"{apart} of {error_size(row.tolerance)} ({row.output})")

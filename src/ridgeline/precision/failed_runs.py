@@ -23,7 +23,7 @@ def run_checked(op: Op, run: Callable[[Any], Any], given: Sequence[Any], *, wher
     _require_indices(op, given, where)
     try:
         return run(given)
-    except RidgelineError:
+    except (RidgelineError, torch.OutOfMemoryError):
         raise
     except (IndexError, RuntimeError, ValueError) as problem:
         fail(f"{_who(op)} cannot run on {where}", problem)

@@ -160,6 +160,13 @@ class Quantiser:
             self._errors[key] = self._measured(rows, chosen)
         return self._errors[key]
 
+    def error_of_row(self, row: Feeds) -> float:
+        """The error of an emulated run with all products quantised; nothing of it is kept."""
+        made = Judgement(self.metric)
+        run = self._run_of(frozenset(self.products), is_alone=False)
+        made.add(_arrays(run(row)), _arrays(self._float.run(row)), row)
+        return made.error
+
     @cached_property
     def _errors(self) -> dict[tuple[frozenset[str], tuple[str, ...]], float]:
         return {}
@@ -236,7 +243,10 @@ class Quantiser:
             return Found(frozenset(), whole, {})
         error_of = partial(self.error, rows)
         tell_product = partial(tell, "sensitivity")
-        return raise_nodes(list(self.products), error_of, budget * MARGIN, saved, tell_product)
+        found = raise_nodes(list(self.products), error_of, budget * MARGIN, saved, tell_product)
+        if len(found.raised) < len(self.products):
+            return found
+        return raise_nodes(list(self.products), error_of, budget, saved, tell_product)
 
 
 def _arrays(outputs: Values) -> dict[str, np.ndarray]:

@@ -109,9 +109,9 @@ def build_quantised(task: LoweredBuild) -> Engine:
 
 
 def _as_it_is(task: LoweredBuild) -> Engine:
-    """A model with codes in it is built as it is, in the high precision of its target."""
+    """A model with codes in it is built in its own types."""
     task.check_data()
-    engine = _plain(task)
+    engine = task.build_float(task.model.clone())
     said = ", ".join(f"{count} in {kind}" for kind, count in engine.report.codes.items())
     return with_warning(engine, AS_IT_IS.format(said or "in integers", task.options.precision))
 
@@ -135,36 +135,42 @@ def _inside(
     a little worse, the budget of the search becomes as much tighter.
     """
     budget, kind = task.options.budget_or_default, quantiser.scheme.name
-    rows = list(islice(iter(task.original.samples[0]), EMULATED_ROWS))
+    fitting, judging = task.original.samples
+    rows = list(islice(iter(fitting), EMULATED_ROWS))
     first = quantiser.nearer(rows, budget)
     # scales of channels, and codes that make up for others, fit the samples that were seen
-    ways = [first, replace(quantiser, method="max")]
-    if first is not quantiser and not quantiser.scheme.is_weight_only:
-        ways.insert(1, replace(first, method="max"))
-    allowed, best, sees_held_out = budget, math.inf, False
+    ways = [first] if first is quantiser else [first, quantiser]
+    if not quantiser.scheme.is_weight_only:
+        ways[1:] = [replace(way, method="max") for way in ways]
+    allowed, best, sees_held_out = budget, math.inf, fitting is judging
     for _ in range(MOST_ATTEMPTS):
         each = ways[0]
         found = each.search(rows, allowed, saved, task.options.tell)
         if found.error > allowed or len(found.raised) == len(each.products):
-            break
+            if len(ways) == 1:
+                break
+            ways, allowed = ways[1:], budget
+            continue
         attempt = _attempt(task, each, found.reasons, found)
         judged = attempt.judged.error
         if judged <= budget:
-            return each, replace(attempt, sees_held_out=sees_held_out)
+            return each, replace(attempt, sees_held_out=sees_held_out and fitting is not judging)
         best, is_much_worse = min(best, judged), judged > MUCH_WORSE * found.error
         if is_much_worse and len(ways) > 1:
             ways, allowed = ways[1:], budget
         elif is_much_worse and not sees_held_out:
             rows, allowed, sees_held_out = [*_worst(each, task.original.held_out), *rows], budget, True
-        else:
+        elif found.error:
             allowed = found.error * budget / judged * MARGIN
+        else:  # the same engine would be built again
+            break
     least = best if math.isfinite(best) else min(found.alone.values(), default=found.error)
     raise over_budget(kind, costs_most(found.alone, each.products), least, budget)
 
 
 def _worst(quantiser: Quantiser, rows: Sequence[Feeds]) -> list[Feeds]:
     """The samples on which an emulated run is furthest off."""
-    return sorted(rows, key=lambda row: -quantiser.error([row]))[:EMULATED_ROWS]
+    return sorted(rows, key=lambda row: -quantiser.error_of_row(row))[:EMULATED_ROWS]
 
 
 def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str], found: Found) -> _Attempt:
@@ -177,8 +183,11 @@ def _attempt(task: LoweredBuild, quantiser: Quantiser, floats: Mapping[str, str]
         engine = inner.build_unsearched(half, plain.kept)
     else:
         engine = inner.build_float(model.clone())
-    judged = task.original.judge(engine) if task.machine.is_here else Judgement()
-    return _Attempt(floats, engine, judged, found)
+    return _Attempt(floats, engine, _judged(task, engine), found)
+
+
+def _judged(task: LoweredBuild, engine: Engine) -> Judgement:
+    return task.original.judge(engine) if task.machine.is_here else Judgement()
 
 
 def _slow(products: Mapping[str, tuple[str, ...]], plain: Plan, best: _Attempt) -> dict[str, float]:
@@ -236,7 +245,11 @@ def _reported(task: LoweredBuild, quantiser: Quantiser, best: _Attempt) -> Engin
         sensitivity=dict(best.found.alone),
     )
     engine = task.reported(best.engine, best.judged, found)
-    return with_warning(engine, UNLIKE) if best.sees_held_out else engine
+    if not best.sees_held_out:
+        return engine
+    assert engine.report.precision is not None, "just reported"
+    engine.report = replace(engine.report, precision=replace(engine.report.precision, held_out=False))
+    return with_warning(engine, UNLIKE)
 
 
 def _left_alone(task: LoweredBuild, quantiser: Quantiser, plain: Engine, tried: _Attempt) -> Engine:

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from torch import nn
+
 from ridgeline.base.files import path_given
+from ridgeline.base.formats import HALF_NAMES
 from ridgeline.base.progress import Progress
 from ridgeline.errors import OptionError, VerifyError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
@@ -35,12 +38,13 @@ def verify_engine(
     """Verify an engine against the model it was made from, as a full build does.
 
     `data` is a folder of .npz files, or one, to verify with besides random inputs. Raises `VerifyError` when
-    the engine does not compute what the model computes. One with nodes in a lower precision is judged as its
-    build judged it: by its error budget, on the rows of `data` that are held out, or on the random inputs of
-    a build without data.
+    the engine does not compute what the model computes. One with nodes or ports in a lower precision is
+    judged as its build judged it, at the shapes of its first profile: by its error budget, on the rows of
+    `data` that are held out, or on the random inputs of a build without data. Its build also compared it with
+    the lowered graph, which is not repeated here.
     """
     precision = engine.report.precision if isinstance(engine, Engine) else None
-    if precision is None or not precision.is_lowered:
+    if precision is None or isinstance(model, nn.Module) or not _is_lowered(engine, precision):
         return verify_exact(engine, model, data=data, progress=progress)
     if precision.metric:
         raise OptionError(
@@ -80,6 +84,13 @@ def verify_engine(
     )  # fmt: skip
 
 
+def _is_lowered(engine: Engine, precision: Precision) -> bool:
+    """Whether nodes are, or ports: those of a model that was lowered were float32."""
+    return precision.is_lowered or any(
+        port.dtype in HALF_NAMES.values() for port in (*engine.inputs, *engine.outputs)
+    )
+
+
 def _shapes(engine: Engine, loaded: Loaded) -> Shapes:
     """Those that the engine was planned for, with the types of the model's own ports."""
     planned, inputs = Shapes.of(engine.plan), ports(loaded.model.graph.inputs, what="input")
@@ -92,6 +103,10 @@ def _shapes(engine: Engine, loaded: Loaded) -> Shapes:
     return replace(planned, inputs=tuple(inputs), opt=opt, low=low, high=high)
 
 
+def _before(precision: Precision) -> str:
+    return "" if precision.error is None else f"; its build saw {precision.error:.3g}"
+
+
 def _require(checks: tuple[Check, ...], precision: Precision, error: float) -> None:
     failed = [check for check in checks if not check.passed]
     if failed:
@@ -99,7 +114,7 @@ def _require(checks: tuple[Check, ...], precision: Precision, error: float) -> N
             f"the engine is further from its model than its budget: {len(failed)} of {len(checks)} outputs",
             checks=checks,
             rows=[f"{check.output}: {check.max_error:.3g}" for check in failed],
-            got=f"a relative error of {error:.3g}; its build saw {precision.error:.3g}",
+            got=f"a relative error of {error:.3g}" + _before(precision),
             want=f"at most {precision.budget:.3g}",
             help="are the model and the samples those that the engine was built with? What lies beyond the"
             " ranges that were calibrated is cut off",

@@ -30,6 +30,17 @@ def rounds_to_levels(proto: onnx.ModelProto) -> bool:
     return any(node.op_type in ROUNDS_INPUT or node.op_type in ROUNDS_RESULT for node in all_nodes(proto))
 
 
+def outputs_of_levels(proto: onnx.ModelProto) -> set[str]:
+    """The outputs that are computed from what was rounded to levels."""
+    reached: set[str] = set()
+    for node in proto.graph.node:
+        inside = [node, *(each for a in node.attribute for g in (a.g, *a.graphs) for each in g.node)]
+        rounds = any(each.op_type in ROUNDS_INPUT or each.op_type in ROUNDS_RESULT for each in inside)
+        if rounds or any(name in reached for each in inside for name in each.input):
+            reached.update(node.output)
+    return reached & {port.name for port in proto.graph.output}
+
+
 def with_moved_levels(proto: onnx.ModelProto, steps: float, seed: int) -> onnx.ModelProto:
     """A copy in which every value of the main graph that is rounded to levels is moved first.
 

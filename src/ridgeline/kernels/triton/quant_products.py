@@ -131,6 +131,11 @@ class CodedWeight(Product):
         return STORED_TYPES[self.format][1]
 
     @property
+    def takes_one_row(self) -> bool:
+        """Whether there is a kernel for one row; it reads numbers beside integers in pairs."""
+        return self.format != "float4_e2m1fn" and (self.planes == 1 or self.depth % 2 == 0)
+
+    @property
     def blocks(self) -> int:
         """Along K."""
         return -(-self.depth // self.block)
@@ -161,6 +166,8 @@ class CodedWeight(Product):
             "H": self.width, "BLOCK": self.block, "FORMAT": self.format, "HAS_SCALES": bool(self.scales),
             "HAS_ZEROS": self.has_zeros, "PACKED": pdl, **tile.constants(pdl=pdl),
         }  # fmt: skip
+        if tile.bm == 1 and not self.takes_one_row:
+            raise RefusedError(f"{self.format} with {self.depth} numbers in a row, want them in pairs")
         path = "weight_only.one_row" if tile.bm == 1 else "weight_only.weight_only"
         return self._kernel(path, constants, tile, tail, pdl=pdl)
 

@@ -112,10 +112,9 @@ def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
 
 def _one_row_tiles(problem: CodedWeight) -> list[Tile]:
     """Cuts in which every thread reads the weight in pieces of 16 bytes, all threads the same rows."""
-    is_odd = problem.format in ("int4", "int8") and problem.depth % 2  # numbers of x are read in pairs
-    if problem.format == "float4_e2m1fn" or is_odd:
-        return []
-    made = []
+    made: list[Tile] = []
+    if not problem.takes_one_row:
+        return made
     for bn, warps, split in combinations((2, 4, 8), (1, 2, 4, 8), (1, 2, 4)):
         bk = 32 * warps * WIDE_BYTES * problem.planes // (1 if problem.planes == 1 else 2)
         if bk % problem.step or bn > problem.columns:
