@@ -71,6 +71,16 @@ def test_nodes_are_kept_by_op_type(precision: str) -> None:
     assert [why for node, why in kept.items() if "e" in node.split(", ")] == ["asked for"] * len(kept)
 
 
+def test_a_node_that_was_rewritten_away_may_be_named() -> None:
+    proto = proto_of(
+        "g (float[N,64] x) => (float[N,64] y) { i = Identity(x) y = MatMul(i, w) }", w=drawn(64, 64)
+    )
+    for pattern in ("i", "Identity"):
+        ridgeline.build(
+            proto, precision="fp16", keep=f"fp32:{pattern}", data=rows(8, 64), verify="off", **QUICK
+        )
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8", "auto"])
 def test_every_precision_refuses_wrong_patterns_and_data(precision: str) -> None:
     proto, data = chain("first", "b", "c"), rows(40, 64)

@@ -44,11 +44,12 @@ def keep_by_name(keep: Sequence[str], types: Mapping[str, str], model: ir.Model)
     `types` are those of the nodes as they were given. Names outlast rewrites, types do not. A pattern that
     matches neither a name nor a type is an error.
     """
-    every = {
+    every: dict[ir.Node | str, Sequence[str]] = {
         node: (node.op_type, *(types[n] for n in node_sources(node) if n in types), *names_of(node))
         for node in model.graph
     }
-    match_nodes([each.partition(":")[2] for each in keep], every, want=WANTED)
+    given: dict[ir.Node | str, Sequence[str]] = {name: (name, kind) for name, kind in types.items()}
+    match_nodes([each.partition(":")[2] for each in keep], {**given, **every}, want=WANTED)
     made: dict[str, None] = {}
     for each in keep:
         kind, _, pattern = each.partition(":")
