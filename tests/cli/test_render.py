@@ -128,3 +128,15 @@ def test_noise_is_no_loss_and_losses_stay() -> None:
     assert noise.split()[0] == "even"
     assert ratio(0.8, is_noise=False).style == "bold red"
     assert ratio(0.97, is_noise=True).style == ""
+
+
+def test_stages_of_several_engines_stand_under_their_names() -> None:
+    stream = io.StringIO()
+    with StageProgress(Console(file=stream, width=80)) as progress:
+        for stage, done, total, detail in (
+            ("ranges", 0, 0, ""), ("engine", 0, 0, "fp32"), ("load", 0, 0, ""), ("engine", 0, 0, "int8"),
+            ("load", 0, 0, ""), ("judge", 0, 11, ""), ("judge", 11, 11, ""),
+        ):  # fmt: skip
+            progress(stage, done, total, detail)
+    lines = [line.split(",")[0].rsplit(": 0", 1)[0].strip() for line in stream.getvalue().splitlines()]
+    assert lines == ["ranges", "engine 1: fp32", "load", "engine 2: int8", "load", "judge: 11 of 11"]

@@ -129,7 +129,7 @@ def test_weights_alone_are_kept_for_their_size_unless_they_cost_much_time(
 def test_a_model_that_is_quantised_already_is_taken_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "quantised.onnx"
     ridgeline.quantize(network(), format="int8", data=inputs()).save(path)
-    typed = ridgeline.build(path, level=0, progress=False)
+    typed = ridgeline.build(path, level=0, verify="off", progress=False)
     assert summarise(typed.plan, typed.report).precision == "int8, fp32"
     engine = ridgeline.build(path, precision="int8", data=inputs(), level=0, progress=False)
     assert engine.report.codes == {"int8": 3}
@@ -259,3 +259,28 @@ def test_products_that_held_out_samples_saturate_stay_float(monkeypatch: pytest.
     assert precision.error <= precision.budget
     assert 0 < precision.nodes["int8"] < 3
     assert any("unlike those to calibrate with" in line for line in engine.report.warnings)
+
+
+def test_attention_that_stays_float_says_what_codes_would_cost() -> None:
+    made = model(
+        """g (float[2,32,64] x) => (float[2,32,64] y) {
+            q = MatMul(x, w)
+            k = MatMul(x, v)
+            a = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, x)
+            y = MatMul(a, u)
+        }""",
+        opset=23, w=weight(64, 64), v=weight(64, 64), u=weight(64, 64),
+    )  # fmt: skip
+    data = [{"x": weight(2, 32, 64, scale=1 + i / 8)} for i in range(8)]
+    engine = ridgeline.build(
+        made,
+        precision="fp8",
+        budget=0.5,
+        data=data,
+        target="null:sm_90",
+        level=0,
+        verify="off",
+        progress=False,
+    )
+    (kept,) = [row for row in engine.report.precision.kept if "a" in row.node]
+    assert "three QuantizeLinear" in kept.why
