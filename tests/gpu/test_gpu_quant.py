@@ -80,8 +80,9 @@ globals().update(
 def test_weights_with_bfloat16_activations(dtype: str, block: int) -> None:
     site, tensors = weight_only.site_of(dtype, 300, block=block, half=torch.bfloat16)
     weight_only.check(site, tensors, [weight_only.tile(16, 64, 128)])
-    site, tensors = weight_only.site_of(dtype, 1100, block=block, rows=1, half=torch.bfloat16)
-    weight_only.check(site, tensors, [weight_only.tile(1, 4, 1024)])
+    if dtype != "float4_e2m1fn":
+        site, tensors = weight_only.site_of(dtype, 1100, block=block, rows=1, half=torch.bfloat16)
+        weight_only.check(site, tensors, [weight_only.tile(1, 4, 1024)])
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])

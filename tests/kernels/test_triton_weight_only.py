@@ -13,6 +13,7 @@ from quant_cases import UNIT32, codes, exact, make_site, op, require_near, run, 
 from torch import Tensor
 
 from offers import offered, why_not
+from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, Target
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.triton.products import Tile
@@ -120,13 +121,16 @@ def test_any_number_of_rows_in_the_offered_cuts(rows: int) -> None:
 )  # fmt: skip
 def test_one_row_without_tensor_cores(dtype: str, block: int, zero: bool, depth: int) -> None:
     site, tensors = site_of(dtype, depth, block=block, zero=zero, rows=1)
-    check(site, tensors, [tile(1, 4, 1024), tile(1, 2, 512, split=2)])
+    check(site, tensors, [tile(1, 16, 1024), tile(1, 8, 512, split=2)])
 
 
 def test_numbers_of_one_row_are_read_in_pairs() -> None:
     depths = {depth: offered(TACTIC, site_of("int4", depth, rows=1)[0]).configs for depth in (2048, 2047)}
     assert {1 in {config["bm"] for config in configs} for configs in depths.values()} == {True, False}
     check(*site_of("int4", 301, rows=1))
+    fours = offered(TACTIC, site_of("float4_e2m1fn", 1024, block=16, rows=1)[0])
+    with pytest.raises(RefusedError, match="no kernel for one row"):
+        fours.kernels(tile(1, 4, 1024))
 
 
 def test_a_weight_by_rows() -> None:

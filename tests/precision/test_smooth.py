@@ -111,5 +111,5 @@ def test_channels_that_are_always_zero_are_safe() -> None:
 
 
 def test_smoothing_needs_data() -> None:
-    with pytest.raises(OptionError, match="--smooth searches"):
+    with pytest.raises(OptionError, match="smooth searches"):
         quantize(model(), format="w4", smooth=True)

@@ -167,7 +167,7 @@ class CodedWeight(Product):
             "HAS_ZEROS": self.has_zeros, "PACKED": pdl, **tile.constants(pdl=pdl),
         }  # fmt: skip
         if tile.bm == 1 and not self.takes_one_row:
-            raise RefusedError(f"{self.format} with {self.depth} numbers in a row, want them in pairs")
+            raise RefusedError(f"no kernel for one row with {self.depth} numbers of {self.format}")
         path = "weight_only.one_row" if tile.bm == 1 else "weight_only.weight_only"
         return self._kernel(path, constants, tile, tail, pdl=pdl)
 
