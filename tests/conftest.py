@@ -31,6 +31,7 @@ SEED = 20
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core
 THREADS = 1 if IS_WORKER else 2
+LONGEST_FILE = "test_readme.py"
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
 GPU_TESTS = Path(__file__).with_name("gpu")
 
@@ -80,6 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[USERS_HOME] = os.environ.get("HOME", home)
         os.environ.update(HOME=home, XDG_CACHE_HOME=f"{home}/.cache")
         config.add_cleanup(partial(shutil.rmtree, home, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file that takes longest comes first, so that no worker is left with it at the end."""
+    items.sort(key=lambda item: item.path.name != LONGEST_FILE)
 
 
 @pytest.fixture(autouse=True)
