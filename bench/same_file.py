@@ -131,9 +131,7 @@ def runtime_values(model: onnx.ModelProto, names: Iterable[str], feeds: Feeds) -
     shown.CopyFrom(model)
     have = {each.name for each in shown.graph.output}
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
-    options = session_options(threads=1)
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = open_session(shown, options)
+    session = open_session(shown, session_options(threads=1, is_optimised=False))
     wanted = list(names)
     return dict(zip(wanted, session.run(wanted, dict(feeds)), strict=True))
 

@@ -220,7 +220,7 @@ def test_samples_that_could_not_be_held_out_are_said_to_be_those_of_calibration(
     engine = ridgeline.build(mlp(), precision="fp16", data=inputs(1), **QUICK)
     assert any("too few to hold any back" in line for line in engine.report.warnings)
     assert not engine.report.precision.held_out
-    assert "on 1 sample of the calibration" in _precision_text(summarise(engine.plan, engine.report))
+    assert "on 1 calibration sample" in _precision_text(summarise(engine.plan, engine.report))
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        return self.is_something and all(row.passed for row in self.outputs)
+        return self.has_values and all(row.passed for row in self.outputs)
 
     @property
-    def is_something(self) -> bool:
+    def has_values(self) -> bool:
         """Whether any value was compared: outputs without elements are equal and prove nothing."""
         return any(row.values for row in self.outputs)
 

@@ -122,5 +122,5 @@ def _show(request: Any, *, as_json: bool) -> None:
     emit(report, draw_comparison, as_json=as_json, schema="comparison")
     if not report.passed:
         differ = "the two sides differ by more than is allowed"
-        say_error(differ if report.is_something else "nothing was compared")
+        say_error(differ if report.has_values else "nothing was compared")
         raise typer.Exit(FAILED_GATE)

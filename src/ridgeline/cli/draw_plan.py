@@ -200,9 +200,8 @@ def _judged_text(found: Precision) -> str:
     if found.error is None:
         foreseen = "" if found.emulated is None else f", {error_size(found.emulated)} {allowed} as emulated"
         return f"not judged yet{foreseen}: `ridge verify ENGINE --model MODEL` on the target judges it"
-    given = "held-out sample" if found.held_out else "sample of the calibration"
-    samples = plural(found.samples, "random sample" if found.drawn else given)
-    samples = samples.replace("sample of the calibrations", "samples of the calibration")
+    kind = "random" if found.drawn else "held-out" if found.held_out else "calibration"
+    samples = plural(found.samples, f"{kind} sample")
     return f"off {error_size(found.error)} {allowed} on {samples}"
 
 

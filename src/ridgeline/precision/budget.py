@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ridgeline.errors import OptionError, PrecisionError
+from ridgeline.precision.row_joining import RowJoiner
 from ridgeline.precision.samples import Row, named_row
 from ridgeline.verify.metrics import as_float64, is_numeric, worst_relative_l2
 
@@ -125,8 +126,7 @@ def in_batches(rows: Sequence[Outputs], size: int) -> Iterable[Row]:
     if size == 1:  # what is not joined may have no axis to be joined along
         yield from (named_row(row, getattr(row, "where", "")) for row in rows)
         return
-    for start in range(0, len(rows), size):
-        chosen = [rows[i % len(rows)] for i in range(start, start + size)]
-        joined = {name: np.concatenate([row[name] for row in chosen]) for name in chosen[0]}
-        last = rows[min(start + size, len(rows)) - 1]
-        yield named_row(joined, " to ".join(getattr(row, "where", "") for row in (chosen[0], last)))
+    joiner = RowJoiner(size)
+    for row in rows:
+        yield from (named_row(*made) for made in joiner.add(row))
+    yield from (named_row(*made) for made in joiner.rest())

@@ -176,7 +176,7 @@ class LoweredBuild:
         halves = self.machine.half_types
         if not halves:
             self.check_data()
-            return self.left_wide(self.build_wide(), NO_HALF.format(self.machine.target))
+            return self.left_in_float32(self.build_wide(), NO_HALF.format(self.machine.target))
         decisions = [self.decide(half) for half in halves[:1]]
         if decisions[0].alone:  # a search was needed: the next type may bear more
             decisions += [self.decide(half) for half in halves[1:]]
@@ -196,7 +196,7 @@ class LoweredBuild:
         if times is None:
             return with_warning(engine, NOT_TIMED.format(half, self.why_untimed))
         if times[0] >= times[1]:
-            wide = self.left_wide(wide, self.no_gain(half, "float32", times))
+            wide = self.left_in_float32(wide, self.no_gain(half, "float32", times))
             return with_times(wide, "fp32", times)
         return with_times(engine, "fp32", times)
 
@@ -204,7 +204,7 @@ class LoweredBuild:
         """Why the engine of high precision was taken."""
         return NO_GAIN.format(kind, high, *times, high) + ("" if self.options.level else AT_LEVEL_0)
 
-    def left_wide(self, engine: Engine, why: str) -> Engine:
+    def left_in_float32(self, engine: Engine, why: str) -> Engine:
         """The engine in float32, where that is what a lower precision came to."""
         judged = self.original.judge(engine) if self.machine.is_here else Judgement()
         undecided = Decision(next(iter(HALF_NAMES.values())), frozenset(), {}, self.lowering.names)

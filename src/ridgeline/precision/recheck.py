@@ -24,8 +24,7 @@ from ridgeline.precision.samples import division_warnings
 from ridgeline.runtime.engine import Engine
 from ridgeline.select.shapes import Shapes
 from ridgeline.verify.compare import versions
-from ridgeline.verify.recheck import require_fitting_ports
-from ridgeline.verify.recheck import verify_engine as verify_exact
+from ridgeline.verify.recheck import require_fitting_ports, verify_in_own_types
 
 
 def verify_engine(
@@ -45,7 +44,7 @@ def verify_engine(
     """
     precision = engine.report.precision if isinstance(engine, Engine) else None
     if precision is None or isinstance(model, nn.Module) or not _is_lowered(engine, precision):
-        return verify_exact(engine, model, data=data, progress=progress)
+        return verify_in_own_types(engine, model, data=data, progress=progress)
     if precision.metric:
         raise OptionError(
             f"the engine was judged by {precision.metric}, a function of yours",

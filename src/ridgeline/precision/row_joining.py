@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,12 @@ class RowJoiner:
         """The rows that no sample has yet, filled up with the first ones."""
         if self._waiting:
             missing = range(self.size - len(self._waiting))
-            self._waiting += [self._first[i % len(self._first)] for i in missing]
-            yield self._joined()
+            yield self._joined([self._first[i % len(self._first)] for i in missing])
 
-    def _joined(self) -> tuple[dict[str, np.ndarray], str]:
+    def _joined(self, filling: Sequence[Mapping[str, np.ndarray]] = ()) -> tuple[dict[str, np.ndarray], str]:
         rows, self._waiting = self._waiting, []
         where = " to ".join(getattr(row, "where", "") for row in (rows[0], rows[-1]))
-        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}, where
+        return {name: np.concatenate([row[name] for row in (*rows, *filling)]) for name in rows[0]}, where
 
 
 def has_independent_rows(reference: Reference, draw: Draw) -> bool:

@@ -37,14 +37,14 @@ def build_tf32(task: LoweredBuild) -> Engine:
     target = task.machine.target
     if not target.has_tf32:
         task.check_data()
-        return task.left_wide(task.build_wide(), without_tf32(target))
+        return task.left_in_float32(task.build_wide(), without_tf32(target))
     wide = task.model.clone()
     widen(wide)
     rounding = Tf32Build(task.original, task.options, task.sample, task.build, quantised=wide)
     if rounding.products:
         return rounding.run()
     task.check_data()
-    return task.left_wide(task.build_wide(), NO_PRODUCTS)
+    return task.left_in_float32(task.build_wide(), NO_PRODUCTS)
 
 
 def without_tf32(target: Target) -> str:

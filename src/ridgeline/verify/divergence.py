@@ -42,7 +42,7 @@ from ridgeline.verify.tolerance import Tolerance
 
 LEVELS = (torch.int8, torch.uint8)
 FIRST_WRONG = "the first stage that is wrong: "
-# of the tolerance that probes measured: a second pair of probes was seen to reach 1.4 times the first's
+# of the tolerance that probes measured (docs/decisions/006): a right engine of MiniLM was seen at 1.4
 FLIPPED = 4.0
 # eps of the largest value that one step may be off: to find the step at fault, and to say that none is
 MANY_STEPS: Mapping[str, int] = {"": 1024}

@@ -27,7 +27,7 @@ from ridgeline.verify.trials import verify_profiles
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
-def verify_engine(
+def verify_in_own_types(
     engine: Engine,
     model: Source,
     *,

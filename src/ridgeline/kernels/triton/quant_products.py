@@ -168,7 +168,7 @@ class CodedWeight(Product):
         }  # fmt: skip
         if tile.bm == 1 and not self.takes_one_row:
             raise RefusedError(f"no kernel for one row with {self.depth} numbers of {self.format}")
-        path = "weight_only.one_row" if tile.bm == 1 else "weight_only.weight_only"
+        path = "one_row.one_row" if tile.bm == 1 else "weight_only.weight_only"
         return self._kernel(path, constants, tile, tail, pdl=pdl)
 
 
