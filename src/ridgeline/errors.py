@@ -125,6 +125,10 @@ class DeviceError(RidgelineError):
     is_fatal = False  # nothing else this process asks of the GPU will succeed
 
 
+class TargetError(RidgelineError):
+    """A target file that does not read as one, or a machine that nothing is known of."""
+
+
 class PluginError(RidgelineError):
     """A plugin that is missing, cannot be registered, or does not keep to what it states."""
 

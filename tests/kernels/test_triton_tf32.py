@@ -10,6 +10,7 @@ import torch
 from product_cases import machine_code, make_site, op
 
 from offers import offered
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import TF32, Body, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.products import EXACT
 from ridgeline.tactics.base import Tactic
@@ -99,4 +100,5 @@ def test_tensor_cores_take_larger_tiles_than_plain_cores() -> None:
     assert areas[1] > areas[0]
     assert exact.predict_us is not None
     assert free.predict_us is not None
-    assert free.predict_us(free.configs[0]) < exact.predict_us(exact.configs[0]) / 2
+    device = device_of(site.target.arch)
+    assert free.predict_us(free.configs[0], device) < exact.predict_us(exact.configs[0], device) / 2

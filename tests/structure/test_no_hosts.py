@@ -9,6 +9,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "tests", "docs", "bench", "examples", ".ci")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".ini", ""}
 # brackets keep this file from matching itself
+# data sheets: each figure of a shipped target names the page it was read on
+CITING = ROOT / "src" / "ridgeline" / "base" / "gpus"
 FORBIDDEN = {
     # links to pages people read are listed, and the name of SVG; anything else would be a place to fetch from
     "host": re.compile(
@@ -32,6 +34,6 @@ def test_no_registry_hosts_and_no_machine_paths() -> None:
         for file in text_files()
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
         for what, pattern in FORBIDDEN.items()
-        if pattern.search(line)
+        if pattern.search(line) and not (what == "host" and file.parent == CITING)
     ]
     assert not found, "\n".join(found)

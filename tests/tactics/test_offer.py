@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cpp.compiler import find_compiler
@@ -110,7 +111,9 @@ def test_every_tactic_answers_and_every_offer_is_whole(site: Site) -> None:
         if site is GPU:
             assert offer.footprint is not None, name
             assert offer.predict_us is not None, name
-            assert all(offer.predict_us(config) > 0 for config in offer.configs), name
+            assert all(
+                offer.predict_us(config, device_of(site.target.arch)) > 0 for config in offer.configs
+            ), name
 
 
 @needs_compiler

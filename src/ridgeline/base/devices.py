@@ -1,15 +1,28 @@
-"""What is known of each GPU architecture: processors, memory, rates. Plain figures; no GPU is asked."""
+"""The figures of a GPU that models of kernels count with. Plain numbers; no GPU is asked."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
+
+from ridgeline.base.ceilings import REACHABLE_BYTES as COPY_SHARE
+from ridgeline.base.ceilings import REACHABLE_FLOPS, Ceilings
+from ridgeline.base.target_files import ceilings_of_arch
 
 REGISTERS = 65_536  # of one processor
+# what kernels reach of the maker's figures: less than a plain copy or a square product do
+REACHABLE_BYTES, REACHABLE_PLAIN_FLOPS = 0.80, 0.67
+# L2 has no figure in data sheets. Rates that were measured or published, in TB/s; else a multiple of memory's
+L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
+L2_OVER_MEMORY = 2.5
+LANES, MHZ = 128, 1500.0  # of one processor; a usual clock
+LEAST_SHARED = 49_152  # every GPU allows a block this much
 
 
 @dataclass(frozen=True)
 class Device:
-    """One architecture: times in µs, rates per µs."""
+    """One GPU: times in µs, rates per µs."""
 
     sms: int
     shared_bytes: int  # a block may have
@@ -20,18 +33,30 @@ class Device:
     has_warpgroups: bool  # tiles of 64 rows and more run on the fast path
 
 
-_HOPPER = Device(132, 232_448, 0.80 * 989e6, 45e6, 0.80 * 4.8e6, 5.5e6, True)
-DEVICES = {
-    "sm_80": Device(108, 166_912, 0.80 * 312e6, 15e6, 0.80 * 2.0e6, 4.0e6, False),
-    "sm_86": Device(84, 101_376, 0.80 * 142e6, 25e6, 0.80 * 0.9e6, 2.5e6, False),
-    "sm_89": Device(142, 101_376, 0.80 * 362e6, 60e6, 0.80 * 0.95e6, 4.0e6, False),
-    "sm_90": _HOPPER,
-    # as specified; nothing was measured on these
-    "sm_100": Device(148, 232_448, 0.80 * 2250e6, 60e6, 0.80 * 8.0e6, 6.5e6, True),
-    "sm_120": Device(170, 101_376, 0.80 * 210e6, 70e6, 0.80 * 1.8e6, 5.0e6, False),
-}
+def device_with(ceilings: Ceilings) -> Device:
+    """What models of kernels need of a machine."""
+    memory = REACHABLE_BYTES / COPY_SHARE * ceilings.memory_bytes_per_us
+    l2 = 1e6 * L2_TB_S[ceilings.arch] if ceilings.arch in L2_TB_S else L2_OVER_MEMORY * memory
+    return Device(
+        sms=ceilings.sms or 1,
+        shared_bytes=ceilings.shared_bytes or LEAST_SHARED,
+        flops=ceilings.flops_per_us("float16"),
+        plain_flops=REACHABLE_PLAIN_FLOPS / REACHABLE_FLOPS * _plain_flops(ceilings),
+        bytes=memory,
+        l2_bytes=l2,
+        has_warpgroups=ceilings.has_warpgroups,
+    )
 
 
+def _plain_flops(ceilings: Ceilings) -> float:
+    """As stated or measured; else what all lanes could do at the stated clock."""
+    known = ceilings.flops_per_us("float32")
+    if not math.isnan(known):
+        return known
+    return REACHABLE_FLOPS * 2 * LANES * (ceilings.sms or 1) * (ceilings.clock_mhz or MHZ)
+
+
+@cache
 def device_of(arch: str) -> Device:
-    """An architecture of its own, or the nearest that is known."""
-    return DEVICES.get(arch, _HOPPER)
+    """The GPU that stands for an architecture, or for the nearest that is known."""
+    return device_with(ceilings_of_arch(arch))

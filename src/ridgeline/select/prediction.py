@@ -17,14 +17,17 @@ from ridgeline.runtime.embedded_kernels import RUNNERS_UP
 from ridgeline.select.context import Contest, Selection, SelectionContext, Timer, check_workspace
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cache import Entry
+from ridgeline.tactics.cost_model import CostModel
 from ridgeline.tactics.cuda.own_kernels import require_fit
-from ridgeline.tactics.predict import predict_us
 
 
 class Prediction(Timer):
     """Candidates ranked as measured elsewhere, else as they are predicted; the best must compile."""
 
     all_configs_from = 1
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
 
     def find(self, context: SelectionContext, key: str) -> Entry | None:
         return context.cache.find_anywhere(key)
@@ -33,7 +36,7 @@ class Prediction(Timer):
         for i, contest in enumerate(contests):
             context.options.tell("predict", i, len(contests), contest.region.name)
             if not contest.is_known:
-                contest.entry = _predicted(context, contest)
+                contest.entry = _predicted(context, contest, self.cost)
         context.options.tell("predict", len(contests), len(contests))
         _compile(context, contests)
         made.predicted = len(contests) - made.cached
@@ -41,7 +44,7 @@ class Prediction(Timer):
         made.measured_at = tuple(dict.fromkeys(places))
 
 
-def _predicted(context: SelectionContext, contest: Contest) -> Entry:
+def _predicted(context: SelectionContext, contest: Contest, cost: CostModel) -> Entry:
     """Every willing candidate with the time it should take, best first."""
     ranks: dict[str, int] = {}
     told: list[Candidate] = []
@@ -54,7 +57,7 @@ def _predicted(context: SelectionContext, contest: Contest) -> Entry:
             if context.options.workspace_bytes is not None and offer.footprint is not None:
                 needed = offer.footprint(candidate.config).packed_bytes
                 check_workspace(needed, context.options.workspace_bytes)
-            us = predict_us(offer, contest.site, candidate.config, rank=rank)
+            us = cost.candidate_us(offer, contest.site, candidate.config, rank=rank)
             told.append(replace(candidate, predicted_us=us))
         except Exception as error:  # a site its author did not think of: refused with the message
             refused.append(replace(candidate, refused=failure(error)))

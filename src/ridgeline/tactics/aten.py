@@ -50,7 +50,7 @@ class Aten(Tactic):
             configs=({},),
             bind=partial(self._bind, site) if op is None else partial(_bind_out, site, op),
             footprint=lambda config: footprint,
-            predict_us=lambda config: floor_us(site),
+            predict_us=lambda config, device: floor_us(site, device),
         )
 
     def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:

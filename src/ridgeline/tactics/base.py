@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cpp.compiler import CACHE_DIR as CPP_CACHE
@@ -132,7 +133,7 @@ class Offer:
     kernels: Callable[[Config], Sequence[Kernel]] = lambda config: ()
     cpp_source: Callable[[Config], str] | None = None  # generated C++ that binding compiles
     footprint: Callable[[Config], Footprint] | None = None  # None: only a bound launch can tell
-    predict_us: Callable[[Config], float] | None = None  # None: nothing predicts it
+    predict_us: Callable[[Config, Device], float] | None = None  # on this GPU; None: nothing predicts it
     extents: Callable[[Config], Mapping[int, int]] | None = None  # of its launches, which get them from here
     other_configs: Sequence[Config] = ()  # offered under other options
     compiles: bool = False  # binding takes a compiler, unless a cache has what it makes

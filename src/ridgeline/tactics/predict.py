@@ -41,39 +41,39 @@ NO_OVERLAP_US = 0.3
 PER_RANK = 0.01
 
 
-def predict_us(offer: Offer, site: Site, config: Config, *, rank: int = 0) -> float:
+def predict_us(
+    offer: Offer, site: Site, config: Config, *, rank: int = 0, device: Device | None = None
+) -> float:
     """The time one launch should take; `rank` is the config's place in its tactic's own order."""
-    us = floor_us(site) if offer.predict_us is None else offer.predict_us(config)
+    device = device or device_of(site.target.arch)
+    us = floor_us(site, device) if offer.predict_us is None else offer.predict_us(config, device)
     return round(us * (1 + PER_RANK * rank), 3)
 
 
-def _device(site: Site) -> Device:
-    return device_of(site.target.arch)
+def _moving_us(site: Site, device: Device) -> float:
+    return body_bytes(site.body, site.specs) / device.bytes
 
 
-def _moving_us(site: Site) -> float:
-    return body_bytes(site.body, site.specs) / _device(site).bytes
+def pointwise_us(site: Site, device: Device) -> float:
+    computing_us = body_flops(site.body, site.specs) / device.plain_flops
+    return POINTWISE_US + max(_moving_us(site, device), computing_us)
 
 
-def pointwise_us(site: Site) -> float:
-    return POINTWISE_US + max(_moving_us(site), body_flops(site.body, site.specs) / _device(site).plain_flops)
-
-
-def rows_us(site: Site, config: Config) -> float:
+def rows_us(site: Site, config: Config, device: Device) -> float:
     # the longer way through a row; where programs share one, a second launch or the time they wait
     shared = POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0
     is_read_once = bool(config.get("whole", True)) or int(config.get("held", 0)) > 0
-    return ROWS_US + shared + (1.1 if is_read_once else READ_TWICE) * _moving_us(site)
+    return ROWS_US + shared + (1.1 if is_read_once else READ_TWICE) * _moving_us(site, device)
 
 
-def product_us(site: Site, problem: Product | Window, tile: Tile) -> float:
-    return max(tile_us(problem, tile, _device(site)), _moving_us(site))
+def product_us(site: Site, problem: Product | Window, tile: Tile, device: Device) -> float:
+    return max(tile_us(problem, tile, device), _moving_us(site, device))
 
 
-def few_rows_us(site: Site) -> float:
+def few_rows_us(site: Site, device: Device) -> float:
     # every row is multiplied on plain cores while the weight streams by
     return ROWS_US + max(
-        1.1 * _moving_us(site), 2 * body_flops(site.body, site.specs) / _device(site).plain_flops
+        1.1 * _moving_us(site, device), 2 * body_flops(site.body, site.specs) / device.plain_flops
     )
 
 
@@ -81,44 +81,44 @@ def attention_us(cycles: float) -> float:
     return POINTWISE_US + cycles / CYCLES_PER_US
 
 
-def cublas_us(site: Site, depth: int, rest: Site | None) -> float:
-    return CUBLAS_US + CUBLAS_US_PER_DEPTH * depth + _library(site, CUBLAS_SHARE) + _rest(rest)
+def cublas_us(site: Site, depth: int, rest: Site | None, device: Device) -> float:
+    fixed_us = CUBLAS_US + CUBLAS_US_PER_DEPTH * depth
+    return fixed_us + _library(site, CUBLAS_SHARE, device) + _rest(rest, device)
 
 
-def cudnn_us(site: Site, conv: ConvSite, rest: Site | None) -> float:
+def cudnn_us(site: Site, conv: ConvSite, rest: Site | None, device: Device) -> float:
     if conv.groups > 1:
-        return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site) + _rest(rest)
+        return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site, device) + _rest(rest, device)
     depth = math.prod(conv.kernel) * conv.x.shape[1]
-    return max(CUDNN_US + CUDNN_US_PER_DEPTH * depth, _library(site, CUDNN_SHARE)) + _rest(rest)
+    fixed_us = CUDNN_US + CUDNN_US_PER_DEPTH * depth
+    return max(fixed_us, _library(site, CUDNN_SHARE, device)) + _rest(rest, device)
 
 
-def sdpa_us(site: Site, backend: str, *, is_causal: bool) -> float:
+def sdpa_us(site: Site, backend: str, device: Device, *, is_causal: bool) -> float:
     fixed, share = SDPA[backend]
     flops = body_flops(site.body, site.specs) / (2 if is_causal else 1)
-    return fixed + NO_OVERLAP_US + flops / (share * _device(site).flops)
+    return fixed + NO_OVERLAP_US + flops / (share * device.flops)
 
 
-def _library(site: Site, share: float) -> float:
+def _library(site: Site, share: float, device: Device) -> float:
     """What a library needs for the arithmetic, or for the bytes."""
-    device = _device(site)
     is_half = any(spec is not None and spec.dtype in ("float16", "bfloat16") for spec in site.inputs)
     rate = share * device.flops if is_half else device.plain_flops
     if site.body.may_round:
         rate = share * device.flops / 2
-    return max(body_flops(site.body, site.specs) / rate, _moving_us(site))
+    return max(body_flops(site.body, site.specs) / rate, _moving_us(site, device))
 
 
-def _rest(rest: Site | None) -> float:
-    return NO_OVERLAP_US + (0.0 if rest is None else pointwise_us(rest))
+def _rest(rest: Site | None, device: Device) -> float:
+    return NO_OVERLAP_US + (0.0 if rest is None else pointwise_us(rest, device))
 
 
-def floor_us(site: Site) -> float:
+def floor_us(site: Site, device: Device) -> float:
     """Op by op: every value goes to memory and comes back."""
-    return math.fsum(_op_us(op, site) for op in site.body.ops)
+    return math.fsum(_op_us(op, site, device) for op in site.body.ops)
 
 
-def _op_us(op: Op, site: Site) -> float:
-    device = _device(site)
+def _op_us(op: Op, site: Site, device: Device) -> float:
     alone = Body(op.inputs, op.outputs, (op,))
     moving_us = body_bytes(alone, site.specs) / device.bytes
     flops = op_flops(op, site.specs)

@@ -9,7 +9,9 @@ from ridgeline.select.context import Timer
 from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.prediction import Prediction
 from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.cost_model import CostModel
 from ridgeline.tactics.registry import TacticOptions, cuda_tactics
+from ridgeline.targets.ceilings import find_ceilings
 from ridgeline.targets.machine import Machine
 
 
@@ -42,4 +44,4 @@ class Cuda(Machine):
         )
 
     def timer(self, *, is_timed: bool) -> Timer:
-        return GraphReplay() if self.is_here else Prediction()
+        return GraphReplay() if self.is_here else Prediction(CostModel(find_ceilings(self.target)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import Device
 from ridgeline.base.library_math import library_math
 from ridgeline.base.spec import TF32, Config, Site
 from ridgeline.kernels.triton.compiler import KernelStore
@@ -91,8 +92,8 @@ class Cublas(KernelTactic):
     def _configs(self) -> Sequence[Config]:
         return ({"weight": "nk"}, {"weight": "kn"})
 
-    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
-        return cublas_us(site, depth, rest)
+    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config, device: Device) -> float:
+        return cublas_us(site, depth, rest, device)
 
     def _take(self, site: Site, product: Product) -> Taken:
         found = take_epilogue(site, product, activations=("relu", "gelu_tanh"))

@@ -73,7 +73,7 @@ class CublasCodes(KernelTactic):
             bind=partial(_bind, product),
             kernels=product.rest.kernels,
             footprint=lambda config: footprint,
-            predict_us=lambda config: cublas_us(site, depth, product.rest.site),
+            predict_us=lambda config, device: cublas_us(site, depth, product.rest.site, device),
             compiles=not product.is_whole,
         )
 

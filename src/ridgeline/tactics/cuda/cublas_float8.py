@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.cublaslt import Factor, Matmul, Sizes
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
@@ -89,8 +90,8 @@ class CublasFloat8(KernelTactic):
         return _Product(bare, product, (x.scale, w.scale), taken, rest)
 
 
-def _predict_us(site: Site, depth: int, rest: Site | None, config: Config) -> float:
-    return cublas_us(site, depth, rest) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
+def _predict_us(site: Site, depth: int, rest: Site | None, config: Config, device: Device) -> float:
+    return cublas_us(site, depth, rest, device) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
 
 
 def _bind(found: _Product, config: Config, weights: Mapping[str, Tensor]) -> Launch:

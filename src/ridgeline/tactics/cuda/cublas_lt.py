@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import TF32, Config, Site
 from ridgeline.errors import PlanError
 from ridgeline.kernels.cublaslt import ALIGNMENT, Matmul, Sizes
@@ -29,8 +30,8 @@ class CublasLt(Cublas):
     def _configs(self) -> Sequence[Config]:
         return [{"algorithm": place} for place in range(TRIED)]
 
-    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config) -> float:
-        return cublas_us(site, depth, rest) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
+    def _predict_us(self, site: Site, depth: int, rest: Site | None, config: Config, device: Device) -> float:
+        return cublas_us(site, depth, rest, device) * (1.0 + ALGORITHM_STEP * int(config["algorithm"]))
 
     def _take(self, site: Site, product: Product) -> Taken:
         return take_epilogue(site, product, activations=("relu", "gelu_tanh"), takes_residual=True)

@@ -54,7 +54,7 @@ class CudnnConv(KernelTactic):
             ),
             kernels=lambda config: rest(config).kernels(config),
             footprint=lambda config: Footprint(rest(config).site is not None, packed_bytes=packed_bytes),
-            predict_us=lambda config: cudnn_us(site, conv, rest(config).site),
+            predict_us=lambda config, device: cudnn_us(site, conv, rest(config).site, device),
             compiles=True,
         )
 

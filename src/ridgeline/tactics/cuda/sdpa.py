@@ -43,7 +43,9 @@ class CudaSdpa(Tactic):
             [{"backend": name} for name in _backends(attention)],
             bind=lambda config, weights: attention.launch(_bind_attend(attention, str(config["backend"]))),
             footprint=lambda config: Footprint(writes_out=False),
-            predict_us=lambda config: sdpa_us(site, str(config["backend"]), is_causal=attention.is_causal),
+            predict_us=lambda config, device: sdpa_us(
+                site, str(config["backend"]), device, is_causal=attention.is_causal
+            ),
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.devices import device_of
+from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
@@ -89,7 +90,7 @@ class TritonAttention(KernelTactic):
             kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch)],
             footprint=lambda config: Footprint(writes_out=True),
             extents=lambda config: extents(attention, len(site.body.inputs)),
-            predict_us=lambda config: attention_us(estimate_cycles(attention, Blocks.of(config), arch)),
+            predict_us=partial(predict_attention_us, attention, arch),
             compiles=True,
         )
 
@@ -267,10 +268,10 @@ def _padded(size: int) -> int:
 
 def rank_blocks(attention: AttentionSite, arch: int) -> list[Blocks]:
     """The few shapes worth timing, best guess first; the two best of them with other warps or stages too."""
-    limit = device_of(f"sm_{arch}").shared_bytes
-    fitting = [b for b in block_shapes(attention, arch) if _shared_bytes(attention, b) <= limit]
+    device = device_of(f"sm_{arch}")
+    fitting = [b for b in block_shapes(attention, arch) if _shared_bytes(attention, b) <= device.shared_bytes]
     chosen: dict[tuple[int, int], list[Blocks]] = {}
-    for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, arch)):
+    for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, arch, device)):
         chosen.setdefault((blocks.queries, blocks.keys), []).append(blocks)
     firsts = [alike[0] for alike in chosen.values()]
     seconds = [blocks for alike in list(chosen.values())[:2] for blocks in alike[1:2]]
@@ -313,7 +314,11 @@ def _shared_bytes(attention: AttentionSite, blocks: Blocks) -> int:
     return elements * ITEM_BITS[attention.dtype] // 8
 
 
-def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int) -> float:
+def predict_attention_us(attention: AttentionSite, arch: int, config: Config, device: Device) -> float:
+    return attention_us(estimate_cycles(attention, Blocks.of(config), arch, device))
+
+
+def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int, device: Device) -> float:
     """Programs in waves: the latency of each wave, and the arithmetic of all."""
     batch, heads, queries, keys = attention.scores
     rows, steps = math.ceil(queries / blocks.queries), math.ceil(keys / blocks.keys)
@@ -322,21 +327,20 @@ def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int) -> floa
         steps = max(1, round(sum(math.ceil(n / blocks.keys) for n in seen) / rows))
     programs = batch * heads * rows
     width = _padded(attention.width) + _padded(attention.value_width)
-    at_once = _programs_at_once(attention, blocks, arch)
+    at_once = _programs_at_once(attention, blocks, device)
     unit = "wgmma" if blocks.queries >= 64 and arch >= 90 else "mma"
     rate = FLOPS_PER_CYCLE[unit]
     if attention.dtype == "float32":
         rate = rate / 2 if attention.math == TF32 else FLOPS_PER_CYCLE["fma"]
     per_score = 2 * width / rate + SOFTMAX
-    sms = device_of(f"sm_{arch}").sms
-    waves = math.ceil(programs / (sms * at_once))
-    work = math.ceil(programs / sms) * steps * blocks.queries * blocks.keys * per_score
+    waves = math.ceil(programs / (device.sms * at_once))
+    work = math.ceil(programs / device.sms) * steps * blocks.queries * blocks.keys * per_score
     return waves * (START + steps * STEP) + work
 
 
-def _programs_at_once(attention: AttentionSite, blocks: Blocks, arch: int) -> int:
+def _programs_at_once(attention: AttentionSite, blocks: Blocks, device: Device) -> int:
     """How many programs one processor holds, by registers and by shared memory."""
     threads = 32 * blocks.warps
     registers = 60 + 1.3 * blocks.queries * (blocks.keys + _padded(attention.value_width)) / threads
-    by_shared = device_of(f"sm_{arch}").shared_bytes / _shared_bytes(attention, blocks)
+    by_shared = device.shared_bytes / _shared_bytes(attention, blocks)
     return max(1, int(min(65536 / (registers * threads), by_shared)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,14 +23,13 @@ from ridgeline.tactics.cuda.triton_attention import (
     Blocks,
     CodeTypes,
     arguments,
-    estimate_cycles,
     extents,
     grid_of,
     kernel_of,
+    predict_attention_us,
     rank_blocks,
     require_addressable,
 )
-from ridgeline.tactics.predict import attention_us
 from ridgeline.tactics.read.attention import AttentionSite, read_attention
 from ridgeline.tactics.read.epilogue import find_anchor, spec_of
 from ridgeline.tactics.staging import staged_launch
@@ -83,7 +83,7 @@ class TritonCodeAttention(KernelTactic):
             kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch, found.types)],
             footprint=lambda config: Footprint(writes_out=True, packed_bytes=12),
             extents=lambda config: found.extents(),
-            predict_us=lambda config: attention_us(estimate_cycles(attention, Blocks.of(config), arch)),
+            predict_us=partial(predict_attention_us, attention, arch),
             compiles=True,
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.devices import device_of
+from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import Config, Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.scalar.extents import by_argument, extents_of
@@ -49,7 +49,7 @@ class GeneratedTriton(KernelTactic):
         """The launches of one config, or `RefusedError`."""
         raise NotImplementedError
 
-    def predict_us(self, site: Site, config: Config) -> float:
+    def predict_us(self, site: Site, config: Config, device: Device) -> float:
         raise NotImplementedError
 
     def offer(self, site: Site) -> Offer | Refused:
@@ -115,8 +115,8 @@ class TritonPointwise(GeneratedTriton):
         cut = Cut(int(config["width"]), int(config["warps"]), int(config["height"]))
         return pointwise_stages(program, _constants(site), cut, pdl=site.target.has_dependent_launch)
 
-    def predict_us(self, site: Site, config: Config) -> float:
-        return pointwise_us(site)
+    def predict_us(self, site: Site, config: Config, device: Device) -> float:
+        return pointwise_us(site, device)
 
 
 class TritonRows(GeneratedTriton):
@@ -139,8 +139,8 @@ class TritonRows(GeneratedTriton):
         )  # fmt: skip
         return row_stages(program, _constants(site), cut, pdl=site.target.has_dependent_launch)
 
-    def predict_us(self, site: Site, config: Config) -> float:
-        return rows_us(site, config)
+    def predict_us(self, site: Site, config: Config, device: Device) -> float:
+        return rows_us(site, config, device)
 
 
 def _constants(site: Site) -> frozenset[int]:

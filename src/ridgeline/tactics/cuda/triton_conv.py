@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.devices import device_of
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.triton.products import (
     Block,
@@ -94,8 +94,8 @@ class TritonDepthwise(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
         return rank_depthwise(problem, site.target.arch)
 
-    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
-        return block_us(problem, self.cut_of(problem, config), device_of(site.target.arch))
+    def predict_us(self, site: Site, problem: Any, config: Config, device: Device) -> float:
+        return block_us(problem, self.cut_of(problem, config), device)
 
     def cut_of(self, problem: Any, config: Config) -> Block:
         return Block(**{key: int(value) for key, value in config.items()})

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import ITEM_BITS, Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
@@ -56,8 +57,8 @@ class TritonGemv(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile]:
         return rank_gemv(problem, site.target.arch)
 
-    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
-        return few_rows_us(site)
+    def predict_us(self, site: Site, problem: Any, config: Config, device: Device) -> float:
+        return few_rows_us(site, device)
 
     def cut_of(self, problem: Any, config: Config) -> Tile:
         tile: Tile = super().cut_of(problem, config)

@@ -89,7 +89,7 @@ class TritonMaxPool(KernelTactic):
             kernels=lambda config: [pool.describe(config, pdl=pdl)],
             footprint=lambda config: Footprint(writes_out=True),
             extents=lambda config: {0: pool.x.nbytes, len(site.body.inputs): pool.y.nbytes},
-            predict_us=lambda config: pointwise_us(site),
+            predict_us=lambda config, device: pointwise_us(site, device),
             compiles=True,
         )
 

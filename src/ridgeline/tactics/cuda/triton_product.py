@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized
@@ -72,8 +73,8 @@ class TritonProduct(KernelTactic):
         sizes: dict[str, Any] = dict(config)
         return self.cut_type(**sizes)
 
-    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
-        return product_us(site, problem, self.cut_of(problem, config))
+    def predict_us(self, site: Site, problem: Any, config: Config, device: Device) -> float:
+        return product_us(site, problem, self.cut_of(problem, config), device)
 
     def product(self, site: Site) -> ProductSite:
         """The sum of the region with what follows it, or `RefusedError`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.devices import device_of
+from ridgeline.base.devices import Device
 from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.elements import bits
 from ridgeline.kernels.floor.sub_byte import opened
@@ -61,8 +61,8 @@ class TritonWeightOnly(TritonProduct):
     def cuts(self, site: Site, problem: Any) -> Sequence[Tile]:
         return rank_coded(problem, site.target.arch)
 
-    def predict_us(self, site: Site, problem: Any, config: Config) -> float:
-        return coded_us(problem, self.cut_of(problem, config), device_of(site.target.arch))
+    def predict_us(self, site: Site, problem: Any, config: Config, device: Device) -> float:
+        return coded_us(problem, self.cut_of(problem, config), device)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,198 @@
+"""Target files: a machine's ceilings as readable TOML. The package ships some; `ridge calibrate` writes one.
+
+Sizes are in bytes, rates in TB/s and TFLOP/s, so that a file compares with a data sheet at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ridgeline.base.ceilings import Ceilings, Point
+from ridgeline.base.files import whole_file
+from ridgeline.errors import TargetError, first_line
+
+FORMAT = 1
+KNOWN = Path(__file__).with_name("gpus")
+PER_TERA = 1e6  # TB/s or TFLOP/s as bytes or flops per µs
+STATED = {"sms": int, "clock_mhz": float, "memory_bytes": int, "l2_bytes": int, "shared_bytes": int}
+# the machine that an architecture is taken for when nothing more is known
+STANDS_FOR = {
+    "sm_75": "t4", "sm_80": "a100", "sm_86": "a10", "sm_87": "orin", "sm_89": "l40s", "sm_90": "h200",
+    "sm_100": "b200", "sm_110": "thor", "sm_120": "rtx5090",
+}  # fmt: skip
+KINDS = ("cuda", "cpu")
+TYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
+
+
+@cache
+def known_targets() -> tuple[str, ...]:
+    """The names of the machines that the package describes."""
+    return tuple(sorted(path.stem for path in KNOWN.glob("*.toml")))
+
+
+@cache
+def known_ceilings(name: str) -> Ceilings:
+    return read_target(KNOWN / f"{name}.toml")
+
+
+def ceilings_of_arch(arch: str) -> Ceilings:
+    """The machine that stands for an architecture; an unknown one is taken for a Hopper."""
+    return known_ceilings(STANDS_FOR.get(arch, "h200"))
+
+
+def read_target(path: Path) -> Ceilings:
+    """The ceilings in a file, or `TargetError` that names what is wrong with it."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TargetError(
+            f"there is no target file {str(path)!r}", help="ridge calibrate -o writes one"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TargetError(f"{str(path)!r} does not read as a target file", got=first_line(error)) from error
+    return _Reader(str(path)).read(raw)
+
+
+class _Reader:
+    """Reads one file, and names the place of whatever does not fit."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read(self, raw: Mapping[str, Any]) -> Ceilings:
+        if raw.get("format") != FORMAT:
+            raise self._error("format", raw.get("format"), str(FORMAT))
+        if raw.get("kind") not in KINDS:
+            raise self._error("kind", raw.get("kind"), " or ".join(KINDS))
+        stated, measured = self._table(raw, "stated"), self._table(raw, "measured")
+        return Ceilings(
+            name=self._text(raw, "name"),
+            kind=raw["kind"],
+            arch=self._text(raw, "arch"),
+            title=str(raw.get("title", "")),
+            threads=int(self._number(raw, "threads") or 1),
+            measured=str(measured.get("when", "")),
+            **{name: self._as(kind, stated, name) for name, kind in STATED.items()},
+            power_w=self._number(stated, "power_w"),
+            peak_bytes=self._rate(stated, "memory_tb_s"),
+            peak_flops=self._rates(self._table(stated, "tflops")),
+            launch_us=self._number(measured, "launch_us"),
+            copy=tuple(self._pairs(measured)),
+            flops=self._rates(self._table(measured, "tflops")),
+            points=tuple(self._points(measured)),
+            sources={str(k): str(v) for k, v in self._table(raw, "sources").items()},
+        )
+
+    def _error(self, at: str, got: object, want: str) -> TargetError:
+        return TargetError(
+            f"{self.path!r} does not read as a target file", got=f"{at} = {str(got)[:80]}", want=want,
+            help="ridge calibrate -o FILE.toml writes one of this machine",
+        )  # fmt: skip
+
+    def _table(self, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        table = raw.get(name, {})
+        if not isinstance(table, dict):
+            raise self._error(name, table, "a table")
+        return table
+
+    def _text(self, raw: Mapping[str, Any], name: str) -> str:
+        text = raw.get(name)
+        if not isinstance(text, str) or not text:
+            raise self._error(name, text, "text")
+        return text
+
+    def _number(self, raw: Mapping[str, Any], name: str) -> float | None:
+        """Positive and finite, or not there."""
+        value = raw.get(name)
+        if value is None:
+            return None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            raise self._error(name, value, "a number above 0")
+        return float(value)
+
+    def _as(self, kind: type, raw: Mapping[str, Any], name: str) -> Any:
+        value = self._number(raw, name)
+        return None if value is None else kind(value)
+
+    def _rate(self, raw: Mapping[str, Any], name: str) -> float | None:
+        value = self._number(raw, name)
+        return None if value is None else value * PER_TERA
+
+    def _rates(self, raw: Mapping[str, Any]) -> dict[str, float]:
+        for name in raw:
+            if name not in TYPES:
+                raise self._error("tflops", name, ", ".join(TYPES))
+        return {name: (self._number(raw, name) or 0.0) * PER_TERA for name in raw}
+
+    def _pairs(self, measured: Mapping[str, Any]) -> list[tuple[float, float]]:
+        rows = measured.get("copy", [])
+        pairs = []
+        for row in rows if isinstance(rows, list) else [rows]:
+            if not isinstance(row, list) or len(row) != 2:
+                raise self._error("copy", row, "[bytes, TB/s]")
+            named = {"bytes": row[0], "TB/s": row[1]}
+            size, rate = self._number(named, "bytes"), self._number(named, "TB/s")
+            pairs.append((size or 0.0, (rate or 0.0) * PER_TERA))
+        if pairs != sorted(pairs, key=lambda pair: pair[0]) or len({s for s, _ in pairs}) < len(pairs):
+            raise self._error("copy", rows, "sizes that grow")
+        return pairs
+
+    def _points(self, measured: Mapping[str, Any]) -> list[Point]:
+        """Rows of family, measured µs, modelled µs, and the features."""
+        points = []
+        for row in measured.get("points", []):
+            is_row = isinstance(row, list) and len(row) >= 4 and isinstance(row[0], str)
+            numbers: list[Any] = row[1:] if is_row else [""]
+            if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+                raise self._error("points", row, "[family, measured µs, modelled µs, features…]")
+            if not (numbers[0] > 0 and numbers[1] > 0):
+                raise self._error("points", row, "times above 0")
+            points.append(Point(row[0], tuple(map(float, numbers[2:])), float(numbers[0]), float(numbers[1])))
+        return points
+
+
+def write_target(ceilings: Ceilings, path: Path) -> Path:
+    """Write a target file: whole, or not at all."""
+    lines = [
+        f"format = {FORMAT}", f"name = {_text(ceilings.name)}", f"title = {_text(ceilings.title)}",
+        f"kind = {_text(ceilings.kind)}", f"arch = {_text(ceilings.arch)}", f"threads = {ceilings.threads}",
+        "", "[stated]",
+        *(f"{name} = {value}" for name in STATED if (value := getattr(ceilings, name)) is not None),
+        *([f"power_w = {ceilings.power_w}"] if ceilings.power_w is not None else []),
+        *([f"memory_tb_s = {ceilings.peak_bytes / PER_TERA:.6g}"] if ceilings.peak_bytes else []),
+        "", "[stated.tflops]", *_rate_lines(ceilings.peak_flops),
+    ]  # fmt: skip
+    if ceilings.sources:
+        lines += ["", "[sources]", *(f"{k} = {_text(v)}" for k, v in ceilings.sources.items())]
+    if ceilings.is_measured:
+        lines += ["", "[measured]", f"when = {_text(ceilings.measured)}"]
+        if ceilings.launch_us is not None:
+            lines.append(f"launch_us = {ceilings.launch_us:.4g}")
+        lines += ["copy = [  # bytes read and written, TB/s"]
+        lines += [f"  [{size:.0f}, {rate / PER_TERA:.5g}]," for size, rate in ceilings.copy]
+        lines += ["]", "points = [  # family, measured µs, modelled µs, features"]
+        for point in ceilings.points:
+            features = ", ".join(f"{value:.4g}" for value in point.features)
+            lines.append(
+                f"  [{_text(point.family)}, {point.measured_us:.5g}, {point.modelled_us:.5g}, {features}],"
+            )
+        lines += ["]", "", "[measured.tflops]", *_rate_lines(ceilings.flops)]
+    with whole_file(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+    return path
+
+
+def _rate_lines(rates: Mapping[str, float]) -> list[str]:
+    return [f"{name} = {rate / PER_TERA:.5g}" for name, rate in rates.items()]
+
+
+def _text(value: str) -> str:
+    """A TOML string: escapes are those of JSON, without what TOML forbids."""
+    plain = "".join(c if c.isprintable() else " " for c in value)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
