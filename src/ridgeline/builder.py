@@ -49,6 +49,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.island_report import report_islands
 from ridgeline.runtime.profiles import load_variants
+from ridgeline.runtime.versions import versions
 from ridgeline.runtime.weights import default_weights, weights_of
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.loop import select
@@ -61,7 +62,7 @@ from ridgeline.tactics.cache import TimingCache, read_lock, require_own
 from ridgeline.tactics.registry import leave_out
 from ridgeline.targets import Machine, TacticOptions, machine_of, target_named
 from ridgeline.verify import trials as checks
-from ridgeline.verify.compare import load_data, versions
+from ridgeline.verify.compare import load_data
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.module import check_guards, check_sample
 from ridgeline.verify.reference import Reference

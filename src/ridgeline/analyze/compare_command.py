@@ -13,7 +13,7 @@ from ridgeline.analyze.open_sides import open_side, samples_for
 from ridgeline.analyze.saved_outputs import SavedSide, require_suffix, save_outputs
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
-from ridgeline.verify.compare import versions
+from ridgeline.runtime.versions import versions
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import median
 
 import torch
 
@@ -71,7 +70,12 @@ def interleave_graphs(
 
 
 def times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median GPU time of each of these calls in µs, run in order: what one leaves the next may need.
+    """Median GPU time of each of these calls in µs, run in order: what one leaves the next may need."""
+    return [timing.median_us for timing in samples_in_turn(calls, rounds)]
+
+
+def samples_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[Timing]:
+    """GPU time of each of these calls, run in order.
 
     They are queued while the device sleeps, so the host's pace does not show. A call that waits for the
     device itself ends the sleep: it and those after it are timed as they run, host included.
@@ -79,7 +83,7 @@ def times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[fl
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_CALL * len(calls))  # type: ignore[no-untyped-call]
+        sleep_while_queueing(len(calls))
         marks[0].record()
         for call, mark in zip(calls, marks[1:], strict=True):
             call()
@@ -87,4 +91,9 @@ def times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[fl
         marks[-1].synchronize()
         for kept, start, end in zip(samples, marks, marks[1:], strict=False):
             kept.append(start.elapsed_time(end) * 1e3)
-    return [median(kept) for kept in samples]
+    return [Timing(tuple(kept)) for kept in samples]
+
+
+def sleep_while_queueing(calls: int) -> None:
+    """Keep the device busy with nothing, long enough that so many calls can be queued behind."""
+    torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_CALL * calls)  # type: ignore[no-untyped-call]

@@ -129,6 +129,64 @@ def wall_times_in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> li
     return [median(kept) for kept in samples]
 
 
+@dataclass(frozen=True)
+class SteppedRuns:
+    """Runs of calls in order, one time-stamp between each two, beside other calls in the same rounds."""
+
+    steps: tuple[Timing, ...]  # of each call, the cost of a time-stamp taken off
+    starts_us: tuple[float, ...]  # of each call from the start of its run, median
+    others: tuple[Timing, ...]
+    timer_us: float
+
+
+def time_stepped(
+    calls: Sequence[Callable[[], object]], others: Sequence[Callable[[], object]], rounds: int
+) -> SteppedRuns:
+    """In each round: every one of `others` as a whole, then all `calls` in order with time-stamps.
+
+    What one call leaves the next may need, so the calls are never reordered. Their times and those of
+    `others` come from the same rounds and may be compared.
+    """
+    count = len(calls)
+    runs: list[list[int]] = []
+    wholes: list[list[float]] = [[] for _ in others]
+    timer_ns = _stamp_ns()
+    with gc_paused():
+        for _ in repeat(None, rounds):
+            for call, kept in zip(others, wholes, strict=True):
+                kept.append(_sample_ns(call, 1) / 1e3)
+            runs.append(_stamps(calls))
+    steps, starts = [], []
+    for i in range(count):
+        taken = [max(run[i + 1] - run[i] - timer_ns, 0) / 1e3 for run in runs]
+        steps.append(Timing(tuple(taken)))
+        starts.append(median(max(run[i] - run[0] - i * timer_ns, 0) / 1e3 for run in runs))
+    others_timed = tuple(Timing(tuple(kept)) for kept in wholes)
+    return SteppedRuns(tuple(steps), tuple(starts), others_timed, timer_ns / 1e3)
+
+
+def _stamps(calls: Sequence[Callable[[], object]]) -> list[int]:
+    """The clock before the first call and after each."""
+    stamps = [perf_counter_ns()]
+    for call in calls:
+        call()
+        stamps.append(perf_counter_ns())
+    return stamps
+
+
+def _stamp_ns(count: int = 200, rounds: int = 20) -> float:
+    """What a time-stamp adds to a call: the least of some runs of empty calls, with and without."""
+    calls = [int] * count
+    costs = []
+    for _ in repeat(None, rounds):
+        stamps = _stamps(calls)
+        start = perf_counter_ns()
+        for call in calls:
+            call()
+        costs.append(stamps[-1] - stamps[0] - (perf_counter_ns() - start))
+    return max(min(costs), 0) / count
+
+
 def _calibrate(call: Callable[[], object], min_sample_us: float, settle_s: float) -> tuple[int, int]:
     """Calls per sample, and what such a sample takes in ns."""
     if settle_s:
@@ -158,6 +216,11 @@ def _sample_ns(call: Callable[[], object], inner: int) -> int:
     for _ in repeat(None, inner):
         call()
     return perf_counter_ns() - start
+
+
+def wall_us(call: Callable[[], object]) -> float:
+    """Time of one call."""
+    return _sample_ns(call, 1) / 1e3
 
 
 @contextmanager

@@ -17,10 +17,10 @@ def body_flops(body: Body, specs: Specs) -> int:
 def body_bytes(body: Body, specs: Specs) -> int:
     """Inputs read once and outputs written once; what stays inside the region is free."""
     written = sum(specs[n].nbytes for n in body.outputs if n in specs)
-    return written + sum(_bytes_read(body, n, specs) for n in body.inputs if n in specs)
+    return written + sum(bytes_read(body, n, specs) for n in body.inputs if n in specs)
 
 
-def _bytes_read(body: Body, name: str, specs: Specs) -> int:
+def bytes_read(body: Body, name: str, specs: Specs) -> int:
     """All of an input; of a table that is only looked up, no more than what is found there."""
     readers = body.consumers(name)
     found = [op.outputs[0] for op in readers if op.op_type == "Gather" and op.inputs[0] == name]

@@ -22,8 +22,8 @@ from ridgeline.plan.report import Check, Precision, Report
 from ridgeline.precision.original import Original
 from ridgeline.precision.samples import division_warnings
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.versions import versions
 from ridgeline.select.shapes import Shapes
-from ridgeline.verify.compare import versions
 from ridgeline.verify.recheck import require_fitting_ports, verify_in_own_types
 
 

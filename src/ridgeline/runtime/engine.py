@@ -16,6 +16,7 @@ from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
+from ridgeline.plan.trace import Trace
 from ridgeline.runtime.bindings import Bindings
 from ridgeline.runtime.context import Context, CudaContext
 from ridgeline.runtime.device import require_here
@@ -28,6 +29,7 @@ from ridgeline.runtime.memory_report import held_memory
 from ridgeline.runtime.observation import Observation, Observer
 from ridgeline.runtime.planner import Planner
 from ridgeline.runtime.profiles import Profiles, Variant
+from ridgeline.runtime.profiling import profile_run
 from ridgeline.runtime.signature import Feeds
 
 
@@ -164,11 +166,12 @@ class Engine:
         """Random inputs of the right types, at the planned shapes: indices stay inside their tables."""
         return example_feeds(self.inference, shapes or self.plan.planned_shapes, seed=seed)
 
-    def profile(self, feeds: Feeds, rounds: int = 20) -> list[tuple[str, float]]:
-        """Median time of each step that runs, in µs, in order; on a GPU its time there."""
-        specs = self.signature.specs(self.signature.checked(feeds))
-        medians = self.context(wait=True).instance(feeds).step_times(rounds)
-        return [(self.profiles.at(specs).plan.steps[index].name, us) for index, us in medians.items()]
+    def profile(self, feeds: Feeds | None = None, rounds: int = 20) -> Trace:
+        """Every step timed in so many runs, beside the whole run; without inputs, with random ones."""
+        given = self.example_inputs() if feeds is None else feeds
+        specs = self.signature.specs(self.signature.checked(given))
+        context = self.context(wait=True)
+        return profile_run(self.profiles.at(specs), context, given, rounds)
 
     def fused_onnx(self, *, weights: bool) -> onnx.ModelProto:
         """The fused graph as ONNX: with its weights inside, or pointing into the file beside it."""

@@ -194,6 +194,12 @@ class Instance:
             totals[index] = totals.get(index, 0.0) + us
         return totals
 
+    def value(self, name: str) -> Any:
+        """What a step reads under this name, as it is now."""
+        if name in self.tensors:
+            return self.tensors[name]
+        return self._given.get(name) if name in self._given else self.dynamic_values[name]
+
     def result(self, name: str) -> Any:
         """An output of the latest run, in the memory of this instance if it has a fixed place."""
         return self.tensors[name] if name in self.tensors else self.dynamic_values[name]

@@ -147,6 +147,15 @@ class Offer:
         return any(dict(config) == dict(known) for known in (*self.configs, *self.other_configs))
 
 
+@dataclass(frozen=True)
+class InsideTime:
+    """A node inside a launch, timed by the library that runs it."""
+
+    name: str
+    op_type: str
+    us: float
+
+
 class Tactic:
     """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
 
@@ -159,6 +168,7 @@ class Tactic:
     takes_spans = False  # may run neighbouring regions as one step
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False
+    has_profiler = False  # its library times the nodes inside a launch: `time_inside`
     store: KernelStore = COMPILED_HERE  # of compiled Triton kernels
     cache_dir: Path = CPP_CACHE  # of compiled C++
 
@@ -168,3 +178,9 @@ class Tactic:
 
     def examine(self, site: Site, launch: Launch, inputs: Sequence[Any]) -> None:
         """Raise where a bound launch is not sound. Tests do it for ours; those of plugins are run first."""
+
+    def time_inside(
+        self, site: Site, config: Config, weights: Mapping[str, Tensor], inputs: Sequence[Any], rounds: int
+    ) -> Sequence[InsideTime]:
+        """The nodes inside a launch over these inputs, by the library's own profiler."""
+        raise NotImplementedError

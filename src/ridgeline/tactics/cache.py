@@ -225,7 +225,7 @@ def measuring_context(threads: int, device_key: str = "") -> str:
     if device_key:
         here = [f"Triton {triton_version()}", device_key]
     else:
-        here = [ort.__version__, np.__version__, _cpu_name(), f"{threads} threads"]
+        here = [ort.__version__, np.__version__, cpu_name(), f"{threads} threads"]
     return " | ".join([_code_digest(), torch.__version__, *here])
 
 
@@ -239,7 +239,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
-import onnxruntime as ort
-import torch
 
 from ridgeline.base.arrays import data_files, load_sample
 from ridgeline.base.spec import EPSILON
@@ -189,9 +184,3 @@ def check_padded(engine: Engine, reference: Reference) -> list[Check]:
 def load_data(folder: Path, inputs: Sequence[str]) -> list[tuple[str, Outputs]]:
     """Users' own inputs: every .npz in the folder, one array per input."""
     return [(path.name, load_sample(path, inputs)) for path in data_files(folder)]
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that compute, for reports."""
-    libraries = {each.__name__: each.__version__ for each in (torch, ort, onnx, ir, np)}
-    return {"python": platform.python_version(), **libraries}

@@ -19,7 +19,7 @@ from ridgeline.frontend.ports import ports
 from ridgeline.options import Options
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
-from ridgeline.verify.compare import versions
+from ridgeline.runtime.versions import versions
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.reference import Reference
 from ridgeline.verify.trials import verify_profiles

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from ridgeline.ir.ops import has
 from ridgeline.ir.quant import dequantizes, quantizes
 from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
 from ridgeline.options import DEFAULT_LIMITS, Limits
-from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic, once
+from ridgeline.tactics.base import InsideTime, Launch, Move, Offer, Refused, Tactic, once
 from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
+from ridgeline.tactics.cpu.ort_profile import time_nodes
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
 # weights from this size on are lent to the session instead of being copied into its model
@@ -46,6 +48,7 @@ class Ort(Tactic):
     reads_levels = True
     takes_spans = True
     spins_threads = True
+    has_profiler = True
 
     def __init__(
         self,
@@ -102,12 +105,7 @@ class Ort(Tactic):
         return {"shapes": shapes, "spin": False, **more}
 
     def _bind(self, site: Site, config: Config, weights: Mapping[str, Tensor]) -> Launch:
-        fixed = config["shapes"] == "fixed"
-        live = [
-            (i, name)
-            for i, name in enumerate(site.body.inputs)
-            if name and name not in weights and not (fixed and name in site.values)
-        ]
+        fixed, live = config["shapes"] == "fixed", _live_inputs(site, config, weights)
         session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
         names, loop_trips = list(site.body.outputs), self.limits.loop_trips
         run_session = with_trip_errors(session.run, loop_trips)
@@ -137,8 +135,23 @@ class Ort(Tactic):
             calls_torch=not is_plain,
         )
 
+    def time_inside(
+        self, site: Site, config: Config, weights: Mapping[str, Tensor], inputs: Sequence[Any], rounds: int
+    ) -> Sequence[InsideTime]:
+        """Opens the session once more, since only a new one can be profiled."""
+        live = _live_inputs(site, config, weights)
+        feeds = {name: np.ascontiguousarray(to_numpy(inputs[place])) for place, name in live}
+        with TemporaryDirectory(prefix="ridge-profile-") as folder:
+            session, _ = self._open(site, config, [name for _, name in live], weights, profile_into=folder)
+            return time_nodes(session, list(site.body.outputs), feeds, rounds)
+
     def _open(
-        self, site: Site, config: Config, live: Sequence[str], weights: Mapping[str, Tensor]
+        self,
+        site: Site,
+        config: Config,
+        live: Sequence[str],
+        weights: Mapping[str, Tensor],
+        profile_into: str = "",
     ) -> tuple[ort.InferenceSession, int]:
         fixed = config["shapes"] == "fixed"
         constants = dict(site.body.constants)
@@ -172,11 +185,23 @@ class Ort(Tactic):
             threads=site.target.threads, is_optimised=not has_infinity, settings=settings
         )
         options.use_deterministic_compute = bool(config.get("deterministic", False))
+        if profile_into:
+            options.enable_profiling, options.profile_file_prefix = True, f"{profile_into}/session"
         if lent:
             model.graph.initializer.extend(_outside(name, tensor) for name, tensor in lent.items())
             values = [ort.OrtValue.ortvalue_from_numpy(to_numpy(t)) for t in lent.values()]
             options.add_external_initializers(list(lent), values)
         return open_session(model, options), sum(t.nbytes for t in lent.values())
+
+
+def _live_inputs(site: Site, config: Config, weights: Mapping[str, Tensor]) -> list[tuple[int, str]]:
+    """Places and names of the inputs that a session is handed at each run."""
+    fixed = config["shapes"] == "fixed"
+    return [
+        (i, name)
+        for i, name in enumerate(site.body.inputs)
+        if name and name not in weights and not (fixed and name in site.values)
+    ]
 
 
 # its integer products need the bias behind them, and levels with a sign are off on x86 unless asked for;

@@ -1,0 +1,257 @@
+"""Steps of a GPU run from the device's own time-stamps: kernels of replayed CUDA graphs, assigned to steps.
+
+A replay is one launch and says nothing about steps. So the steps are run once one by one with a marker kernel
+between them, which tells what each of them launches; the kernels of a replay come in the same order. Where
+names or counts differ nothing is assigned, and the steps are timed with CUDA events instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ridgeline.base.gpu_timing import MIN_SAMPLE_US, replay_us, samples_in_turn, sleep_while_queueing
+from ridgeline.base.timing import Timing, wall_us
+from ridgeline.plan.trace import CUPTI, EVENTS, HostTime, KernelTime
+from ridgeline.runtime.cuda_instance import CudaInstance
+from ridgeline.runtime.measured import CallTimes, Measured
+
+# what PyTorch's `_sleep` launches: no step does
+MARKER = "spin_kernel"
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+# the profiler makes a launch of a graph slower the more kernels are in it
+KERNELS_PER_QUEUED_CALL = 10
+SLOWED = 0.05  # more than this is worth a note
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A kernel, a copy or a memset on the device, as CUPTI saw it; times in µs of one clock."""
+
+    kind: str
+    name: str
+    start_us: float
+    us: float
+
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.us
+
+    def is_as(self, other: DeviceWork) -> bool:
+        """Whether both are the same work; copies are called otherwise inside a graph."""
+        return self.kind == other.kind and (self.kind != "kernel" or self.name == other.name)
+
+
+class UnmatchedError(Exception):
+    """Kernels that cannot be assigned to steps."""
+
+
+def measure_gpu(instance: CudaInstance, run: Callable[[], object] | None, rounds: int) -> Measured:
+    """The captured run by replays, its steps by CUPTI or else by CUDA events; `run` is `engine.run`."""
+    with torch.inference_mode(), torch.cuda.stream(instance.stream):
+        instance.execute()
+        torch.cuda.synchronize()
+        eager = samples_in_turn(instance.calls, rounds)
+        if instance.graph is None:
+            total = _waiting(instance.execute, rounds)
+            return _by_events(total, eager, _host(instance, run, rounds, total), instance.why_eager)
+        replays = max(1, round(MIN_SAMPLE_US / max(replay_us(instance.graph, 2), 1e-3)))
+        samples = [replay_us(instance.graph, replays) for _ in range(rounds // 2)]
+        try:
+            timeline = _replayed_steps(instance, rounds)
+            reason = ""
+        except UnmatchedError as error:
+            timeline, reason = [], f"steps are timed with CUDA events, not captured: {error}"
+        # before and after the profiler, so that a clock that drifts is in both halves
+        samples += [replay_us(instance.graph, replays) for _ in range(rounds - len(samples))]
+        total = Timing(tuple(samples), inner=replays)
+        host = _host(instance, run, rounds, total)
+    if reason:
+        return _by_events(total, eager, host, reason)
+    calls = [_call_times(runs, alone) for runs, alone in zip(timeline, eager, strict=True)]
+    return Measured(CUPTI, total, tuple(calls), host, notes=_slowed(calls, total))
+
+
+def kernels_by_step(calls: Sequence[Callable[[], object]]) -> list[list[DeviceWork]]:
+    """What each call launches, run one by one; `UnmatchedError` if the profiler does not see every marker."""
+
+    def marked() -> None:
+        for call in calls:
+            torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+            call()
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+
+    return split_at_markers(record_work(marked), len(calls))
+
+
+def split_at_markers(work: Sequence[DeviceWork], count: int) -> list[list[DeviceWork]]:
+    """The work between each two of `count + 1` markers, in the order in which it started."""
+    ordered = sorted(work, key=lambda each: each.start_us)
+    places = [i for i, each in enumerate(ordered) if MARKER in each.name]
+    if len(places) != count + 1:
+        raise UnmatchedError(f"the profiler saw {len(places)} of {count + 1} markers between steps")
+    return [ordered[begin + 1 : end] for begin, end in pairwise(places)]
+
+
+def assign_replays(
+    work: Sequence[DeviceWork], by_step: Sequence[Sequence[DeviceWork]], replays: int
+) -> list[list[list[DeviceWork]]]:
+    """For each replay, for each step, its work; `UnmatchedError` unless every name and count agrees."""
+    ordered = sorted(
+        (each for each in work if MARKER not in each.name), key=lambda each: (each.start_us, each.end_us)
+    )
+    expected = [each for step in by_step for each in step]
+    if len(ordered) != len(expected) * replays:
+        raise UnmatchedError(
+            f"{replays} replays ran {len(ordered)} kernels, the steps one by one launch {len(expected)}"
+        )
+    made = []
+    for replay in range(replays):
+        own = iter(ordered[replay * len(expected) : (replay + 1) * len(expected)])
+        steps = [[next(own) for _ in step] for step in by_step]
+        for got, want in zip(steps, by_step, strict=True):
+            for one, other in zip(got, want, strict=True):
+                if not one.is_as(other):
+                    raise UnmatchedError(f"a replay runs {one.name!r} where a step launches {other.name!r}")
+        made.append(steps)
+    return made
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """One step in one replay. Over all steps, busy + gap − overlap is the length of the replay."""
+
+    start_us: float  # from the end of the replay before
+    busy_us: float  # at least one of its kernels ran
+    gap_us: float  # nothing ran before one of its kernels
+    overlap_us: float  # one of its kernels ran beside an earlier step
+    kernels: tuple[KernelTime, ...]
+
+
+def lay_on_timeline(replays: Sequence[Sequence[Sequence[DeviceWork]]]) -> list[list[StepRun]]:
+    """For each step, for each replay but the first, when it ran and what was idle before it."""
+    made: list[list[StepRun]] = [[] for _ in replays[0]]
+    covered = max(each.end_us for step in replays[0] for each in step)
+    for steps in replays[1:]:
+        origin = covered
+        for rows, work in zip(made, steps, strict=True):
+            gap = busy = 0.0
+            before, own_end = covered, float("-inf")
+            for each in work:
+                gap += max(each.start_us - covered, 0.0)
+                busy += max(each.end_us - max(each.start_us, own_end), 0.0)
+                own_end = max(own_end, each.end_us)
+                covered = max(covered, each.end_us)
+            start = work[0].start_us - origin if work else covered - origin
+            kernels = tuple(KernelTime(each.name, each.start_us - origin, each.us) for each in work)
+            rows.append(StepRun(start, busy, gap, max(busy + gap - (covered - before), 0.0), kernels))
+    return made
+
+
+def record_work(work: Callable[[], object]) -> list[DeviceWork]:
+    """All that the device did in a call, from PyTorch's profiler (Kineto over CUPTI)."""
+    # waits before and after: what was queued earlier is no part of it, and what is queued here is
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    with TemporaryDirectory(prefix="ridge-profile-") as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        return read_work(json.loads(file.read_text(encoding="utf-8")))
+
+
+def read_work(trace: dict[str, Any]) -> list[DeviceWork]:
+    """The device's part of a Chrome trace that PyTorch wrote."""
+    return [
+        DeviceWork(event["cat"], event["name"], float(event["ts"]), float(event["dur"]))
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in DEVICE_WORK
+    ]
+
+
+def _replayed_steps(instance: CudaInstance, rounds: int) -> list[list[StepRun]]:
+    graph = instance.graph
+    assert graph is not None, "only asked of a captured run"
+    record_work(graph.replay)  # the first use of the profiler loads it
+    by_step = kernels_by_step(instance.calls)
+    count = sum(map(len, by_step))
+    if not count:
+        raise UnmatchedError("the profiler saw no kernel")
+
+    def replay() -> None:
+        sleep_while_queueing((rounds + 1) * (1 + count // KERNELS_PER_QUEUED_CALL))
+        for _ in range(rounds + 1):
+            graph.replay()
+
+    return lay_on_timeline(assign_replays(record_work(replay), by_step, rounds + 1))
+
+
+def _call_times(runs: Sequence[StepRun], alone: Timing) -> CallTimes:
+    """One step over all replays: the median of each figure."""
+    kernels = [
+        KernelTime(
+            each[0].name, median(one.start_us for one in each), median(one.us for one in each)
+        )
+        for each in zip(*(run.kernels for run in runs), strict=True)
+    ]  # fmt: skip
+    return CallTimes(
+        timing=Timing(tuple(run.busy_us for run in runs)),
+        start_us=median(run.start_us for run in runs),
+        gap_us=median(run.gap_us for run in runs),
+        overlap_us=median(run.overlap_us for run in runs),
+        eager_us=alone.median_us,
+        kernels=tuple(kernels),
+    )
+
+
+def _slowed(calls: Sequence[CallTimes], total: Timing) -> tuple[str, ...]:
+    """A note if the run under the profiler is not as long as without."""
+    seen = sum(call.timing.median_us + (call.gap_us or 0.0) - (call.overlap_us or 0.0) for call in calls)
+    apart = seen / total.median_us - 1 if total.median_us else 0.0
+    if abs(apart) <= SLOWED:
+        return ()
+    return (
+        f"a replay takes {seen:.1f} µs under the profiler ({apart:+.0%}), {total.median_us:.1f} µs without",
+    )
+
+
+def _by_events(total: Timing, eager: Sequence[Timing], host: HostTime, reason: str) -> Measured:
+    starts = [0.0]
+    for timing in eager:
+        starts.append(starts[-1] + timing.median_us)
+    calls = [
+        CallTimes(timing, start, eager_us=timing.median_us)
+        for timing, start in zip(eager, starts, strict=False)
+    ]
+    return Measured(EVENTS, total, tuple(calls), host, notes=(reason,))
+
+
+def _host(instance: CudaInstance, run: Callable[[], object] | None, rounds: int, total: Timing) -> HostTime:
+    """The host's time to queue a run on an idle device, and that of a whole call."""
+    queued = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        queued.append(wall_us(instance.execute))
+    called = None if run is None else _waiting(run, rounds).median_us
+    overhead = None if called is None else max(called - total.median_us, 0.0)
+    return HostTime(median(queued), called, overhead)
+
+
+def _waiting(call: Callable[[], object], rounds: int) -> Timing:
+    """Wall time of a call until the device is done."""
+
+    def waited() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    waited()
+    return Timing(tuple(wall_us(waited) for _ in range(rounds)))
