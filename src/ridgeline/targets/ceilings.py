@@ -31,7 +31,7 @@ def find_ceilings(target: Target) -> Ceilings:
         if path.is_file():
             return read_target(path)
     if target.traits.is_gpu:
-        return _of_this_gpu() if is_here(target) else ceilings_of_arch(target.arch)
+        return stated_ceilings(target)
     raise TargetError(
         "nothing is known of this processor",
         got=processor_name(),
@@ -55,6 +55,13 @@ def named_ceilings(name: str) -> Ceilings:
         want=", ".join(known) + ", or a target file",
         help=did_you_mean(name, known) or "ridge calibrate -o my.toml writes one of this machine",
     )
+
+
+def stated_ceilings(target: Target) -> Ceilings:
+    """What makers say of this machine or architecture; of a processor, nothing but its name."""
+    if not target.traits.is_gpu:
+        return Ceilings(name="cpu", kind=target.kind, arch=target.arch, title=processor_name())
+    return _of_this_gpu() if is_here(target) else ceilings_of_arch(target.arch)
 
 
 def calibration_path(target: Target) -> Path:

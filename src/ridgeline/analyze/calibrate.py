@@ -1,0 +1,85 @@
+"""Measures this machine: its rates, and how long regions of calibration networks take. Minutes, once.
+
+Networks are built and profiled as any model is, so that a point is a step in its place: neighbours, caches
+and launches that overlap are in it. `ridge calibrate` keeps the result as a target file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+from ridgeline.analyze.calibration_networks import networks
+from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
+from ridgeline.base.ceilings import Ceilings, Point
+from ridgeline.base.spec import Target
+from ridgeline.builder import build
+from ridgeline.errors import TargetError
+from ridgeline.plan.trace import Trace
+from ridgeline.runtime.device import current_device, is_here
+from ridgeline.runtime.engine import Engine
+from ridgeline.tactics.cost_features import features_of
+from ridgeline.tactics.cost_model import CostModel
+from ridgeline.targets.ceilings import processor_name, stated_ceilings
+
+Tell = Callable[[str, int, int], None]
+
+
+def calibrate(target: Target, *, tell: Tell = lambda what, done, total: None) -> Ceilings:
+    """The ceilings of the machine that this target is, which must be here."""
+    if not is_here(target):
+        raise TargetError(f"{target} is not this machine", help="calibrate on the machine itself")
+    rated = measure_rates(target, tell=tell)
+    points: list[Point] = []
+    every = list(networks(target.kind))
+    with tempfile.TemporaryDirectory(prefix="ridge-calibrate-") as folder:
+        for done, (name, model) in enumerate(every):
+            tell(f"networks ({name})", done, len(every))
+            engine = build(
+                model, target=target.kind, threads=target.threads if target.kind == "cpu" else None,
+                verify="off", timing_cache=Path(folder) / "timings.toml",
+            )  # fmt: skip
+            trace = engine.profile(engine.example_inputs())
+            points += points_of(engine, trace, CostModel(rated))
+    tell("networks", len(every), len(every))
+    return replace(rated, points=tuple(points))
+
+
+def measure_rates(target: Target, *, tell: Tell = lambda what, done, total: None) -> Ceilings:
+    """Copies, products and a launch alone: seconds."""
+    tell("rates", 0, 3)
+    copy = tuple(copy_curve(target))
+    tell("rates", 1, 3)
+    flops = product_rates(target)
+    tell("rates", 2, 3)
+    base = stated_ceilings(target)
+    device = current_device().name if target.traits.is_gpu else processor_name()
+    return replace(
+        base,
+        threads=target.threads,
+        measured=f"{date.today()} on {device}" + ("" if target.traits.is_gpu else f", {target.threads} threads"),
+        copy=copy,
+        flops=flops,
+        launch_us=launch_us(target),
+    )
+
+
+def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
+    """What each step took of the run beside what the cost model says; the same region once."""
+    sites = {step.name: site for step, site in engine.planned_sites()}
+    tactics = tuple(engine.fused.tactics.values())
+    seen: dict[str, list[float]] = {}
+    for step in trace.steps:
+        site = sites.get(step.name)
+        if site is not None and site.is_inferred:
+            seen.setdefault(site.key, []).append(step.net_us)
+    for key, times in seen.items():
+        site = next(site for site in sites.values() if site.key == key)
+        modelled = cost.modelled_us(site, tactics)
+        found = features_of(site)
+        measured = sum(times) / len(times)
+        if modelled and measured > 0:
+            yield Point(found.family, found.values, measured, modelled)
