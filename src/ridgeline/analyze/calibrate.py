@@ -18,7 +18,7 @@ from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target
 from ridgeline.builder import build
 from ridgeline.errors import TargetError
-from ridgeline.plan.trace import Trace
+from ridgeline.plan.trace import StepTime, Trace
 from ridgeline.runtime.device import current_device, is_here
 from ridgeline.runtime.engine import Engine
 from ridgeline.tactics.cost_features import features_of
@@ -56,11 +56,12 @@ def measure_rates(target: Target, *, tell: Tell = lambda what, done, total: None
     flops = product_rates(target)
     tell("rates", 2, 3)
     base = stated_ceilings(target)
-    device = current_device().name if target.traits.is_gpu else processor_name()
+    here = current_device().name if target.traits.is_gpu else f"{processor_name()}, {target.threads} threads"
     return replace(
         base,
         threads=target.threads,
-        measured=f"{date.today()} on {device}" + ("" if target.traits.is_gpu else f", {target.threads} threads"),
+        measured=f"{date.today()} on {device}"
+        + ("" if target.traits.is_gpu else f", {target.threads} threads"),
         copy=copy,
         flops=flops,
         launch_us=launch_us(target),
@@ -75,7 +76,7 @@ def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
     for step in trace.steps:
         site = sites.get(step.name)
         if site is not None and site.is_inferred:
-            seen.setdefault(site.key, []).append(step.net_us)
+            seen.setdefault(site.key, []).append(net_us(step))
     for key, times in seen.items():
         site = next(site for site in sites.values() if site.key == key)
         modelled = cost.modelled_us(site, tactics)
@@ -83,3 +84,8 @@ def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
         measured = sum(times) / len(times)
         if modelled and measured > 0:
             yield Point(found.family, found.values, measured, modelled)
+
+
+def net_us(step: StepTime) -> float:
+    """What a step adds to the run: its own work and the pause before it, without what ran beside others."""
+    return step.median_us + (step.gap_us or 0.0) - (step.overlap_us or 0.0)
