@@ -39,7 +39,7 @@ def calibrate(target: Target, *, tell: Tell = lambda what, done, total: None) ->
         for done, (name, model) in enumerate(every):
             tell(f"networks ({name})", done, len(every))
             engine = build(
-                model, target=target.kind, threads=target.threads if target.kind == "cpu" else None,
+                model, target=target.kind, threads=target.threads,
                 verify="off", timing_cache=Path(folder) / "timings.toml",
             )  # fmt: skip
             trace = engine.profile(engine.example_inputs())
@@ -60,8 +60,7 @@ def measure_rates(target: Target, *, tell: Tell = lambda what, done, total: None
     return replace(
         base,
         threads=target.threads,
-        measured=f"{date.today()} on {device}"
-        + ("" if target.traits.is_gpu else f", {target.threads} threads"),
+        measured=f"{date.today()} on {here}",
         copy=copy,
         flops=flops,
         launch_us=launch_us(target),
