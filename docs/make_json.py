@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ridgeline.analyze.bench import BenchReport
 from ridgeline.analyze.buckets import Proposal
 from ridgeline.analyze.compare import Comparison
+from ridgeline.analyze.doctor import DoctorReport
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
@@ -21,6 +22,7 @@ from ridgeline.analyze.ranges import RangeReport
 from ridgeline.analyze.sensitivity import SensitivityReport
 from ridgeline.analyze.show import Summary
 from ridgeline.analyze.tensors import TensorRow
+from ridgeline.analyze.top import TopReport
 from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import PluginRow
@@ -70,6 +72,8 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "part": ("`ridge extract`", Extracted, ("file", "source")),
     "problems": ("`ridge lint`", LintReport, ("source",)),
     "reduced": ("`ridge reduce`", Reduced, ("file", "source")),
+    "doctor": ("`ridge doctor`", DoctorReport, ()),
+    "top": ("`ridge top`", TopReport, ()),
     "demo": ("`ridge demo`, in `rows`", Headline, ("file",)),
 }
 PLAIN = {str: "string", bool: "true or false", int: "number", float: "number", Any: "any"}

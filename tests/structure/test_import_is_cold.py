@@ -23,7 +23,7 @@ if os.path.isdir("/proc/self/task"):
 
 COMMANDS = (
     "build", "run", "verify", "bench", "show", "explain", "kernels", "settle", "shapes", "extract", "lint",
-    "reduce", "demo",
+    "reduce", "demo", "doctor", "top",
 )  # fmt: skip
 HELP = """
 import sys

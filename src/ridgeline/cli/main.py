@@ -17,12 +17,14 @@ from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_compare import compare
 from ridgeline.cli.commands_debug import debug
 from ridgeline.cli.commands_demo import demo
+from ridgeline.cli.commands_doctor import doctor
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_plugins import plugins
 from ridgeline.cli.commands_quantize import quantize
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
+from ridgeline.cli.commands_top import top
 from ridgeline.cli.commands_verify import verify
 from ridgeline.cli.exits import BUG, DONE, FAILED_GATE, MEANINGS, STOPPED, USAGE, USER_ERROR
 from ridgeline.cli.render import complain, emit_error, say_error
@@ -40,7 +42,7 @@ app = typer.Typer(
 )
 for command in (
     build, run, verify, compare, quantize, bench, show, explain, shapes, kernels, settle, plugins, extract,
-    lint, reduce, demo,
+    lint, reduce, demo, doctor, top,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)

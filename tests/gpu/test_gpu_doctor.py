@@ -1,0 +1,146 @@
+"""Figures of `ridge doctor` and `ridge top` against those of `nvidia-smi`, at rest and under load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import torch
+
+from ridgeline.analyze.gpu_facts import CLOCK_REASONS, GpuFacts, read_gpus
+from ridgeline.analyze.top import GpuSample, GpuSampler
+from ridgeline.base.nvml import open_nvml
+
+pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi here")
+MIB = 2**20
+NONE = ("[N/A]", "N/A", "[Not Supported]", "[Requested functionality has been deprecated]", "")
+
+
+def ask_smi(*fields: str) -> list[dict[str, str]]:
+    """One row for each GPU, as nvidia-smi prints it without units."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return [dict(zip(fields, map(str.strip, line.split(",")), strict=True)) for line in shown.splitlines()]
+
+
+def facts() -> tuple[GpuFacts, ...]:
+    with closing(open_nvml()) as nvml:
+        return read_gpus(nvml)
+
+
+# field of nvidia-smi, ours, and how ours is written there
+SAME = {
+    "name": "name",
+    "uuid": "uuid",
+    "clocks.max.sm": "max_sm_clock",
+    "clocks.max.memory": "max_memory_clock",
+    "pcie.link.gen.max": "max_pcie_generation",
+    "pcie.link.width.max": "max_pcie_width",
+    "pcie.link.width.current": "pcie_width",
+    "ecc.errors.corrected.volatile.total": "corrected_errors",
+    "ecc.errors.uncorrected.volatile.total": "uncorrected_errors",
+    "ecc.errors.uncorrected.aggregate.total": "uncorrected_errors_ever",
+}
+WATTS = {"power.limit": "power_limit", "power.default_limit": "power_default", "power.max_limit": "power_max"}
+FLAGS = {
+    "ecc.mode.current": "ecc",
+    "ecc.mode.pending": "ecc_pending",
+    "persistence_mode": "persistence",
+    "mig.mode.current": "mig",
+}
+
+
+def test_facts_that_stay_are_those_of_nvidia_smi() -> None:
+    shown = ask_smi(*SAME, *WATTS, *FLAGS, "compute_mode", "pci.bus_id", "memory.total", "memory.reserved")
+    found = facts()
+    assert len(found) == len(shown)
+    for gpu, row in zip(found, shown, strict=True):
+        for field, name in SAME.items():
+            ours = getattr(gpu, name)
+            assert (row[field] in NONE and ours is None) or str(ours) == row[field], field
+        for field, name in WATTS.items():
+            ours = getattr(gpu, name)
+            assert (row[field] in NONE and ours is None) or ours == pytest.approx(float(row[field])), field
+        for field, name in FLAGS.items():
+            ours = getattr(gpu, name)
+            assert row[field] in NONE if ours is None else ours == (row[field] == "Enabled"), field
+        assert gpu.compute_mode == row["compute_mode"].lower().replace("_", " ")
+        assert row["pci.bus_id"].lower().endswith(gpu.pci_bus_id)
+        assert (gpu.memory_bytes or 0) // MIB == int(row["memory.total"])
+        assert (gpu.reserved_bytes or 0) // MIB == int(row["memory.reserved"])
+
+
+def test_facts_that_move_are_close_to_nvidia_smi() -> None:
+    fields = ("temperature.gpu", "temperature.memory", "power.draw", "memory.used", "pstate", "clocks.mem")
+    (row, *_), gpu = ask_smi(*fields), facts()[0]
+    assert gpu.temperature == pytest.approx(int(row["temperature.gpu"]), abs=3)
+    if row["temperature.memory"] not in NONE:
+        assert gpu.memory_temperature == pytest.approx(int(row["temperature.memory"]), abs=3)
+    assert gpu.power == pytest.approx(float(row["power.draw"]), rel=0.15, abs=10)
+    assert (gpu.used_bytes or 0) / MIB == pytest.approx(int(row["memory.used"]), abs=64)
+    assert f"P{gpu.performance_state}" == row["pstate"]
+    assert gpu.memory_clock == int(row["clocks.mem"])
+
+
+def test_our_own_process_is_on_the_list() -> None:
+    """Elsewhere NVML may give numbers of the host's, so another process is enough."""
+    before = {process.pid for process in facts()[0].processes}
+    held = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    after = facts()[0].processes
+    assert held.is_cuda
+    assert os.getpid() in before | {process.pid for process in after} or after
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Large products of bfloat16, for longer than the samples take."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    for _ in range(5000):  # some 1.4 ms each on an H200
+        torch.mm(a, a, out=out)
+    yield
+    torch.cuda.synchronize()
+
+
+def sample(seconds: float) -> GpuSample:
+    with closing(GpuSampler(open_nvml())) as sampler:
+        time.sleep(seconds)
+        return sampler.sample().gpus[0]
+
+
+def test_at_rest_nothing_is_active() -> None:
+    torch.cuda.synchronize()
+    time.sleep(2.0)
+    gpu = sample(1.0)
+    if gpu.activity is None:
+        pytest.skip(gpu.why_no_activity)
+    assert (gpu.activity.tensor or 0.0) < 0.05
+    assert (gpu.activity.sm or 0.0) < 0.2
+
+
+@pytest.mark.usefixtures("busy")
+def test_under_load_top_says_what_nvidia_smi_says() -> None:
+    time.sleep(1.5)
+    gpu = sample(1.0)
+    (row, *_) = ask_smi(
+        "utilization.gpu", "power.draw", "clocks.sm", "clocks.mem", "temperature.gpu", "memory.used"
+    )
+    assert gpu.utilization == pytest.approx(int(row["utilization.gpu"]), abs=10)
+    assert gpu.utilization is not None
+    assert gpu.utilization > 80
+    assert gpu.power == pytest.approx(float(row["power.draw"]), rel=0.15)
+    assert gpu.sm_clock == pytest.approx(int(row["clocks.sm"]), rel=0.15)
+    assert gpu.memory_clock == int(row["clocks.mem"])
+    assert gpu.temperature == pytest.approx(int(row["temperature.gpu"]), abs=5)
+    assert (gpu.used_bytes or 0) / MIB == pytest.approx(int(row["memory.used"]), abs=64)
+    assert set(gpu.clock_reasons or ()) <= set(CLOCK_REASONS.values())
+    if gpu.activity is None:
+        pytest.skip(gpu.why_no_activity)
+    assert (gpu.activity.sm or 0.0) > 0.8
+    assert (gpu.activity.tensor or 0.0) > 0.4
+    assert (gpu.activity.engine or 0.0) > 0.9
