@@ -98,10 +98,10 @@ def test_our_own_process_is_on_the_list() -> None:
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Large products of bfloat16, for longer than the samples take."""
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    """Large products of bfloat16, for longer than the samples take; a stream holds about 1,000 launches."""
+    a = torch.randn(16384, 16384, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
-    for _ in range(5000):  # some 1.4 ms each on an H200
+    for _ in range(700):  # some 11 ms each on an H200
         torch.mm(a, a, out=out)
     yield
     torch.cuda.synchronize()
