@@ -19,6 +19,7 @@ from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
 from ridgeline.analyze.model_nodes import ModelNodes
 from ridgeline.analyze.ranges import RangeReport
+from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.sensitivity import SensitivityReport
 from ridgeline.analyze.show import Summary
 from ridgeline.analyze.tensors import TensorRow
@@ -66,6 +67,11 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "quantized": ("`ridge quantize`", QuantizeReport, ("file", "source")),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
+    "report": (
+        "`ridge report`, also as a file with `--format json`",
+        EngineReport,
+        ("file", "file_bytes", "source"),
+    ),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
     "plugins": ("`ridge plugins`, in `rows`", PluginRow, ()),

@@ -24,6 +24,7 @@ if os.path.isdir("/proc/self/task"):
 COMMANDS = (
     "build", "run", "verify", "bench", "show", "explain", "kernels", "settle", "shapes", "extract", "lint",
     "reduce", "demo", "doctor", "top",
+    "report",
 )  # fmt: skip
 HELP = """
 import sys

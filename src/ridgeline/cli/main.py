@@ -22,6 +22,7 @@ from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_plugins import plugins
 from ridgeline.cli.commands_quantize import quantize
+from ridgeline.cli.commands_report import report
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_top import top
@@ -43,6 +44,7 @@ app = typer.Typer(
 for command in (
     build, run, verify, compare, quantize, bench, show, explain, shapes, kernels, settle, plugins, extract,
     lint, reduce, demo, doctor, top,
+    report,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)

@@ -13,12 +13,18 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from ridgeline.base.units import DASH as DASH
+from ridgeline.base.units import duration as duration
+from ridgeline.base.units import error_size as error_size
+from ridgeline.base.units import number as number
+from ridgeline.base.units import percent as percent
+from ridgeline.base.units import plural as plural
+from ridgeline.base.units import size as size
 from ridgeline.errors import visible
 
 PIPE_WIDTH = 100
 # of every form in docs/json.md: goes up when a field changes its meaning or goes; new fields may come
 SCHEMA_VERSION = 1
-DASH = "–"
 
 Report = TypeVar("Report")
 
@@ -101,39 +107,11 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def duration(us: float | None) -> str:
-    """Three significant digits and a unit that fits: 9.87 µs, 1.23 ms, 4.56 s."""
-    if us is None:
-        return DASH
-    if us < 1e3:
-        return f"{_three(us)} µs"
-    return f"{_three(us / 1e3)} ms" if us < 1e6 else f"{_three(us / 1e6)} s"
-
-
 def ms_format(smallest_us: float) -> Callable[[float], str]:
     """For columns that say ms in their head: three digits for the smallest, the same decimals for all."""
     ms = smallest_us / 1e3
     decimals = 2 if ms >= 10 else 3 if ms >= 0.1 else 4
     return lambda us: f"{us / 1e3:.{decimals}f}"
-
-
-def size(nbytes: float | None) -> str:
-    """``640 B``, ``1.25 MiB``."""
-    if nbytes is None:
-        return DASH
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        nbytes /= 1024
-        if nbytes < 1000 or unit == "GiB":
-            break
-    return f"{_three(nbytes)} {unit}"
-
-
-def percent(part: float | None) -> str:
-    if part is None:
-        return DASH
-    return f"{part * 100:.0f} %" if abs(part) >= 0.1 or part == 0 else f"{part * 100:.1f} %"
 
 
 def behind(part: float | None) -> str:
@@ -143,21 +121,6 @@ def behind(part: float | None) -> str:
     if abs(part) < 0.005:
         return "0 %"
     return f"{part * 100:+.0f} %" if part < 1 else f"{part + 1:.1f}×" if part < 99 else f"{part + 1:,.0f}×"
-
-
-def number(value: float | None) -> str:
-    """Four significant digits."""
-    if value is None:
-        return DASH
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value)}"
-    return f"{value:.4g}"
-
-
-def error_size(value: float) -> str:
-    """``2.4e-7``"""
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return "0" if value == 0 else f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def ratio(value: float, *, is_noise: bool) -> Text:
@@ -175,11 +138,3 @@ def bar(share: float | None, width: int = 12) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """``1×3×48×192``"""
     return "×".join(map(str, shape)) or "scalar"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
-
-
-def _three(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

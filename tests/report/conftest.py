@@ -1,0 +1,75 @@
+"""Reports of three engines, made once; and a browser, if there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from browser import Page, chromium, find_browser
+from report_models import (
+    CEILINGS,
+    bert,
+    chain_graph,
+    chain_plan,
+    checked,
+    engine_file,
+    resnet50,
+    trace_of,
+    with_times,
+)
+
+from ridgeline.analyze.report_data import EngineReport
+from ridgeline.analyze.report_engine import report_engine
+from ridgeline.analyze.report_graph import read_fused_graph
+from ridgeline.runtime.description import read_description
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Engine files of a ResNet-50 and a BERT."""
+    folder = tmp_path_factory.mktemp("report")
+    models = {"resnet50": resnet50(), "bert": bert()}
+    return {name: engine_file(model, folder / f"{name}.ridge") for name, model in models.items()}
+
+
+@pytest.fixture(scope="session")
+def reports(engines: dict[str, Path]) -> dict[str, EngineReport]:
+    """Of both, with times; of the BERT with a trace; and of 2,000 steps."""
+    made = {}
+    for name, path in engines.items():
+        described = read_description(path)
+        plan = with_times(described.plan)
+        made[name] = report_engine(
+            plan,
+            checked(described.report),
+            graph=read_fused_graph(path),
+            trace=trace_of(plan) if name == "bert" else None,
+            ceilings=CEILINGS,
+        )
+        if name == "bert":
+            chain = with_times(chain_plan(described.plan, 2000))
+            made["chain"] = report_engine(
+                chain,
+                checked(described.report),
+                graph=chain_graph(chain),
+                trace=trace_of(chain),
+                ceilings=CEILINGS,
+            )
+    return made
+
+
+@pytest.fixture(scope="session")
+def new_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
+    """Opens a tab in the one browser of all tests."""
+    program = find_browser()
+    if program is None or find_spec("websocket") is None:
+        needs = "no Chromium here: apt-get install chromium-headless-shell"
+        why = needs if program is None else "no websocket-client here: pip install -e '.[dev]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    with chromium(program, tmp_path_factory.mktemp("browser")) as tabs:
+        yield tabs
