@@ -18,6 +18,7 @@ from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
 from ridgeline.analyze.model_nodes import ModelNodes
+from ridgeline.analyze.profile_report import ProfileReport
 from ridgeline.analyze.ranges import RangeReport
 from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.sensitivity import SensitivityReport
@@ -66,6 +67,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "sensitivity": ("`ridge debug precision`", SensitivityReport, ("source",)),
     "quantized": ("`ridge quantize`", QuantizeReport, ("file", "source")),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
+    "profile": ("`ridge profile`", ProfileReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "report": (
         "`ridge report`, also as a file with `--format json`",

@@ -30,6 +30,7 @@ def documented(form: str) -> set[str]:
         ("model", ["show", "{model}"]),
         ("outputs", ["run", "{engine}", "--output", "made"]),
         ("bench", ["bench", "{engine}", "--duration", "0.01", "--warmup", "1"]),
+        ("profile", ["profile", "{engine}", "--rounds", "1"]),
         ("explanation", ["explain", "{engine}"]),
         ("checks", ["verify", "{engine}", "--model", "{model}"]),
         ("part", ["extract", "{model}", "--from", "r", "-o", "made.onnx"]),

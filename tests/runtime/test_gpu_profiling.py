@@ -74,8 +74,10 @@ def test_a_step_inside_another_s_time_adds_nothing() -> None:
 def test_only_the_device_s_work_is_read() -> None:
     events = [
         {"ph": "X", "cat": "kernel", "name": "k", "ts": 5.5, "dur": 1.25},
+        {"ph": "X", "cat": "kernel", "name": "l", "ts": 9, "dur": 1, "args": {"grid": [12, 8, 1]}},
         {"ph": "X", "cat": "gpu_user_annotation", "name": "step", "ts": 5, "dur": 3},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 3},
         {"ph": "M", "name": "process_name"},
     ]
-    assert read_work({"traceEvents": events}) == [DeviceWork("kernel", "k", 5.5, 1.25)]
+    found = read_work({"traceEvents": events})
+    assert found == [DeviceWork("kernel", "k", 5.5, 1.25), DeviceWork("kernel", "l", 9.0, 1.0, 96)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.triton.compiler import Compiled
+from ridgeline.options import DimRange, parse_profile
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
@@ -48,16 +49,22 @@ def compile_steps(engine: Engine) -> dict[str, Compiled]:
     return collect(engine.planned_sites(), engine.fused.tactics, engine.fused.kernels.store)
 
 
-def complete_feeds(engine: Engine, given: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:
-    """The given arrays, and random ones for the other inputs, which a note on stderr names."""
+def complete_feeds(
+    engine: Engine, given: Mapping[str, np.ndarray], *, seed: int, sizes: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray]:
+    """The given arrays, and random ones for the other inputs, which a note on stderr names.
+
+    `sizes` are shapes for those, as `--shapes` has them; of a range, the size to tune for.
+    """
     known = [port.name for port in engine.plan.inputs]
-    for name in given:
+    for name in (*given, *(sizes or ())):
         if name not in known:
             raise OptionError(f"the engine has no input {name!r}", help=did_you_mean(name, known))
     missing = [name for name in known if name not in given]
     if not missing:
         return dict(given)
-    random = engine.example_inputs(seed=seed, shapes=_shapes_beside(engine.plan, given))
+    shapes = {name: array.shape for name, array in given.items()} | _asked_shapes(sizes or {})
+    random = engine.example_inputs(seed=seed, shapes=_shapes_beside(engine.plan, shapes))
     talk.print(f"random values (seed {seed}) for {', '.join(missing)}", style="dim", highlight=False)
     return {name: given[name] if name in given else random[name] for name in known}
 
@@ -68,18 +75,28 @@ def tell_notes(engine: Engine) -> None:
         talk.print(f"note: {note}", style="yellow")
 
 
-def _shapes_beside(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, TensorSpec]:
-    """The planned shapes, with named dims at the sizes that given arrays have."""
+def _asked_shapes(sizes: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for name, dims in parse_profile(sizes).items():
+        if not all(isinstance(dim, DimRange) for dim in dims):
+            raise OptionError(f"--shapes gives values for {name!r}", want="sizes, such as x=1x3x224x224")
+        found[name] = tuple(dim.opt for dim in dims)
+    return found
+
+
+def _shapes_beside(plan: Plan, given: Mapping[str, Sequence[int]]) -> dict[str, TensorSpec]:
+    """The planned shapes, with named dims at the sizes that these shapes have."""
     sizes: dict[int | str, int] = {}
     for port in plan.inputs:
         if port.name in given and port.dims is not None:
-            sizes.update(zip(port.dims, given[port.name].shape, strict=False))
+            sizes.update(zip(port.dims, given[port.name], strict=False))
     specs = {}
     for port in (port for port in plan.inputs if not port.is_non_tensor):
         planned = plan.planned_shapes[port.name]
         dims = port.dims if port.dims is not None else planned.shape
         pairs = zip(dims, planned.shape, strict=True)
         shape = tuple(sizes.get(dim, size) if isinstance(dim, str) else size for dim, size in pairs)
+        shape = tuple(given.get(port.name, shape))
         # a shape tensor keeps its planned values if its length stays
         specs[port.name] = planned if shape == planned.shape else TensorSpec(planned.dtype, shape)
     return specs

@@ -21,6 +21,7 @@ from ridgeline.cli.commands_doctor import doctor
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_plugins import plugins
+from ridgeline.cli.commands_profile import profile
 from ridgeline.cli.commands_quantize import quantize
 from ridgeline.cli.commands_report import report
 from ridgeline.cli.commands_shapes import shapes
@@ -42,9 +43,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    build, run, verify, compare, quantize, bench, show, explain, shapes, kernels, settle, plugins, extract,
-    lint, reduce, demo, doctor, top,
-    report,
+    build, run, verify, compare, quantize, bench, profile, show, explain, shapes, kernels, settle, plugins,
+    extract, lint, reduce, demo, doctor, top, report,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ridgeline.base.formats import FORMATS
 from ridgeline.base.spec import TF32, Body, Op, TensorSpec
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
@@ -16,6 +17,8 @@ _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _WINDOWS = frozenset(
     {"MaxPool", "AveragePool", "LpPool", "ArgMax", "ArgMin", "TopK", "CumSum", "GlobalLpPool"}
 )
+
+_BOTH_CODED = frozenset(name for name, fmt in FORMATS.items() if not fmt.block)
 
 
 def body_class(body: Body) -> str:
@@ -41,9 +44,10 @@ def body_class(body: Body) -> str:
 
 def compute_type(body: Body, specs: Mapping[str, TensorSpec]) -> str:
     """The type in which most of the work is done: of products that read codes, the format of the codes."""
-    coded = {kind: n for kind, n in coded_products(body.ops, specs).items() if not kind.startswith("w")}
+    # products of which only the weight is codes compute in the type of the other operand
+    coded = {kind: n for kind, n in coded_products(body.ops, specs).items() if kind in _BOTH_CODED}
     if coded:
-        return max(coded, key=lambda kind: coded[kind])
+        return str(FORMATS[max(coded, key=lambda kind: coded[kind])].dtype)
     heaviest = max(body.ops, key=lambda op: op_flops(op, specs), default=None)
     if heaviest is None:
         return "other"

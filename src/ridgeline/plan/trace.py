@@ -37,6 +37,7 @@ class KernelTime:
     name: str
     start_us: float  # from the start of the run
     us: float
+    blocks: int | None = None  # thread blocks of its grid
 
 
 @dataclass(frozen=True)

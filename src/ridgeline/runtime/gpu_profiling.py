@@ -8,8 +8,9 @@ names or counts differ nothing is assigned, and the steps are timed with CUDA ev
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -40,6 +41,7 @@ class DeviceWork:
     name: str
     start_us: float
     us: float
+    blocks: int | None = None  # of a kernel's grid
 
     @property
     def end_us(self) -> float:
@@ -151,8 +153,8 @@ def lay_on_timeline(replays: Sequence[Sequence[Sequence[DeviceWork]]]) -> list[l
                 own_end = max(own_end, each.end_us)
                 covered = max(covered, each.end_us)
             start = work[0].start_us - origin if work else covered - origin
-            kernels = tuple(KernelTime(each.name, each.start_us - origin, each.us) for each in work)
-            rows.append(StepRun(start, busy, gap, max(busy + gap - (covered - before), 0.0), kernels))
+            kernels = [KernelTime(each.name, each.start_us - origin, each.us, each.blocks) for each in work]
+            rows.append(StepRun(start, busy, gap, max(busy + gap - (covered - before), 0.0), tuple(kernels)))
     return made
 
 
@@ -172,10 +174,15 @@ def record_work(work: Callable[[], object]) -> list[DeviceWork]:
 def read_work(trace: dict[str, Any]) -> list[DeviceWork]:
     """The device's part of a Chrome trace that PyTorch wrote."""
     return [
-        DeviceWork(event["cat"], event["name"], float(event["ts"]), float(event["dur"]))
+        DeviceWork(event["cat"], event["name"], float(event["ts"]), float(event["dur"]), _blocks(event))
         for event in trace["traceEvents"]
         if event.get("ph") == "X" and event.get("cat") in DEVICE_WORK
     ]
+
+
+def _blocks(event: dict[str, Any]) -> int | None:
+    grid = event.get("args", {}).get("grid")
+    return math.prod(grid) if grid else None
 
 
 def _replayed_steps(instance: CudaInstance, rounds: int) -> list[list[StepRun]]:
@@ -198,11 +205,9 @@ def _replayed_steps(instance: CudaInstance, rounds: int) -> list[list[StepRun]]:
 def _call_times(runs: Sequence[StepRun], alone: Timing) -> CallTimes:
     """One step over all replays: the median of each figure."""
     kernels = [
-        KernelTime(
-            each[0].name, median(one.start_us for one in each), median(one.us for one in each)
-        )
+        replace(each[0], start_us=median(k.start_us for k in each), us=median(k.us for k in each))
         for each in zip(*(run.kernels for run in runs), strict=True)
-    ]  # fmt: skip
+    ]
     return CallTimes(
         timing=Timing(tuple(run.busy_us for run in runs)),
         start_us=median(run.start_us for run in runs),
