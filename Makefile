@@ -62,6 +62,7 @@ docs: $(STAMP) $(VENV)/.docs
 	@$(PY) docs/make_errors.py
 	@$(PY) docs/make_json.py
 	@$(PY) docs/make_pipeline.py
+	@$(PY) docs/make_notebook.py
 	@$(PY) docs/make_site.py
 	@$(PY) -m mkdocs build --quiet --strict
 	@echo "build/site/index.html"

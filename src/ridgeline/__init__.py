@@ -17,6 +17,7 @@ from ridgeline import errors
 
 if TYPE_CHECKING:
     from ridgeline import onnx_backend
+    from ridgeline.analyze.report_files import write_report
     from ridgeline.builder import build
     from ridgeline.builder import load_engine as load
     from ridgeline.plugins.register import register_op
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Engine", "__version__", "build", "compile", "errors", "load", "onnx_backend", "quantize",
-    "register_op", "verify_engine",
+    "register_op", "verify_engine", "write_report",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "load": ("ridgeline.builder", "load_engine"),
     "verify_engine": ("ridgeline.precision.recheck", "verify_engine"),
     "Engine": ("ridgeline.runtime.engine", "Engine"),
+    "write_report": ("ridgeline.analyze.report_files", "write_report"),
 }
 
 

@@ -59,7 +59,7 @@ def test_profile_measures_and_a_saved_trace_is_read(ridge: Ridge, tiny_engine: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--format", "pdf"], "--format has no 'pdf'"),
+        (["--format", "pdf"], "has no format 'pdf'"),
         (["--format", "htlm"], "did you mean 'html'"),
         (["-o", "none/r.html"], "mkdir -p"),
         (["-o", "r.txt"], "does not say which format"),

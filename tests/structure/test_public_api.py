@@ -19,6 +19,7 @@ PUBLIC = {
     "quantize",
     "register_op",
     "verify_engine",
+    "write_report",
     "Engine",
     "errors",
     "onnx_backend",

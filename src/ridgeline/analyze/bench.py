@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ridgeline.analyze.tensors import Difference, differences
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.spec import EPSILON
 from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.report import Report
@@ -84,7 +85,7 @@ class Versus:
 
 
 @dataclass(frozen=True)
-class BenchReport:
+class BenchReport(Notebook):
     """A bench run: the engine first, then its peers."""
 
     model: str
@@ -100,6 +101,11 @@ class BenchReport:
     versus: tuple[Versus, ...]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+
+    def _view(self) -> View:
+        versus = tuple({**vars(row), "agrees": row.agrees} for row in self.versus)
+        tables = (Table("", tuple(map(vars, self.rows))), Table("Against the peers", versus))
+        return View(f"{self.model}, {self.target}, {self.threads} threads", tables, self.warnings)
 
     @property
     def passed(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ridgeline.analyze.compare_sides import Arrays, Feeds, GraphNode, Side
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.progress import Progress
 from ridgeline.base.spec import Port
 from ridgeline.errors import OptionError
@@ -97,7 +98,7 @@ class NonFinite:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Notebook):
     """Two sides on the same inputs; b is the reference."""
 
     a: str
@@ -112,6 +113,19 @@ class Comparison:
     first_divergence: LayerRow | None = None
     notes: tuple[str, ...] = ()
     is_drawn: bool = False  # no data was given: inputs are random
+
+    def _view(self) -> View:
+        rows = tuple(
+            {
+                "output": row.output, "dtype": row.dtype, "shape": list(row.shape), "passed": row.passed,
+                "relative_l2": row.metrics.relative_l2 if row.metrics else None,
+                "max_absolute": row.metrics.max_abs if row.metrics else None,
+                "cosine": row.metrics.cosine if row.metrics else None, "sample": row.sample, "note": row.note,
+            }
+            for row in self.outputs
+        )  # fmt: skip
+        verdict = "the same" if self.passed else "different"
+        return View(f"{self.a} and {self.b}: {verdict} ({self.rule})", (Table("", rows),), self.notes)
 
     @property
     def passed(self) -> bool:

@@ -13,7 +13,9 @@ from ridgeline.analyze.explain import (
 from ridgeline.analyze.kernel_report import KernelRow
 from ridgeline.analyze.report_graph import RegionBody
 from ridgeline.analyze.show import Summary
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.spec import Config
+from ridgeline.base.units import duration, percent
 from ridgeline.plan.plan import Memory
 from ridgeline.plan.report import Check, Island
 from ridgeline.plan.trace import HostTime, KernelTime, NodeTime, NodeWork
@@ -120,7 +122,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class EngineReport:
+class EngineReport(Notebook):
     """An engine, all of it."""
 
     summary: Summary
@@ -144,3 +146,16 @@ class EngineReport:
     islands: tuple[Island, ...]
     checks: tuple[Check, ...]
     kernels: tuple[KernelRow, ...]
+
+    def _view(self) -> View:
+        rows = tuple(
+            {
+                "index": step.index, "step": step.name, "kind": step.op_class, "precision": step.precision,
+                "ops": step.ops_text, "tactic": step.tactic, "time_us": step.us, "share": step.share,
+                "roofline": step.roofline, "bound_by": step.bound_by, "bytes": step.bytes,
+                "flops": step.flops,
+            }
+            for step in self.steps
+        )  # fmt: skip
+        about = f"{duration(self.latency_us)} ({self.latency_of}), {percent(self.roofline)} of the roofline"
+        return View(f"{self.summary.model or 'engine'}: {about}", (Table("", rows),))

@@ -1,10 +1,7 @@
-"""Numbers as text people like to read, and reports as JSON. For tables see `grid.py` and `draw_*.py`."""
+"""How results leave a command, and figures as terminals show them. For tables see `grid.py`, `draw_*.py`."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,6 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from ridgeline.base.result_json import SCHEMA_VERSION as SCHEMA_VERSION
+from ridgeline.base.result_json import document as document
+from ridgeline.base.result_json import to_json as to_json
 from ridgeline.base.units import DASH as DASH
 from ridgeline.base.units import duration as duration
 from ridgeline.base.units import error_size as error_size
@@ -23,8 +23,6 @@ from ridgeline.base.units import size as size
 from ridgeline.errors import visible
 
 PIPE_WIDTH = 100
-# of every form in docs/json.md: goes up when a field changes its meaning or goes; new fields may come
-SCHEMA_VERSION = 1
 
 Report = TypeVar("Report")
 
@@ -75,36 +73,6 @@ def emit_error(error: Mapping[str, Any], status: int) -> None:
 def say_error(text: str) -> None:
     complain.print("error: ", style="bold red", end="")
     complain.print(text, soft_wrap=True)
-
-
-def document(schema: str, report: Any, **more: Any) -> dict[str, Any]:
-    """A report with the name and the version of its form, docs/json.md; rows without a name are `rows`."""
-    content = _plain(report)
-    fields = content if isinstance(content, dict) else {"rows": content}
-    return {"schema": f"ridgeline/{schema}/{SCHEMA_VERSION}", **fields, **more}
-
-
-def to_json(report: Any) -> str:
-    """Dataclasses with their properties; NaN and infinities as null, since JSON has none."""
-    return json.dumps(_plain(report), indent=1, allow_nan=False, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
-        computed = {
-            name: getattr(value, name)
-            for name, what in vars(type(value)).items()
-            if isinstance(what, property)
-        }
-        return {name: _plain(part) for name, part in {**fields, **computed}.items()}
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def ms_format(smallest_us: float) -> Callable[[float], str]:

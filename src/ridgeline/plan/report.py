@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.typed_json import parse_json, read_as
 
 
@@ -78,7 +79,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Notebook):
     """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
 
     nodes: int = 0  # of the model as it was given; Constant nodes are not counted
@@ -106,6 +107,14 @@ class Report:
     @property
     def verified(self) -> bool:
         return not self.unverified and bool(self.checks) and all(check.passed for check in self.checks)
+
+    def _view(self) -> View:
+        checks = tuple({**vars(check), "passed": check.passed} for check in self.checks)
+        stages = tuple({"stage": name, "took_s": seconds} for name, seconds in self.stage_seconds.items())
+        verdict = "verified" if self.verified else self.unverified or "not verified"
+        against = f" against {self.reference}" if self.reference else ""
+        tables = (Table("Checks", checks), Table("Stages of the build", stages))
+        return View(f"{verdict}{against}, {len(checks)} checks", tables, self.warnings)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"

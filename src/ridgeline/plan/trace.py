@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.spec import Config
 from ridgeline.base.typed_json import Misfit, parse_json, read_as
+from ridgeline.base.units import duration, percent
 from ridgeline.errors import OptionError, first_line
 
 FORMAT = "ridgeline/trace/1"
@@ -118,7 +120,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Notebook):
     """One engine at one set of input shapes: `rounds` runs, every step timed in each."""
 
     model: str
@@ -165,6 +167,22 @@ class Trace:
 
     def hottest(self, count: int) -> tuple[StepTime, ...]:
         return tuple(sorted(self.steps, key=lambda step: -step.median_us)[:count])
+
+    def _view(self) -> View:
+        rows = [
+            {
+                "index": step.index, "step": step.name, "kind": step.op_class, "tactic": step.tactic,
+                "precision": step.precision, "median_us": step.median_us, "p10_us": step.p10_us,
+                "p90_us": step.p90_us, "share": step.median_us / self.steps_us if self.steps_us else None,
+                "start_us": step.start_us, "gap_us": step.gap_us, "bytes": step.bytes, "flops": step.flops,
+            }
+            for step in self.steps
+        ]  # fmt: skip
+        covered = f"steps make up {percent(self.coverage)} of it"
+        about = (
+            f"{duration(self.total_us)} a run on {self.device}; {covered}; {self.how}, {self.rounds} rounds"
+        )
+        return View(f"{self.model or 'engine'}: {about}", (Table("", tuple(rows)),), self.notes)
 
     def to_json(self) -> str:
         return json.dumps(_plain(self), indent=1, sort_keys=True) + "\n"

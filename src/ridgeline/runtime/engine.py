@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.files import path_given
+from ridgeline.base.notebook import Notebook, View
 from ridgeline.base.spec import Port, Site, TensorSpec
 from ridgeline.errors import UnsupportedError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
 from ridgeline.plan.trace import Trace
+from ridgeline.plan.view import engine_view
 from ridgeline.runtime.bindings import Bindings
 from ridgeline.runtime.context import Context, CudaContext
 from ridgeline.runtime.device import require_here
@@ -33,7 +35,7 @@ from ridgeline.runtime.profiling import profile_run
 from ridgeline.runtime.signature import Feeds
 
 
-class Engine:
+class Engine(Notebook):
     """A built model. `run` is safe from any thread: each gets a context of its own."""
 
     def __init__(
@@ -67,6 +69,9 @@ class Engine:
     def __repr__(self) -> str:
         ports = [", ".join(f"{p.name}: {p}" for p in side) for side in (self.inputs, self.outputs)]
         return f"<ridgeline.Engine {self.plan.model}: {ports[0]} -> {ports[1]}; {len(self.plan.steps)} steps>"
+
+    def _view(self) -> View:
+        return engine_view(self.plan, self.report)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Copies and pickles: a pickle runs code when it is read, and an engine file does not."""
