@@ -83,6 +83,31 @@ def test_explain_tells_of_the_whole_plan_and_of_one_node(ridge: Ridge, tiny_engi
     assert ridge("explain", tiny_engine, "no such node")[0] == 1
 
 
+def test_findings_come_first_and_alone_on_request(ridge: Ridge, here: Path) -> None:
+    text = """<ir_version: 11, opset_import: ["": 23]> g (float16[8,256,512] x) => (float16[8,256,512] y) {
+      t = Transpose <perm = [0, 2, 1]> (x) s = Sigmoid (t) y = Transpose <perm = [0, 2, 1]> (s) }"""
+    (here / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    options = ("--target", "null:sm_90", "--verify", "off")
+    _, stdout, _ = ridge("explain", "m.onnx", *options)
+    assert stdout.index("what to change in the model") < stdout.index("who runs what")
+    assert ridge("build", "m.onnx", *options)[0] == 0
+    _, stdout, _ = ridge("explain", "m.ridge")
+    assert "13 kinds of findings need the graph" in stdout
+    code, stdout, _ = ridge("explain", "m.ridge", "--findings")
+    assert code == 0
+    assert "two transposes undo each other" in stdout
+    assert "who runs what" not in stdout
+    told = json.loads(ridge("explain", "m.ridge", "--findings", "--min-gain", "1%", "--json")[1])
+    (finding,) = told["findings"]
+    assert (finding["kind"], finding["severity"], finding["nodes"]) == ("layout", "high", ["t", "y"])
+    assert not json.loads(ridge("explain", "m.ridge", "--findings", "--min-gain", "99%", "--json")[1])[
+        "findings"
+    ]
+    code, _, stderr = ridge("explain", "m.ridge", "--min-gain", "lots")
+    assert code == 1
+    assert "--min-gain is no part of a whole" in stderr
+
+
 def test_bench_against_both_peers_passes_its_gate(ridge: Ridge, tiny_engine: Path, tiny_model: Path) -> None:
     code, stdout, stderr = ridge(
         "bench", tiny_engine, "--peers", "ort,torch", "--model", tiny_model,

@@ -1,6 +1,7 @@
 """Rows that explain a plan: the tactic of each step and its lead, what was not fused, and why.
 
-Everything is read from the plan; nothing is timed or rebuilt, and nothing here prints.
+Everything is read from the plan; nothing is timed or rebuilt, and nothing here prints. What to change in the
+model is looked for in `findings/`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from ridgeline.analyze.explain_costs import MoveRow, move_rows, refusal_us
+from ridgeline.analyze.findings.finding import Finding
+from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, find_in_plan, ranked
+from ridgeline.analyze.findings.rates import reached_ceilings
 from ridgeline.analyze.show import profile_text, short_ops
+from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Plan, RegionNote, Step, total_us
-from ridgeline.plan.report import Island, Report
+from ridgeline.plan.report import Island, Precision, Report
 
 _QUOTED = re.compile(r"'[^']*'")
 _SHAPE = re.compile(r"\[[\d, ]+\]")
@@ -110,6 +116,7 @@ class UnfusedRow:
     count: int
     nodes: tuple[str, ...]
     bytes_lost: int | None
+    lost_us: float | None = None  # those bytes at the machine's rate, and a launch each
 
 
 @dataclass(frozen=True)
@@ -154,14 +161,31 @@ class Explanation:
     host_values: tuple[str, ...]
     islands: tuple[Island, ...] = ()
     profile: str = ""  # which profile this explains, if there are several
+    findings: tuple[Finding, ...] = ()  # the largest gain first
+    not_looked_for: tuple[str, ...] = ()  # kinds of findings that need the engine's graph, which was not read
+    moves: tuple[MoveRow, ...] = ()
+    computed_in: str = ""  # the float type that most ops make
+    lowered: Precision | None = None  # what was asked of precision, and which nodes stayed out
 
 
-def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int = 1) -> Explanation:
-    """As `explain_plan`, for one of the profiles, with the cost of steps that could not be planned."""
+def explain_engine(
+    plan: Plan,
+    report: Report,
+    node: str = "",
+    *,
+    profile: int = 1,
+    findings: Sequence[Finding] | None = None,
+    min_gain: float | None = None,
+) -> Explanation:
+    """As `explain_plan`, for one of the profiles, with the cost of steps that could not be planned.
+
+    `findings` are those of the engine's graph (`findings.in_graph`); without them, those that the text tells.
+    """
     plans = [plan, *plan.others]
     if not 1 <= profile <= len(plans):
         raise OptionError(f"there is no profile {profile}", want=f"1 to {len(plans)}")
     story = explain_plan(plans[profile - 1], node, total_nodes=report.nodes)
+    found = find_in_plan(plans[profile - 1], report) if findings is None else findings
     islands = [i for i in report.islands if not node or node in (i.step, *i.ops)]
     shapes = profile_text(plans[profile - 1])
     names = {island.step for island in report.islands}
@@ -170,6 +194,9 @@ def explain_engine(plan: Plan, report: Report, node: str = "", *, profile: int =
         steps=tuple(_without_guess(step) if names & {*step.regions} else step for step in story.steps),
         islands=tuple(islands) if profile == 1 else (),
         profile=f"{profile} of {len(plans)}: {shapes}" if len(plans) > 1 else "",
+        findings=ranked([f for f in found if not node or node in (f.step, *f.nodes)], min_gain),
+        not_looked_for=GRAPH_KIND_NAMES if findings is None else (),
+        lowered=report.precision,
     )
 
 
@@ -206,9 +233,11 @@ def explain_plan(plan: Plan, node: str = "", *, total_nodes: int = 0) -> Explana
         steps=tuple(steps),
         regions=_region_stories(notes, plan.steps),
         kinds=_kinds(notes),
-        unfused=_unfused(refusals),
+        unfused=_unfused(refusals, reached_ceilings(plan)),
         unwilling=_unwilling(notes, plan.steps),
         host_values=hosted,
+        moves=() if node else move_rows(plan),
+        computed_in=plan.precision,
     )
 
 
@@ -303,7 +332,7 @@ def _alternatives(ranked: Sequence[Candidate]) -> tuple[AlternativeRow, ...]:
     )
 
 
-def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
+def _unfused(refusals: Iterable[Refusal], ceilings: Ceilings | None) -> tuple[UnfusedRow, ...]:
     """Grouped by rule and reason, the costliest first."""
     groups = grouped(((refusal.rule, _in_general(refusal.reason)), refusal) for refusal in refusals)
     rows = []
@@ -311,7 +340,8 @@ def _unfused(refusals: Iterable[Refusal]) -> tuple[UnfusedRow, ...]:
         reason = group[0].reason if len(group) == 1 else general
         known = [refusal.bytes_lost for refusal in group if refusal.bytes_lost is not None]
         nodes = tuple(refusal.at for refusal in group)
-        rows.append(UnfusedRow(rule, reason, len(group), nodes, sum(known) if known else None))
+        lost = sum(known) if known else None
+        rows.append(UnfusedRow(rule, reason, len(group), nodes, lost, refusal_us(lost, len(known), ceilings)))
     return tuple(sorted(rows, key=lambda row: (-(row.bytes_lost or 0), -row.count, row.rule, row.reason)))
 
 

@@ -157,6 +157,18 @@ LimitOption = Annotated[
 ]
 
 
+def share_given(flag: str, text: str) -> float:
+    """A part of the whole, as ``1%`` or ``0.01``."""
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise OptionError(f"{flag} is no part of a whole", got=text, want="a percentage such as 1%")
+    return share
+
+
 def parse_limits(given: Sequence[str] | None) -> dict[str, int] | None:
     """``["loop_trips=1000000"]`` as ``{"loop_trips": 1000000}``; `Options` knows the names."""
     pairs = parse_pairs(given or (), option="--limit", example="--limit loop_trips=1000000")

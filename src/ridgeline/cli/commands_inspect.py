@@ -7,13 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.cli.arguments import (
-    AsJson,
-    EngineOrModel,
-)
+from ridgeline.cli.arguments import AsJson, EngineOrModel, share_given
 from ridgeline.cli.files import is_engine_file, require_file
 from ridgeline.cli.render import emit
-from ridgeline.cli.shared_options import with_build_options
+from ridgeline.cli.shared_options import with_target_and_build_options
 
 
 def show(engine: EngineOrModel, json: AsJson = False) -> None:
@@ -47,7 +44,7 @@ def _show_model(path: Path, *, as_json: bool) -> None:
     emit(list_nodes(path), draw_model, as_json=as_json, schema="model", file=str(path))
 
 
-@with_build_options
+@with_target_and_build_options
 def explain(
     engine: EngineOrModel,
     node: Annotated[
@@ -57,23 +54,45 @@ def explain(
         bool, typer.Option("--all", help="every step on its own page, with all candidates")
     ] = False,
     profile: Annotated[int, typer.Option(min=1, help="which of several profiles to tell of")] = 1,
+    findings: Annotated[
+        bool,
+        typer.Option("--findings", help="only what to change in the model; reads an engine's graph"),
+    ] = False,
+    min_gain: Annotated[
+        str,
+        typer.Option("--min-gain", metavar="PERCENT", help="only findings that gain so much of the run: 1%"),
+    ] = "",
     json: AsJson = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Say what was fused, what was not and why, which tactic won, by how much, and over whom.
+    """Say what to change in the model, what was fused, what was not and why, and which tactic won over whom.
+
+    Findings come first: what costs time, what a change would gain, and the change. Of an engine file those
+    are read that need no graph; --findings looks for all.
 
     Examples:
 
       ridge explain model.ridge
 
+      ridge explain model.onnx --findings --min-gain 1% --target cuda:sm_90
+
       ridge explain model.ridge /layer.0/attention/MatMul
     """
     from ridgeline.analyze.explain import explain_engine
     from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
+    from ridgeline.cli.draw_findings import draw_findings
     from ridgeline.cli.plans import describe_or_build
 
-    described = describe_or_build(engine, options)
-    story = explain_engine(described.plan, described.report, node, profile=profile)
-    draw = draw_every_page if all else draw_explanation
+    least = share_given("--min-gain", min_gain) if min_gain else None
+    described, loaded = describe_or_build(engine, options, needs_graph=findings)
+    found = None
+    if loaded is not None and profile <= len(loaded.variants):
+        from ridgeline.analyze.findings.in_graph import find_all
+
+        found = find_all(loaded, profile=profile - 1)
+    story = explain_engine(
+        described.plan, described.report, node, profile=profile, findings=found, min_gain=least
+    )
+    draw = draw_findings if findings else draw_every_page if all else draw_explanation
     emit(story, draw, as_json=json, schema="explanation", file=str(engine))

@@ -13,8 +13,9 @@ from ridgeline.analyze.explain import (
     config_text,
 )
 from ridgeline.base.grouping import grouped
+from ridgeline.cli.draw_findings import put_findings
 from ridgeline.cli.grid import put, put_lines, table
-from ridgeline.cli.render import behind, duration, plural, size
+from ridgeline.cli.render import behind, duration, percent, plural, size
 
 LISTED = 8
 
@@ -25,15 +26,27 @@ def draw_explanation(story: Explanation, console: Console) -> None:
     if story.node:
         _pages(story, console)
         return
-    put_lines([("why", story.why), *([("profile", story.profile)] if story.profile else [])], console)
+    put_lines([("why", story.why), ("profile", story.profile), ("precision", precision_text(story))], console)
     console.print()
+    put_findings(story, console)
     _alternatives(story, console)
     _steps(story, console)
     _islands(story, console)
     _regions(story, console)
+    _moves(story, console)
     _unfused(story, console)
     _unwilling(story, console)
     _host_values(story, console)
+
+
+def precision_text(story: Explanation) -> str:
+    """The type that ops compute in; what was asked for, and how much of it stayed out."""
+    lowered = story.lowered
+    if lowered is None:
+        return f"{story.computed_in}, as the model has it" if story.computed_in else ""
+    counts = ", ".join(f"{count} {name}" for name, count in lowered.nodes.items())
+    kept = f"; {plural(len(lowered.kept), 'node')} kept, why is among the findings" if lowered.kept else ""
+    return f"{story.computed_in}, asked for {lowered.asked}: {counts} of {lowered.counted}{kept}"
 
 
 def draw_every_page(story: Explanation, console: Console) -> None:
@@ -110,13 +123,28 @@ def _runner_up(contest: Contest) -> tuple[str | Text, str]:
     return Text(f"{refused} refused" if refused else "no other", "dim"), ""
 
 
+def _moves(story: Explanation, console: Console) -> None:
+    """Layout changes: steps that compute nothing, with what they cost."""
+    if not story.moves:
+        return
+    numbers = ("bytes", "time", "of the run")
+    grid = table("step", "ops", *numbers, numeric=numbers)
+    for row in story.moves:
+        cells = (size(row.bytes), duration(row.us), percent(row.share))
+        grid.add_row(row.step, " ".join(row.ops[:4]), *cells)
+    put(grid, console, title="Steps that only move elements")
+
+
 def _unfused(story: Explanation, console: Console) -> None:
     if not story.unfused:
         return
-    numbers = ("times", "bytes lost")
+    # an estimate, where any step has a time to estimate from
+    has_times = any(row.lost_us is not None for row in story.unfused)
+    numbers = ("times", "bytes lost", *(("about",) if has_times else ()))
     grid = table("rule", "reason", *numbers, "first at", numeric=numbers, keep=("reason",))
     for row in story.unfused:
-        grid.add_row(row.rule, row.reason, str(row.count), size(row.bytes_lost), row.nodes[0])
+        about = (duration(row.lost_us),) if has_times else ()
+        grid.add_row(row.rule, row.reason, str(row.count), size(row.bytes_lost), *about, row.nodes[0])
     put(grid, console, title="Not fused, and why")
 
 
@@ -145,6 +173,7 @@ def _pages(story: Explanation, console: Console) -> None:
         _step_page(step, console)
     for region in story.regions if pages_of_regions else ():
         _region_page(region, console)
+    put_findings(story, console)
     refused = [(row, f" ({size(row.bytes_lost)} lost)" if row.bytes_lost else "") for row in story.unfused]
     put_lines(
         [("not fused", f"{row.rule}: {row.reason}{lost}") for row, lost in refused], console, style="yellow"

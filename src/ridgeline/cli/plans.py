@@ -1,6 +1,7 @@
 """From the path a user names to its plan: an engine file is read as text, an ONNX file is built.
 
 Reading imports neither torch nor numpy: `ridge show`, `ridge explain` and `ridge kernels` start at once.
+Findings of `ridge explain` that need the graph of an engine load it whole.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.arguments import refuse_build_options
 from ridgeline.cli.files import is_engine_file, require_engine_file, require_file
 from ridgeline.runtime.description import Description, read_description
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.engine import Engine
 
 
 def describe_file(path: Path) -> Description:
@@ -37,14 +41,16 @@ def describe_with_kernels(path: Path) -> Description:
     return replace(described, kernels={**compile_steps(load_file(path)), **described.kernels})
 
 
-def describe_or_build(path: Path, options: Mapping[str, Any]) -> Description:
-    """Of either kind of file."""
+def describe_or_build(
+    path: Path, options: Mapping[str, Any], *, needs_graph: bool
+) -> tuple[Description, Engine | None]:
+    """Of either kind of file; with the engine where it was built, or its graph is asked for."""
     require_file(path)
-    if is_engine_file(path):
+    if is_engine_file(path) and not needs_graph:
         described = describe_file(path)
         refuse_build_options(path, options, planned_threads=described.plan.target.threads)
-        return described
-    from ridgeline.cli.engines import build_engine
+        return described, None
+    from ridgeline.cli.engines import load_or_build
 
-    engine = build_engine(path, options)
-    return Description(engine.plan, engine.report, kernels={})
+    engine = load_or_build(path, options)
+    return Description(engine.plan, engine.report, kernels={}), engine

@@ -47,6 +47,12 @@ def with_build_options(command: Command) -> Command:
     return with_options(command, BUILDING, lambda given: {"options": build_options(given)})
 
 
+def with_target_and_build_options(command: Command) -> Command:
+    """As `with_build_options`, for a machine that need not be here: nothing is run."""
+    added = {**BUILDING, "target": Target}
+    return with_options(command, added, lambda given: {"options": build_options(given)})
+
+
 def with_all_build_options(command: Command) -> Command:
     """As `with_build_options`, with those that only `ridge build` takes."""
     return with_options(command, BUILDING | BUILD_ONLY, lambda given: {"options": build_options(given)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ridgeline.base.devices import Device, device_of
-from ridgeline.base.spec import Body, Config, Op, Site
+from ridgeline.base.spec import ITEM_BITS, Body, Config, Op, Site
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.products import Product, Tile, Window
 from ridgeline.kernels.triton.ranking import CYCLES_PER_US, tile_us
@@ -24,6 +24,9 @@ CUBLAS_US, CUBLAS_US_PER_DEPTH, CUBLAS_SHARE = 2.1, 1.13e-3, 0.82
 ALGORITHM_STEP = 0.01  # the library lists its best guess first
 # fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3; at batch 32 half the peak
 CUDNN_US, CUDNN_US_PER_DEPTH, CUDNN_SHARE = 5.2, 1.5e-3, 0.5
+# Hopper's tensor maps want rows at multiples of 16 bytes (cuTensorMapEncodeTiled); without them libraries
+# multiply by mma instead of wgmma, which reaches 75 % at most (vllm-project/vllm#7174). Not measured here
+TENSOR_MAP_BITS, WITHOUT_TENSOR_MAPS = 128, 0.75
 # depthwise convolutions by cuDNN read their images several times
 CUDNN_DEPTHWISE_READS = 3.0
 # SDPA of 12 heads, 128 queries: flash 5.3 µs and cuDNN 5.9; at batch 32 13.3 and 10.5. µs, share of the peak
@@ -106,7 +109,21 @@ def _library(site: Site, share: float, device: Device) -> float:
     rate = share * device.flops if is_half else device.plain_flops
     if site.body.may_round:
         rate = share * device.flops / 2
+    if device.has_warpgroups and (is_half or site.body.may_round) and not _has_whole_rows(site):
+        rate *= WITHOUT_TENSOR_MAPS
     return max(body_flops(site.body, site.specs) / rate, _moving_us(site, device))
+
+
+def _has_whole_rows(site: Site) -> bool:
+    """Whether rows of the products' data and results start at multiples of what a tensor map wants."""
+    for op in site.body.ops:
+        axis = {"MatMul": -1, "Gemm": -1, "Conv": 1}.get(op.op_type)
+        if axis is not None:
+            specs = [site.specs[name] for name in (op.inputs[0], op.outputs[0]) if name in site.specs]
+            sizes = [spec.shape[axis] * ITEM_BITS[spec.dtype] for spec in specs if spec.shape]
+            if any(bits % TENSOR_MAP_BITS for bits in sizes):
+                return False
+    return True
 
 
 def _rest(rest: Site | None, device: Device) -> float:

@@ -99,6 +99,11 @@ class Problem:
         return ITEM_BITS[self.dtype] // 8
 
     @property
+    def access_bytes(self) -> int:
+        """The most that one access to an operand can move: how its rows are aligned."""
+        return ROW_BYTES
+
+    @property
     def touched_bytes(self) -> tuple[int, int]:
         """Bytes of the two operands, up to the last that is read."""
         x_items, w_items = self.touched
@@ -173,6 +178,14 @@ class Product(Problem):
         w = zip(self.w_strides, (self.batch, self.columns, self.depth), strict=True)
         return 1 + sum(s * (n - 1) for s, n in x), 1 + sum(s * (n - 1) for s, n in w)
 
+    @property
+    def access_bytes(self) -> int:
+        # the end of a row is masked, so that its length counts as well as where rows start
+        inner = [self.depth, *(s for s in self.x_strides[:2] if s)]
+        if self.w_strides[2] != 1:  # columns lie side by side
+            inner += [self.columns, self.w_strides[2]]
+        return math.gcd(ROW_BYTES, *(size * self.item_bytes for size in inner))
+
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             "N": self.columns, "K": self.depth,
@@ -223,6 +236,11 @@ class Window(Windows, Problem):
     def is_planes(self) -> bool:
         """Whether each channel is a plane of its own, the usual layout of a user's images."""
         return self.channels > 1 and self.x_strides[3] != 1
+
+    @property
+    def access_bytes(self) -> int:
+        # planes are gathered element by element whatever their sizes
+        return ROW_BYTES if self.is_planes else math.gcd(ROW_BYTES, self.channels * self.item_bytes)
 
     @property
     def touched(self) -> tuple[int, int]:

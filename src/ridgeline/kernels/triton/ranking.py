@@ -29,6 +29,7 @@ PREFETCH_ROW_TILES = 4
 SM_BYTES = 75e3  # that one SM can load from L2 per µs
 STEP_US = 0.04  # the barriers of one step
 LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
+ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
 FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part is written to memory, counted and read back
 # the epilogue of codes: instructions per result, and the share of cycles that a warp of an SM issues one
@@ -182,6 +183,9 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
     step_us = patience * max(multiply_us, load_us, LOAD_US / (tile.stages - 1))
+    if problem.access_bytes < ASYNC_BYTES:
+        # rows that start between such pieces are loaded through registers: only another block multiplies then
+        step_us = multiply_us + max(load_us, LOAD_US) / sharing
     block_us = FIXED_US + steps * (STEP_US + step_us)
     if tile.split > 1:
         block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / SM_BYTES

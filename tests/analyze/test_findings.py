@@ -1,0 +1,154 @@
+"""Ten planted faults are found, and no more; mending one takes its finding away and gains what was said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from planted_faults import FAULTS, OTHERS, Branch, Fault, half, network, planted
+
+import ridgeline
+from ridgeline.analyze.findings.close_race import MARGIN
+from ridgeline.analyze.findings.finding import SEVERITIES, Finding, severity_of
+from ridgeline.analyze.findings.in_graph import GRAPH_KINDS, find_all, find_in_graph
+from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, ranked
+from ridgeline.analyze.findings.subject import Subject
+from ridgeline.select import race
+
+
+def subject_of(model: onnx.ModelProto, target: str = "null:sm_90", **options: object) -> Subject:
+    given = {"target": target, "level": 0, "verify": "off", **options}
+    return Subject(ridgeline.build(model, **given))  # type: ignore[arg-type]
+
+
+@cache
+def whole() -> tuple[float, tuple[Finding, ...]]:
+    """The time of the network with all its faults, and what is found in it."""
+    subject = subject_of(planted())
+    return subject.total_us, tuple(find_in_graph(subject))
+
+
+def test_ten_faults_are_found_and_nothing_else_is_as_severe() -> None:
+    _, found = whole()
+    severe = [finding for finding in found if finding.severity == "high"]
+    assert len(FAULTS) == 10
+    assert sorted(finding.kind for finding in severe) == sorted(fault.kind for fault in FAULTS)
+    for fault in FAULTS:
+        (finding,) = [each for each in severe if each.kind == fault.kind]
+        assert fault.node in finding.nodes
+        assert finding.change
+        assert finding.how
+        assert finding.evidence["us"] if "us" in finding.evidence else finding.evidence["us_each"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
+def test_a_mended_fault_is_gone_and_gains_what_was_predicted(fault: Fault) -> None:
+    total_us, found = whole()
+    (told,) = [finding for finding in found if finding.kind == fault.kind and finding.severity == "high"]
+    mended = subject_of(planted([fault.kind]))
+    left = [finding.kind for finding in find_in_graph(mended) if finding.severity == "high"]
+    assert sorted(left) == sorted(each.kind for each in FAULTS if each is not fault)
+    assert told.gain_us is not None
+    gained_us = total_us - mended.total_us
+    # a change may let more be fused than was counted on, never less
+    assert gained_us >= 0.95 * told.gain_us, (gained_us, told.gain_us)
+
+
+@pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.kind)
+def test_other_faults_alone(fault: Fault) -> None:
+    subject = subject_of(network([fault.planted]))
+    (finding,) = find_in_graph(subject)
+    mended = subject_of(network([fault.mended]))
+    assert finding.kind == fault.kind
+    assert fault.node in finding.nodes
+    assert not find_in_graph(mended)
+    assert finding.gain_us is not None
+    assert subject.total_us - mended.total_us == pytest.approx(finding.gain_us, rel=0.05)
+
+
+def test_the_severity_is_the_share_of_the_run_and_nothing_else() -> None:
+    high, medium, low = SEVERITIES.values()
+    assert [severity_of(share) for share in (high, medium, low, low / 2, None)] == [
+        "high", "medium", "low", "note", "note",
+    ]  # fmt: skip
+
+
+def test_the_largest_gain_comes_first_and_small_ones_only_on_request() -> None:
+    def of(share: float | None) -> Finding:
+        return Finding("layout", ("n",), "what", "change", gain_us=share, share=share)
+
+    found = [of(0.0001), of(0.01), of(None), of(0.5)]
+    assert [finding.share for finding in ranked(found)] == [0.5, 0.01, None]
+    assert [finding.share for finding in ranked(found, 0.0)] == [0.5, 0.01, 0.0001]
+    assert [finding.share for finding in ranked(found, 0.1)] == [0.5]
+
+
+def test_names_that_text_alone_knows_are_those_of_the_kinds() -> None:
+    assert tuple(kind.name for kind in GRAPH_KINDS) == GRAPH_KIND_NAMES
+    assert MARGIN == race.MARGIN
+
+
+def test_alignment_matters_only_where_tensor_cores_multiply() -> None:
+    """Float32 without TF32 runs on plain cores, a processor has none."""
+    branch = Branch(
+        "float[2048,1021] x",
+        "float[2048,1024] y",
+        "y = MatMul (x, w)",
+        {"w": np.ones((1021, 1024), np.float32)},
+    )
+    assert not find_in_graph(subject_of(network([branch])))
+    same = Branch(
+        "float16[2048,1021] x", "float16[2048,1024] y", "y = MatMul (x, w)", {"w": half(1021, 1024)}
+    )
+    assert [finding.kind for finding in find_in_graph(subject_of(network([same])))] == ["alignment"]
+    assert not find_in_graph(subject_of(network([same]), target="null"))
+
+
+def test_levels_that_a_product_computes_with_are_no_finding() -> None:
+    """The weight is quantised too: the pair is what the product reads."""
+    branch = Branch(
+        "float16[256,256] x", "float16[256,256] y",
+        """r = Relu (x) q = QuantizeLinear (r, s, z) d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear <axis = 1> (w, t) y = MatMul (d, v)""",
+        {
+            "s": np.float16(0.02), "z": np.int8(0), "t": np.full(256, 0.01, np.float16),
+            "w": np.ones((256, 256), np.int8),
+        },
+    )  # fmt: skip
+    assert not find_in_graph(subject_of(network([branch])))
+
+
+def test_a_measured_reduction_is_compared_with_two_steps() -> None:
+    """The cost model knows nothing of idle processors: only a time that was measured tells."""
+    branch = Branch(
+        "float16[1,4194304] x, float16[2048,2048] z", "float16[1] y, float16[2048,2048] u",
+        "y = ReduceSum <keepdims = 0> (x, a) u = Exp (z)", {"a": np.array([1])},
+    )  # fmt: skip
+    subject = subject_of(network([branch]))
+    assert not find_in_graph(subject)
+    subject.places = tuple(
+        replace(place, us=8 * (place.us or 0)) if place.region.function == "ReduceSum" else place
+        for place in subject.places
+    )
+    subject.__dict__.pop("total_us", None)
+    (finding,) = find_in_graph(subject)
+    assert finding.kind == "tail_reduction"
+    assert "Reshape" in finding.change
+
+
+def test_findings_of_a_processor_rest_on_measured_times() -> None:
+    branch = Branch(
+        "float[8,256,512] x", "float[8,256,512] y",
+        "t = Transpose <perm = [0, 2, 1]> (x) m = CumSum (t, one) y = Transpose <perm = [0, 2, 1]> (m)",
+        {"one": np.int64(2)},
+    )  # fmt: skip
+    engine = ridgeline.build(network([branch]), level=1, verify="off", without=("ort",))
+    found = find_all(engine)
+    assert {finding.kind for finding in found} >= {"layout"}
+    times = {step.name: step.median_us for step in engine.plan.steps}
+    for finding in found:
+        if finding.kind == "layout":
+            assert finding.gain_us == pytest.approx(times[finding.step], abs=1e-3)
