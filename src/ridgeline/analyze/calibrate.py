@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from ridgeline.analyze.calibration_networks import networks
 from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target

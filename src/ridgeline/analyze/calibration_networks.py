@@ -1,12 +1,14 @@
 """The networks that a calibration builds and measures: layers of the common kinds over a grid of sizes.
 
 They are no model anybody uses. A prediction for a real model is made from these, never from its own times.
+Several lie in one graph, side by side: then their kernels are compiled together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -18,14 +20,15 @@ NUMPY = {HALF: np.float16, SINGLE: np.float32}
 
 
 @dataclass
-class Network:
-    """A graph in the making: lines of ONNX text, and weights with their values."""
+class Graph:
+    """A graph in the making: lines of ONNX text, weights with their values, inputs and outputs."""
 
     name: str
     dtype: str
     lines: list[str] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -37,12 +40,14 @@ class Network:
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
         """Random values that keep activations at about one."""
-        name = f"w{len(self.weights)}"
-        spread = (
-            scale if scale is not None else float(np.prod(shape[1:]) if len(shape) > 2 else shape[0]) ** -0.5
-        )
+        summed = float(np.prod(shape[1:]) if len(shape) > 2 else shape[0])
+        spread = summed**-0.5 if scale is None else scale
         values = self._rng.standard_normal(shape, dtype=np.float32) * spread
-        self.weights[name] = values.astype(NUMPY[self.dtype])
+        return self.constant(values.astype(NUMPY[self.dtype]))
+
+    def constant(self, values: np.ndarray) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights[name] = values
         return name
 
     def op(self, op_type: str, *inputs: str, **attributes: object) -> str:
@@ -52,11 +57,14 @@ class Network:
         self.lines.append(f"{made} = {op_type}{marked} ({', '.join(inputs)})")
         return made
 
-    def model(self, output: str, rank: int) -> onnx.ModelProto:
-        dims = ",".join(f"d{axis}" for axis in range(rank))
+    def output(self, name: str, rank: int) -> None:
+        dims = ",".join(f"d{len(self.outputs)}_{axis}" for axis in range(rank))
+        self.outputs.append(f"{self.dtype}[{dims}] {name}")
+
+    def model(self) -> onnx.ModelProto:
         text = (
             f'<ir_version: 10, opset_import: ["": {OPSET}]> {self.name} '
-            f"({', '.join(self.inputs)}) => ({self.dtype}[{dims}] {output}) {{ {' '.join(self.lines)} }}"
+            f"({', '.join(self.inputs)}) => ({', '.join(self.outputs)}) {{ {' '.join(self.lines)} }}"
         )
         model = onnx.parser.parse_model(text)
         for name, values in self.weights.items():
@@ -66,6 +74,12 @@ class Network:
 
 def _attribute(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, (tuple, list)) else str(value)
+
+
+class Network(Protocol):
+    """A part of a graph with inputs and outputs of its own."""
+
+    def add_to(self, net: Graph) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,28 +95,23 @@ class Transformer:
     is_causal: bool = False
     is_gated: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"transformer_{self.E}_{self.F}_{self.B}x{self.S}"
-
-    def model(self, dtype: str) -> onnx.ModelProto:
-        net = Network(self.name, dtype)
+    def add_to(self, net: Graph) -> None:
         x = net.input(self.B, self.S, self.E)
         for _ in range(self.layers):
             x = self._layer(net, x)
-        return net.model(self._norm(net, x), 3)
+        net.output(self._norm(net, x), 3)
 
-    def _norm(self, net: Network, x: str) -> str:
+    def _norm(self, net: Graph, x: str) -> str:
         scale = net.weight(self.E, scale=1.0)
         if self.is_gated:
             return net.op("RMSNormalization", x, scale, axis=-1)
         return net.op("LayerNormalization", x, scale, net.weight(self.E, scale=0.1), axis=-1)
 
-    def _linear(self, net: Network, x: str, given: int, made: int) -> str:
+    def _linear(self, net: Graph, x: str, given: int, made: int) -> str:
         product = net.op("MatMul", x, net.weight(given, made))
         return product if self.is_gated else net.op("Add", product, net.weight(made, scale=0.1))
 
-    def _layer(self, net: Network, x: str) -> str:
+    def _layer(self, net: Graph, x: str) -> str:
         h = self._norm(net, x)
         q, k, v = (self._linear(net, h, self.E, self.E) for _ in range(3))
         heads = {"q_num_heads": self.H, "kv_num_heads": self.H, "is_causal": int(self.is_causal)}
@@ -126,12 +135,7 @@ class Convolutions:
     size: int = 224
     blocks: int = 2
 
-    @property
-    def name(self) -> str:
-        return f"convolutions_{self.C[0]}_b{self.B}"
-
-    def model(self, dtype: str) -> onnx.ModelProto:
-        net = Network(self.name, dtype)
+    def add_to(self, net: Graph) -> None:
         x = net.input(self.B, 3, self.size, self.size)
         x = net.op("Relu", _conv(net, x, 3, self.C[0], kernel=7, stride=2))
         x = net.op("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
@@ -142,9 +146,9 @@ class Convolutions:
                 x, last = self._bottleneck(net, x, last, width, stride), 4 * width
         x = net.op("Flatten", net.op("GlobalAveragePool", x))
         x = net.op("Add", net.op("MatMul", x, net.weight(last, 1024)), net.weight(1024, scale=0.1))
-        return net.model(x, 2)
+        net.output(x, 2)
 
-    def _bottleneck(self, net: Network, x: str, given: int, width: int, stride: int) -> str:
+    def _bottleneck(self, net: Graph, x: str, given: int, width: int, stride: int) -> str:
         h = net.op("Relu", _conv(net, x, given, width))
         h = net.op("Relu", _conv(net, h, width, width, kernel=3, stride=stride))
         h = _conv(net, h, width, 4 * width)
@@ -162,12 +166,7 @@ class Separable:
     kernel: int = 3
     size: int = 224
 
-    @property
-    def name(self) -> str:
-        return f"separable_{self.C[0]}_k{self.kernel}_b{self.B}"
-
-    def model(self, dtype: str) -> onnx.ModelProto:
-        net = Network(self.name, dtype)
+    def add_to(self, net: Graph) -> None:
         x = net.input(self.B, 3, self.size, self.size)
         x = _clipped(net, _conv(net, x, 3, self.C[0], kernel=3, stride=2))
         last = self.C[0]
@@ -176,13 +175,105 @@ class Separable:
             x = net.op("Add", x, self._block(net, x, width, width, 1))
             last = width
         x = net.op("Flatten", net.op("GlobalAveragePool", _clipped(net, _conv(net, x, last, 4 * last))))
-        return net.model(net.op("MatMul", x, net.weight(4 * last, 640)), 2)
+        net.output(net.op("MatMul", x, net.weight(4 * last, 640)), 2)
 
-    def _block(self, net: Network, x: str, given: int, made: int, stride: int) -> str:
+    def _block(self, net: Graph, x: str, given: int, made: int, stride: int) -> str:
         wide = 6 * given
         h = _clipped(net, _conv(net, x, given, wide))
         h = _clipped(net, _conv(net, h, wide, wide, kernel=self.kernel, stride=stride, groups=wide))
         return _conv(net, h, wide, made)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Depthwise convolutions of a large window, a norm over the channels, and two products, on tokens."""
+
+    B: int
+    C: tuple[int, ...]
+    size: int
+    kernel: int = 7
+
+    def add_to(self, net: Graph) -> None:
+        size = self.size
+        for width in self.C:
+            x = net.input(self.B, width, size, size)
+            h = _conv(net, x, width, width, kernel=self.kernel, groups=width)
+            h = net.op("Transpose", h, perm=(0, 2, 3, 1))
+            scale, bias = net.weight(width, scale=1.0), net.weight(width, scale=0.1)
+            h = net.op("LayerNormalization", h, scale, bias, axis=-1)
+            h = net.op("Add", net.op("MatMul", h, net.weight(width, 4 * width)), net.weight(4 * width))
+            h = net.op("MatMul", net.op("Gelu", h), net.weight(4 * width, width))
+            net.output(net.op("Add", net.op("Transpose", h, perm=(0, 3, 1, 2)), x), 4)
+            size //= 2
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """3x3 convolutions in groups of a few channels, between two pointwise ones."""
+
+    B: int
+    C: tuple[int, ...]
+    group_width: int
+    size: int
+
+    def add_to(self, net: Graph) -> None:
+        size = self.size
+        for width in self.C:
+            x = net.op("Relu", _conv(net, net.input(self.B, width, size, size), width, width))
+            groups = width // self.group_width
+            x = net.op("Relu", _conv(net, x, width, width, kernel=3, groups=groups))
+            net.output(_conv(net, x, width, width), 4)
+            size //= 2
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """Attention alone: batch, heads, queries, keys, width of a head, and whether it is causal."""
+
+    cases: tuple[tuple[int, int, int, int, int, bool], ...]
+
+    def add_to(self, net: Graph) -> None:
+        for batch, heads, queries, keys, width, is_causal in self.cases:
+            q = net.input(batch, queries, heads * width)
+            k, v = (net.input(batch, keys, heads * width) for _ in range(2))
+            attributes = {"q_num_heads": heads, "kv_num_heads": heads, "is_causal": int(is_causal)}
+            net.output(net.op("Attention", q, k, v, **attributes), 3)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Norms and softmax over the last axis, and results of one element for each other element."""
+
+    cases: tuple[tuple[int, int], ...]
+
+    def add_to(self, net: Graph) -> None:
+        for rows, columns in self.cases:
+            x, y = net.input(rows, columns), net.input(rows, columns)
+            scale, bias = net.weight(columns, scale=1.0), net.weight(columns, scale=0.1)
+            h = net.op("LayerNormalization", net.op("Add", x, y), scale, bias, axis=-1)
+            net.output(h, 2)
+            net.output(net.op("Softmax", x, axis=-1), 2)
+            net.output(net.op("Mul", net.op("Sigmoid", x), y), 2)
+            net.output(net.op("Transpose", x, perm=(1, 0)), 2)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Pooling and means over maps of several sizes."""
+
+    B: int
+    C: tuple[int, ...]
+    size: int
+
+    def add_to(self, net: Graph) -> None:
+        size = self.size
+        for width in self.C:
+            x = net.op("Relu", net.input(self.B, width, size, size))
+            made = net.op("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+            net.output(made, 4)
+            net.output(net.op("AveragePool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 4)
+            net.output(net.op("Flatten", net.op("GlobalAveragePool", x)), 2)
+            size //= 2
 
 
 @dataclass(frozen=True)
@@ -195,21 +286,16 @@ class Maps:
     width: int
     has_norm: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"maps_{self.C[0]}_{self.height}x{self.width}_b{self.B}"
-
-    def model(self, dtype: str) -> onnx.ModelProto:
-        net = Network(self.name, dtype)
+    def add_to(self, net: Graph) -> None:
         x = net.input(self.B, self.C[0], self.height, self.width)
         last = self.C[0]
         for width in self.C:
             for _ in range(2):
                 x, last = self._step(net, x, last, width), width
             x = net.op("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2))
-        return net.model(x, 4)
+        net.output(x, 4)
 
-    def _step(self, net: Network, x: str, given: int, made: int) -> str:
+    def _step(self, net: Graph, x: str, given: int, made: int) -> str:
         if not self.has_norm:
             return net.op("Relu", _conv(net, x, given, made, kernel=3))
         scale, bias = net.weight(given, scale=1.0), net.weight(given, scale=0.1)
@@ -218,7 +304,7 @@ class Maps:
 
 
 def _conv(
-    net: Network, x: str, given: int, made: int, *, kernel: int = 1, stride: int = 1, groups: int = 1
+    net: Graph, x: str, given: int, made: int, *, kernel: int = 1, stride: int = 1, groups: int = 1
 ) -> str:
     """Parameters: those of a convolution, which has no fewer."""
     weight = net.weight(made, given // groups, kernel, kernel)
@@ -236,18 +322,17 @@ def _conv(
     )
 
 
-def _swish(net: Network, x: str) -> str:
+def _swish(net: Graph, x: str) -> str:
     return net.op("Mul", x, net.op("Sigmoid", x))
 
 
-def _clipped(net: Network, x: str) -> str:
-    zero, six = (f"c{i}_{len(net.lines)}" for i in range(2))
-    net.weights[zero], net.weights[six] = (np.array(v, NUMPY[net.dtype]) for v in (0.0, 6.0))
+def _clipped(net: Graph, x: str) -> str:
+    zero, six = (net.constant(np.array(value, NUMPY[net.dtype])) for value in (0.0, 6.0))
     return net.op("Clip", x, zero, six)
 
 
-Kind = Transformer | Convolutions | Separable | Maps
-GPU_NETWORKS: tuple[Kind, ...] = (
+# weights of these together are larger than any L2, so that they come from memory in every run
+TRANSFORMERS: tuple[Network, ...] = (
     Transformer(512, 2048, 8, 1, 64),
     Transformer(1024, 4096, 16, 1, 128),
     Transformer(640, 2560, 10, 1, 256, is_causal=True),
@@ -255,32 +340,64 @@ GPU_NETWORKS: tuple[Kind, ...] = (
     Transformer(512, 1536, 8, 16, 96),
     Transformer(1024, 4096, 16, 8, 256),
     Transformer(640, 2560, 10, 24, 200),
-    Transformer(1280, 5120, 20, 4, 1024, layers=2, is_causal=True),
+    Transformer(512, 2048, 8, 6, 480, is_causal=True),
+    Transformer(1280, 5120, 20, 4, 1024, is_causal=True),
     Transformer(1536, 4096, 12, 1, 1, is_gated=True),
     Transformer(256, 512, 4, 1, 900),
-    Convolutions(1, (48, 96, 192, 384)),
-    Convolutions(8, (48, 96, 192, 384)),
-    Convolutions(32, (48, 96, 192, 384)),
-    Convolutions(1, (80, 160, 320, 640), size=192),
-    Convolutions(32, (80, 160, 320, 640), size=192),
+)
+# weights of these together are small enough to stay in L2
+SMALL_CONVOLUTIONS: tuple[Network, ...] = (
+    Convolutions(1, (48, 96, 192), size=192),
+    Convolutions(1, (64, 128, 256), size=160),
     Separable(1, (24, 40, 80, 128)),
-    Separable(32, (24, 40, 80, 128)),
-    Separable(1, (16, 48, 96, 192), kernel=5),
-    Separable(16, (16, 48, 96, 192), kernel=5),
+    Separable(1, (16, 48, 96), kernel=5, size=192),
+    Grouped(1, (64, 144, 320), 16, 48),
+    Blocks(1, (80, 160, 320), 48),
+    Pools(1, (64, 160), 96),
+    Rows(((96, 640), (160, 2560), (640, 512), (3136, 80))),
+)
+LARGE_CONVOLUTIONS: tuple[Network, ...] = (
+    Convolutions(24, (48, 96, 192), size=192),
+    Convolutions(24, (64, 128, 256, 512), size=192),
+    Separable(24, (24, 40, 80, 128)),
+    Separable(12, (16, 48, 96), kernel=5, size=192),
+    Grouped(12, (64, 144, 320), 16, 48),
+    Blocks(12, (80, 160, 320), 48),
     Maps(1, (48, 96, 160), 384, 512),
+    Maps(6, (64, 128, 256), 128, 128),
+    Maps(6, (256, 512), 24, 24),
     Maps(2, (256, 384), 48, 48, has_norm=True),
+    Pools(24, (64, 160), 96),
 )
-CPU_NETWORKS: tuple[Kind, ...] = (
-    Transformer(256, 1024, 4, 1, 32, layers=2),
-    Transformer(512, 2048, 8, 1, 96, layers=2),
-    Convolutions(1, (48, 96, 192), size=160, blocks=1),
-    Separable(1, (16, 24, 48), size=160),
-    Separable(1, (16, 40), kernel=5, size=96),
-    Maps(1, (24, 48), 96, 128),
-)
+ROWS: tuple[Network, ...] = (
+    Rows(((2048, 640), (4096, 1024), (16384, 192), (60000, 80), (2048, 5120), (12288, 640))),
+    Attentions((
+        (1, 10, 160, 160, 64, False), (1, 16, 384, 384, 64, True), (24, 12, 160, 160, 64, False),
+        (12, 16, 320, 320, 64, False), (6, 12, 640, 640, 64, True), (2, 16, 1280, 1280, 128, True),
+        (16, 8, 80, 80, 32, False), (1, 12, 1, 640, 64, False),
+    )),
+)  # fmt: skip
+GPU_GRAPHS: dict[str, Sequence[Network]] = {
+    "transformers": TRANSFORMERS, "small convolutions": SMALL_CONVOLUTIONS,
+    "large convolutions": LARGE_CONVOLUTIONS, "rows and attention": ROWS,
+}  # fmt: skip
+CPU_GRAPHS: dict[str, Sequence[Network]] = {
+    "transformers": (Transformer(256, 1024, 4, 1, 32, layers=1), Transformer(512, 2048, 8, 1, 96, layers=1)),
+    "convolutions": (
+        Convolutions(1, (48, 96, 192), size=160, blocks=1),
+        Separable(1, (16, 24, 48), size=160),
+        Separable(1, (16, 40), kernel=5, size=96),
+        Maps(1, (24, 48), 96, 128),
+        Pools(1, (32,), 64),
+    ),
+    "rows": (Rows(((32, 256), (96, 1024), (1024, 64))),),
+}
 
 
-def networks(kind: str) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """What a calibration of a machine of this kind measures, one after the other."""
-    for each in GPU_NETWORKS if kind == "cuda" else CPU_NETWORKS:
-        yield each.name, each.model(HALF if kind == "cuda" else SINGLE)
+def graphs(kind: str) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """What a calibration of a machine of this kind measures, one graph after the other."""
+    for name, networks in (GPU_GRAPHS if kind == "cuda" else CPU_GRAPHS).items():
+        graph = Graph(name.replace(" ", "_"), HALF if kind == "cuda" else SINGLE)
+        for network in networks:
+            network.add_to(graph)
+        yield name, graph.model()

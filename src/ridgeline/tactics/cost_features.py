@@ -6,15 +6,17 @@ A calibration stores these numbers of every step that it measured; a prediction 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ridgeline.base.spec import Op, Site
+from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
 
 CODES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn")
-POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool")
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+ALIGNED = 64  # channels that one step of a product takes: a tensor of fewer in a row is read piece by piece
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Features:
 
 
 def features_of(site: Site) -> Features:
-    """Sizes of the op that decides the region: its product or reduction, else all of it."""
+    """Sizes of the op that decides the region, and how much the rest of it computes for each result."""
     anchor = main_op(site)
-    family, sizes = _sizes(anchor, site)
     dtype = compute_dtype(site, anchor)
-    work = (body_bytes(site.body, site.specs), body_flops(site.body, site.specs))
-    values = tuple(math.log2(max(size, 1)) for size in (*work, *sizes))
+    family, sizes = _sizes(anchor, site)
+    made = next((site.specs[name].numel for name in anchor.outputs if name in site.specs), 1)
+    rest = (body_flops(site.body, site.specs) - op_flops(anchor, site.specs)) / max(made, 1)
+    moved = body_bytes(site.body, site.specs)
+    values = tuple(math.log2(max(size, 1)) for size in (moved, 1 + rest, *sizes))
     return Features(f"{family} {dtype}", dtype, values)
 
 
@@ -54,9 +58,8 @@ def compute_dtype(site: Site, anchor: Op) -> str:
         return read[0]
     if anchor.math:
         return anchor.math
-    return next(
-        (dtype for dtype in types if dtype.startswith(("float", "bfloat"))), types[0] if types else ""
-    )
+    floats = [dtype for dtype in types if dtype.startswith(("float", "bfloat"))]
+    return (floats or types or [""])[0]
 
 
 def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:
@@ -67,23 +70,53 @@ def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:
     if made is None or given is None or not made.numel:
         return "unknown", ()
     if anchor.op_type in ("Conv", "ConvTranspose"):
-        channels, groups = made.shape[1], int(anchor.attrs.get("group", 1))
-        depth = op_flops(anchor, specs) / (2 * made.numel)
-        return (
-            "convolution" if groups == 1 else "depthwise",
-            (made.numel / channels, channels, depth, given.shape[1] / groups),
-        )
+        return _convolution(anchor, specs, given, made)
     if anchor.op_type == "Attention":
-        keys = next((specs[name] for name in anchor.inputs[1:2] if name in specs), given)
-        return "attention", (given.numel / given.shape[-1], keys.shape[-2], given.shape[-1])
+        return "attention", _attention(anchor, specs, given)
     if kind & Kind.PRODUCT:
         depth, columns = op_flops(anchor, specs) / (2 * made.numel), made.shape[-1] if made.shape else 1
-        return "product", (made.numel / max(columns, 1), columns, depth)
+        return "product", (made.numel / max(columns, 1), columns, depth, math.gcd(int(depth), ALIGNED))
     if kind & Kind.ROW or anchor.op_type.startswith(("Reduce", "Global", "ArgM")):
-        inner = given.shape[-1] if given.shape else 1
-        return "rows", (given.numel / max(inner, 1), inner)
+        length = _row_length(anchor, given, made)
+        return "rows", (given.numel / length, length)
     if anchor.op_type in POOLS:
-        return "pool", (made.numel,)
+        return "pool", (made.numel, given.numel / made.numel)
     if kind & Kind.POINTWISE:
         return "pointwise", (made.numel,)
     return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel,)
+
+
+def _convolution(
+    anchor: Op, specs: Mapping[str, TensorSpec], given: TensorSpec, made: TensorSpec
+) -> tuple[str, tuple[float, ...]]:
+    channels, groups = made.shape[1], int(anchor.attrs.get("group", 1))
+    depth = op_flops(anchor, specs) / (2 * made.numel)
+    width = given.shape[1] / groups
+    family = "convolution" if groups == 1 else "depthwise" if width == 1 else "grouped convolution"
+    if groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
+        family = "pointwise convolution"
+    aligned = math.gcd(int(width), ALIGNED)
+    return family, (made.numel / channels, channels, depth, width if groups > 1 else aligned)
+
+
+def _attention(anchor: Op, specs: Mapping[str, TensorSpec], given: TensorSpec) -> tuple[float, ...]:
+    keys = specs.get(anchor.inputs[1], given)
+    if len(given.shape) == 4:
+        batch, heads, queries, width = given.shape
+    else:
+        heads = int(anchor.attrs.get("q_num_heads", 1))
+        batch, queries, width = given.shape[0], given.shape[-2], given.shape[-1] // heads
+    return batch * heads, queries, keys.shape[-2], width, 2.0 ** int(anchor.attrs.get("is_causal", 0))
+
+
+def _row_length(anchor: Op, given: TensorSpec, made: TensorSpec) -> int:
+    """How many elements one result of a reduction depends on."""
+    if made.numel < given.numel:
+        return given.numel // made.numel
+    if anchor.op_type in ("GroupNormalization", "InstanceNormalization"):
+        groups = int(anchor.attrs.get("num_groups", given.shape[1]))
+        return max(given.numel // max(given.shape[0] * groups, 1), 1)
+    axis = int(anchor.attrs.get("axis", -1))
+    if anchor.op_type in ("LayerNormalization", "RMSNormalization"):
+        return max(math.prod(given.shape[axis:]), 1)
+    return max(given.shape[axis], 1) if given.shape else 1

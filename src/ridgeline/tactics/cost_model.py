@@ -24,10 +24,10 @@ from ridgeline.tactics.offer import read_offer
 from ridgeline.tactics.predict import predict_us
 
 NEAREST = 4
-# a neighbour this far away (in doublings of the sizes) counts half; one far outside hardly corrects at all
-HALF_WEIGHT = 1.0
-# the first two features are bytes and flops: they follow from the sizes that come after them
-WORK_WEIGHT = 0.3
+# one doubling of a size counts 1; the first two features follow from the others, and count less; so does the
+# time that the first factor gives: whether a region is bound by its launch or by its work
+WORK_WEIGHT, TIME_WEIGHT = 0.2, 0.5
+SAME = 0.05  # squared: nearer points are all as good
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class CostModel:
     def candidate_us(self, offer: Offer, site: Site, config: Config, *, rank: int = 0) -> float:
         """The time of one config of a tactic; `rank` is its place in the tactic's own order."""
         modelled = predict_us(offer, site, config, rank=rank, device=self.device)
-        return round(modelled * self.correction(features_of(site)), 3)
+        return round(modelled * self._correction(site, modelled), 3)
 
     def site_us(self, site: Site, tactics: Sequence[Tactic]) -> float | None:
         """The time of a region by its best candidate; None if its shapes are not known."""
         modelled = self.modelled_us(site, tactics)
-        return None if modelled is None else modelled * self.correction(features_of(site))
+        return None if modelled is None else modelled * self._correction(site, modelled)
 
     def modelled_us(self, site: Site, tactics: Sequence[Tactic]) -> float | None:
         """The first factor alone."""
@@ -77,17 +77,23 @@ class CostModel:
         computing_us = flops / self.ceilings.flops_per_us(features_of(site).dtype) if flops else 0.0
         return self.ceilings.least_launch_us + max(moving_us, computing_us)
 
-    def correction(self, features: Features) -> float:
+    def _correction(self, site: Site, modelled_us: float) -> float:
+        return self.correction(features_of(site), modelled_us) if self.ceilings.points else 1.0
+
+    def correction(self, features: Features, modelled_us: float) -> float:
         """By what factor regions of these sizes took longer than the first factor says."""
         points = [p for p in self._points.get(features.family, ()) if len(p.features) == len(features.values)]
         if not points:
             return 1.0
-        near = sorted((_distance(point.features, features.values), point.log_ratio) for point in points)
-        weights = [1 / (1 + (distance / HALF_WEIGHT) ** 2) for distance, _ in near[:NEAREST]]
-        ratios = [ratio for _, ratio in near[:NEAREST]]
-        return math.exp(math.fsum(w * r for w, r in zip(weights, ratios, strict=True)) / math.fsum(weights))
+        near = sorted((_apart(point, features, modelled_us), point.log_ratio) for point in points)[:NEAREST]
+        weights = [1 / (SAME + squared) for squared, _ in near]
+        total = math.fsum(weight * ratio for weight, (_, ratio) in zip(weights, near, strict=True))
+        return math.exp(total / math.fsum(weights))
 
 
-def _distance(a: Sequence[float], b: Sequence[float]) -> float:
-    weights = [WORK_WEIGHT, WORK_WEIGHT, *(1.0 for _ in a[2:])]
-    return math.sqrt(math.fsum(w * (x - y) ** 2 for w, x, y in zip(weights, a, b, strict=True)))
+def _apart(point: Point, features: Features, modelled_us: float) -> float:
+    """The squared distance of a measured region."""
+    weights = [WORK_WEIGHT, WORK_WEIGHT, *(1.0 for _ in features.values[2:])]
+    sizes = zip(weights, point.features, features.values, strict=True)
+    by_time = TIME_WEIGHT * math.log2(point.modelled_us / modelled_us) ** 2
+    return by_time + math.fsum(weight * (a - b) ** 2 for weight, a, b in sizes)
