@@ -18,6 +18,7 @@ from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
 from ridgeline.analyze.kernel_report import KernelReport
 from ridgeline.analyze.model_nodes import ModelNodes
+from ridgeline.analyze.predict import Prediction
 from ridgeline.analyze.profile_report import ProfileReport
 from ridgeline.analyze.ranges import RangeReport
 from ridgeline.analyze.report_data import EngineReport
@@ -25,6 +26,7 @@ from ridgeline.analyze.sensitivity import SensitivityReport
 from ridgeline.analyze.show import Summary
 from ridgeline.analyze.tensors import TensorRow
 from ridgeline.analyze.top import TopReport
+from ridgeline.base.ceilings import Ceilings
 from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import PluginRow
@@ -74,6 +76,8 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         EngineReport,
         ("file", "file_bytes", "source"),
     ),
+    "prediction": ("`ridge predict`", Prediction, ("source",)),
+    "ceilings": ("`ridge calibrate`", Ceilings, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
     "plugins": ("`ridge plugins`, in `rows`", PluginRow, ()),

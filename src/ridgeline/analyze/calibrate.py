@@ -6,12 +6,12 @@ and launches that overlap are in it. `ridge calibrate` keeps the result as a tar
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
+from typing import Protocol
 
+from ridgeline.analyze.calibration_networks import graphs
 from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target
@@ -24,30 +24,42 @@ from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets.ceilings import processor_name, stated_ceilings
 
-Tell = Callable[[str, int, int], None]
+# runs many regions as one step, and then no region has a time of its own
+SPANS = ("ort",)
 
 
-def calibrate(target: Target, *, tell: Tell = lambda what, done, total: None) -> Ceilings:
+class Tell(Protocol):
+    """Hears of progress, as `Options.progress` does."""
+
+    def __call__(self, stage: str, done: int, total: int, detail: str = "") -> None: ...
+
+
+def _silent(stage: str, done: int, total: int, detail: str = "") -> None:
+    pass
+
+
+def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
     """The ceilings of the machine that this target is, which must be here."""
     if not is_here(target):
         raise TargetError(f"{target} is not this machine", help="calibrate on the machine itself")
     rated = measure_rates(target, tell=tell)
     points: list[Point] = []
-    every = list(networks(target.kind))
-    with tempfile.TemporaryDirectory(prefix="ridge-calibrate-") as folder:
-        for done, (name, model) in enumerate(every):
-            tell(f"networks ({name})", done, len(every))
-            engine = build(
-                model, target=target.kind, threads=target.threads,
-                verify="off", timing_cache=Path(folder) / "timings.toml",
-            )  # fmt: skip
-            trace = engine.profile(engine.example_inputs())
-            points += points_of(engine, trace, CostModel(rated))
-    tell("networks", len(every), len(every))
+    for name, model in graphs(target.kind):
+
+        def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
+            tell(name, done, total, f"{stage} {detail}")
+
+        # level 1 times every candidate and leaves out the search for better neighbours
+        engine = build(
+            model, target=target.kind, threads=target.threads, level=1, verify="off", progress=tell_stage,
+            without=SPANS,
+        )  # fmt: skip
+        trace = engine.profile(engine.example_inputs())
+        points += points_of(engine, trace, CostModel(rated))
     return replace(rated, points=tuple(points))
 
 
-def measure_rates(target: Target, *, tell: Tell = lambda what, done, total: None) -> Ceilings:
+def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
     """Copies, products and a launch alone: seconds."""
     tell("rates", 0, 3)
     copy = tuple(copy_curve(target))

@@ -21,6 +21,7 @@ from ridgeline.cli.commands_doctor import doctor
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
 from ridgeline.cli.commands_plugins import plugins
+from ridgeline.cli.commands_predict import calibrate, predict
 from ridgeline.cli.commands_profile import profile
 from ridgeline.cli.commands_quantize import quantize
 from ridgeline.cli.commands_report import report
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 for command in (
     build, run, verify, compare, quantize, bench, profile, show, explain, shapes, kernels, settle, plugins,
-    extract, lint, reduce, demo, doctor, top, report,
+    extract, lint, reduce, demo, doctor, top, report, predict, calibrate,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.base.gpu_timing import MIN_SAMPLE_US, replay_us, samples_in_turn, sleep_while_queueing
+from ridgeline.base.gpu_timing import replay_us, samples_in_turn, sleep_while_queueing
 from ridgeline.base.timing import Timing, wall_us
 from ridgeline.plan.trace import CUPTI, EVENTS, HostTime, KernelTime
 from ridgeline.runtime.cuda_instance import CudaInstance
@@ -30,6 +30,8 @@ MARKER = "spin_kernel"
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 # the profiler makes a launch of a graph slower the more kernels are in it
 KERNELS_PER_QUEUED_CALL = 10
+# of replays in a row: the first of them waits for the host, which must not count
+SAMPLE_US = 5000.0
 SLOWED = 0.05  # more than this is worth a note
 
 
@@ -65,7 +67,7 @@ def measure_gpu(instance: CudaInstance, run: Callable[[], object] | None, rounds
         if instance.graph is None:
             total = _waiting(instance.execute, rounds)
             return _by_events(total, eager, _host(instance, run, rounds, total), instance.why_eager)
-        replays = max(1, round(MIN_SAMPLE_US / max(replay_us(instance.graph, 2), 1e-3)))
+        replays = max(1, round(SAMPLE_US / max(replay_us(instance.graph, 2), 1e-3)))
         samples = [replay_us(instance.graph, replays) for _ in range(rounds // 2)]
         try:
             timeline = _replayed_steps(instance, rounds)

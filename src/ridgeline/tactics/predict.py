@@ -37,6 +37,7 @@ FLOOR_US = {
     "MatMul": (CUBLAS_US, CUBLAS_US_PER_DEPTH), "Gemm": (CUBLAS_US, CUBLAS_US_PER_DEPTH),
     "Conv": (CUDNN_US, CUDNN_US_PER_DEPTH), "Attention": (SDPA["math"][0], 0.0),
 }  # fmt: skip
+HALVES = ("float16", "bfloat16")
 READ_TWICE = 1.4  # a row that is walked over again, mostly from the cache
 # after a library our next kernel cannot start early (docs/gpu.md, dependent launch)
 NO_OVERLAP_US = 0.3
@@ -105,7 +106,7 @@ def sdpa_us(site: Site, backend: str, device: Device, *, is_causal: bool) -> flo
 
 def _library(site: Site, share: float, device: Device) -> float:
     """What a library needs for the arithmetic, or for the bytes."""
-    is_half = any(spec is not None and spec.dtype in ("float16", "bfloat16") for spec in site.inputs)
+    is_half = any(spec is not None and spec.dtype in HALVES for spec in site.inputs)
     rate = share * device.flops if is_half else device.plain_flops
     if site.body.may_round:
         rate = share * device.flops / 2
@@ -142,4 +143,6 @@ def _op_us(op: Op, site: Site, device: Device) -> float:
     fixed, per_depth = FLOOR_US.get(op.op_type, (FLOOR_OP_US, 0.0))
     made = site.specs[op.outputs[0]].numel if op.outputs[0] in site.specs else 0
     depth = flops / (2 * made) if made else 0.0
-    return NO_OVERLAP_US + fixed + per_depth * depth + max(moving_us, flops / (CUDNN_SHARE * device.flops))
+    is_half = any(site.specs[name].dtype in HALVES for name in op.inputs if name in site.specs)
+    rate = CUDNN_SHARE * device.flops if is_half else device.plain_flops
+    return NO_OVERLAP_US + fixed + per_depth * depth + max(moving_us, flops / rate)

@@ -1,0 +1,118 @@
+"""`ridge predict`: the time a model should take on a machine; `ridge calibrate`: what this machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.arguments import AsJson, Model, Shapes, parse_pairs
+from ridgeline.cli.files import require_file, require_writable
+from ridgeline.cli.render import emit, talk
+from ridgeline.errors import OptionError
+
+KNOBS = ("bandwidth", "peak", "sms", "clock", "l2")
+
+
+def predict(
+    model: Model,
+    target: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="h200, l4, … or a target file; cpu or cuda: this machine")
+    ] = "cuda",
+    shapes: Shapes = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="size of the first dim, where it is open")] = None,
+    precision: Annotated[str, typer.Option(metavar="typed|fp16|bf16", help="types to compute in")] = "typed",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KNOB=FACTOR", help=f"multiply a figure of the machine: {', '.join(KNOBS)}"),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="how many steps to list")] = 12,
+    json: AsJson = False,
+) -> None:
+    """Predict the time of a model on a machine that need not be here: in all, by step, and what limits it.
+
+    Nothing is compiled or run. A machine that was calibrated is predicted from its own measurements.
+
+    Examples:
+
+      ridge predict model.onnx --target l4 --batch 8 --precision fp16
+
+      ridge predict model.onnx --target h200 --what-if bandwidth=1.5 --what-if sms=0.5
+    """
+    from ridgeline.analyze.predict import batch_profile, predict
+    from ridgeline.cli.draw_predict import draw_prediction
+    from ridgeline.options import make_options
+    from ridgeline.plugins.entry_points import load_plugins
+    from ridgeline.targets.ceilings import named_ceilings
+
+    require_file(model)
+    load_plugins()
+    profile = parse_pairs(shapes or (), option="--shapes", example="--shapes x=1..8x3x224x224")
+    if batch is not None:
+        profile = batch_profile(model, batch, profile)
+    options = make_options({"profiles": profile or None, "precision": precision})
+    found = predict(model, named_ceilings(target), options, what_if=read_knobs(what_if or []))
+    emit(
+        found, lambda report, console: draw_prediction(report, console, top=top), as_json=json,
+        schema="prediction", source=str(model),
+    )  # fmt: skip
+
+
+def calibrate(
+    target: Annotated[str, typer.Option(metavar="cpu|cuda", help="what to measure")] = "cuda",
+    threads: Annotated[int | None, typer.Option(min=1, help="of the processor (default: all cores)")] = None,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="only copies, products and a launch: seconds, no networks")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="target file (default: in the cache)"),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure what this machine can do, and keep it for predictions and rooflines: under three minutes.
+
+    Examples:
+
+      ridge calibrate
+
+      ridge calibrate --target cpu -o laptop.toml
+    """
+    from ridgeline.analyze.calibrate import calibrate, measure_rates
+    from ridgeline.base.target_files import write_target
+    from ridgeline.cli.draw_predict import draw_ceilings
+    from ridgeline.cli.progress import StageProgress
+    from ridgeline.options import make_options
+    from ridgeline.targets import target_named
+    from ridgeline.targets.ceilings import calibration_path
+
+    if target not in ("cpu", "cuda"):
+        raise OptionError("only this machine can be measured", got=target, want="cpu or cuda")
+    named = target_named(make_options({"target": target, "threads": threads}))
+    path = output or calibration_path(named)
+    if output is not None:
+        require_writable(output, option="-o")
+    with StageProgress(talk) as progress:
+        measure = measure_rates if rates else calibrate
+        found = measure(named, tell=progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_target(found, path)
+    emit(found, draw_ceilings, as_json=json, schema="ceilings", file=str(path))
+
+
+def read_knobs(given: list[str]) -> dict[str, float]:
+    """``bandwidth=1.5`` as a factor."""
+    knobs = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            factor = float(value)
+        except ValueError:
+            factor = 0.0
+        if name not in KNOBS or not 0 < factor < 1e6:
+            raise OptionError(
+                "a what-if does not read", got=text, want=f"KNOB=FACTOR; knobs: {', '.join(KNOBS)}"
+            )
+        knobs[name] = factor
+    return knobs

@@ -1,0 +1,154 @@
+"""`ridge predict` and the cost model: what they say of machines and changes, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ridgeline.analyze.calibrate import measure_rates, points_of
+from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
+from ridgeline.analyze.calibration_networks import CPU_GRAPHS, GPU_GRAPHS, Rows, Transformer, graphs
+from ridgeline.analyze.predict import Prediction, predict
+from ridgeline.base.ceilings import Point
+from ridgeline.base.spec import Target
+from ridgeline.base.target_files import known_ceilings, read_target, write_target
+from ridgeline.builder import build
+from ridgeline.errors import OptionError
+from ridgeline.options import make_options
+from ridgeline.tactics.cost_features import features_of
+from ridgeline.tactics.cost_model import CostModel
+
+Ridge = Callable[..., tuple[int, str, str]]
+
+
+def model_of(*networks: Rows | Transformer, dtype: str = HALF) -> bytes:
+    graph = Graph("g", dtype)
+    for network in networks:
+        network.add_to(graph)
+    return graph.model().SerializeToString()
+
+
+SMALL = model_of(Transformer(128, 256, 2, 1, 16, layers=1))
+
+
+def predicted(model: bytes, target: str = "h200", **what_if: float) -> Prediction:
+    return predict(model, known_ceilings(target), make_options({}), what_if=what_if)
+
+
+def test_a_slower_machine_takes_longer() -> None:
+    large = model_of(Transformer(1024, 4096, 16, 8, 256, layers=1))
+    times = {name: predicted(large, name).total_us for name in ("b200", "h200", "a100", "l4", "t4")}
+    assert list(times.values()) == sorted(times.values())
+    assert times["t4"] > 5 * times["h200"]
+
+
+def test_every_step_has_a_time_a_bound_and_a_limiter() -> None:
+    found = predicted(SMALL)
+    assert found.total_us == pytest.approx(math.fsum(step.us for step in found.steps))
+    assert all(step.us > step.bound_us > 0 for step in found.steps)
+    assert {step.limiter for step in found.steps} == {"launch"}, "a layer this small does nothing else"
+    assert {step.family.split()[0] for step in found.steps} >= {"product", "attention", "rows"}
+    assert found.fits
+
+
+def test_what_if_moves_what_it_should() -> None:
+    bound_by_memory = model_of(Rows(((16384, 4096),)))
+    base, fast = predicted(bound_by_memory), predicted(bound_by_memory, bandwidth=2.0)
+    assert fast.total_us < 0.6 * base.total_us
+    assert predicted(bound_by_memory, peak=2.0).total_us == pytest.approx(base.total_us, rel=0.05)
+    assert {step.limiter for step in base.steps} == {"memory"}
+
+
+def test_half_precision_is_predicted_faster() -> None:
+    model = model_of(Transformer(1024, 4096, 16, 8, 256, layers=1), dtype=SINGLE)
+    times = {
+        name: predict(model, known_ceilings("h200"), make_options({"precision": name})).total_us
+        for name in ("typed", "fp16")
+    }
+    assert times["fp16"] < times["typed"] / 3
+    with pytest.raises(OptionError, match="ridge quantize"):
+        predict(model, known_ceilings("h200"), make_options({"precision": "int8"}))
+
+
+def test_points_correct_regions_like_them_and_no_others() -> None:
+    engine = build(SMALL, target="null:sm_90", verify="off")
+    sites = [site for _, site in engine.planned_sites()]
+    tactics = tuple(engine.fused.tactics.values())
+    plain = CostModel(known_ceilings("h200"))
+    product = next(site for site in sites if features_of(site).family.startswith("product"))
+    other = next(site for site in sites if features_of(site).family.startswith("rows"))
+    found, modelled = features_of(product), plain.modelled_us(product, tactics)
+    assert modelled is not None
+    slow = Point(found.family, found.values, 3 * modelled, modelled)
+    taught = CostModel(replace(known_ceilings("h200"), points=(slow,)))
+    assert taught.site_us(product, tactics) == pytest.approx(3 * modelled)
+    assert taught.site_us(other, tactics) == plain.site_us(other, tactics)
+
+
+def test_a_processor_is_measured_and_its_own_networks_are_predicted(tmp_path: Path) -> None:
+    target = Target("cpu", "x86_64", 1)
+    rates = measure_rates(target)
+    assert rates.flops["float32"] > 0
+    assert rates.copy
+    model = model_of(Rows(((64, 256),)), dtype=SINGLE)
+    engine = build(model, verify="off", level=0, threads=1, without=("ort",))
+    trace = engine.profile(engine.example_inputs(), rounds=3)
+    points = tuple(points_of(engine, trace, CostModel(rates)))
+    assert {point.family.split()[0] for point in points} >= {"rows", "pointwise"}
+    measured = replace(rates, points=points)
+    read = read_target(write_target(measured, tmp_path / "cpu.toml"))
+    again = predict(model, read, make_options({"threads": 1}))
+    assert again.total_us == pytest.approx(sum(point.measured_us for point in points), rel=0.05)
+
+
+def test_the_networks_of_a_calibration_are_models() -> None:
+    assert [name for name, _ in graphs("cpu")] == list(CPU_GRAPHS)
+    assert len(GPU_GRAPHS) > 1
+
+
+def test_the_command_prints_what_it_found(ridge: Ridge, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(SMALL)
+    status, out, _ = ridge(
+        "predict", path, "--target", "l4", "--top", "3", "--what-if", "clock=0.5", "--json"
+    )
+    assert status == 0
+    told = json.loads(out)
+    assert told["schema"] == "ridgeline/prediction/1"
+    assert told["what_if"] == {"clock": 0.5}
+    assert told["target"] == "l4"
+    status, out, _ = ridge("predict", path, "--target", "l4", "--top", "3")
+    assert "NVIDIA L4" in out
+    assert "as the maker states" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--target", "l44"), "did you mean"),
+        (("--target", "l4", "--what-if", "ram=2"), "bandwidth"),
+        (("--target", "l4", "--what-if", "clock=-1"), "KNOB=FACTOR"),
+        (("--target", "l4", "--batch", "4"), "fixed"),
+        (("--target", "l4", "--precision", "fp8"), "ridge quantize"),
+        (("--target", "cpu"), "ridge calibrate"),
+    ],
+)
+def test_bad_input_is_refused_with_a_way_out(
+    ridge: Ridge, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(SMALL)
+    status, _, err = ridge("predict", path, *arguments)
+    assert status == 1
+    assert says in err
+
+
+def test_only_this_machine_is_calibrated(ridge: Ridge) -> None:
+    status, _, err = ridge("calibrate", "--target", "h200")
+    assert status == 1
+    assert "cpu or cuda" in err
