@@ -24,8 +24,8 @@ from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets.ceilings import processor_name, stated_ceilings
 
-# runs many regions as one step, and then no region has a time of its own
-SPANS = ("ort",)
+# tactics that run many regions as one step: then no region has a time of its own
+SPANS = {"cpu": ("ort",), "cuda": ()}
 
 
 class Tell(Protocol):
@@ -52,7 +52,7 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
         # level 1 times every candidate and leaves out the search for better neighbours
         engine = build(
             model, target=target.kind, threads=target.threads, level=1, verify="off", progress=tell_stage,
-            without=SPANS,
+            without=SPANS[target.kind],
         )  # fmt: skip
         trace = engine.profile(engine.example_inputs())
         points += points_of(engine, trace, CostModel(rated))
