@@ -79,6 +79,9 @@ def test_the_page_is_small_and_draws_itself(
     wanted = {name: i for i, region in enumerate(report.regions) for name in region.outputs}
     edges = {(wanted[n], i) for i, region in enumerate(report.regions) for n in region.inputs if n in wanted}
     assert tab.run(EDGES) == len(edges)
+    spans = [step.index for step in report.steps if len(step.regions) > 1]
+    assert (len(spans) > 0) == (name == "chain")
+    assert tab.run("ridge.graphView.cy.nodes('.frame').map((each) => each.data('step'))") == spans
 
 
 def test_search_and_click_open_a_step(
@@ -119,10 +122,10 @@ def test_tables_sort_and_filter_and_draw_what_is_in_view(
     tab.open(pages["chain"])
     assert 10 < tab.run(f"{TABLE}.querySelectorAll('.body .row').length") < 60
     heads = tab.run(f"[...{TABLE}.querySelectorAll('.header button')].map((each) => each.textContent)")
-    at = heads.index("Time")
+    at, ops = heads.index("Time"), heads.index("Ops")
     tab.run(f"{TABLE}.querySelectorAll('.header button')[{at}].click()")
     slowest = sorted(steps, key=lambda step: -(step.us or 0.0))[0]
-    assert tab.run(SHOWN.format(column=2))[0] == slowest.ops_text
+    assert tab.run(SHOWN.format(column=ops))[0] == slowest.ops_text
     tab.run(f"{TABLE}.querySelectorAll('.header button')[{at}].click()")
     assert tab.run(SHOWN.format(column=0))[0] == str(min(steps, key=lambda step: step.us or 0.0).index)
     tab.run("document.querySelector('#steps input').focus({preventScroll: true})")

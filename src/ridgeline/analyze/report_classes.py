@@ -16,7 +16,12 @@ def class_of(step: Step) -> str:
     """The class of its ops; several regions that one tactic runs are a library's span."""
     if len(step.regions) > 1:
         return "library span"
-    return body_class(Body((), (), tuple(Op(op_type, (), ()) for op_type in step.op_types)))
+    return ops_class(step.op_types)
+
+
+def ops_class(op_types: Sequence[str]) -> str:
+    """The class of a region with these ops."""
+    return body_class(Body((), (), tuple(Op(op_type, (), ()) for op_type in op_types)))
 
 
 def precision_of(

@@ -11,6 +11,7 @@ from ridgeline.analyze.explain import (
     UnwillingRow,
 )
 from ridgeline.analyze.kernel_report import KernelRow
+from ridgeline.analyze.profile_report import HotSpot
 from ridgeline.analyze.report_graph import RegionBody
 from ridgeline.analyze.show import Summary
 from ridgeline.base.notebook import Notebook, Table, View
@@ -41,12 +42,15 @@ class ReportStep:
     share: float | None  # of the time of all steps
     flops: int
     bytes: int
-    bound_us: float | None  # the least time that the machine's ceilings allow; null where they are not known
-    bound_by: str  # memory | arithmetic; empty where ceilings are not known
     contest: Contest
     why: str
     notes: tuple[str, ...]
     kernels: tuple[str, ...]  # digests of our own GPU kernels
+    # the least time that the machine's ceilings allow, by memory or arithmetic; null where it is not known
+    bound_us: float | None = None
+    bound_by: str = ""
+    limiter: str = ""  # as `ridge profile` judges it; empty without ceilings or times
+    evidence: str = ""
     p10_us: float | None = None  # of a trace, as all that follows
     p90_us: float | None = None
     start_us: float | None = None  # from the start of the run
@@ -83,6 +87,7 @@ class ReportRegion:
     function: str  # the name of its body
     ops: tuple[str, ...]
     nodes: tuple[str, ...]
+    op_class: str
     contest: Contest | None  # of the region alone; null if it was not considered alone
     inputs: tuple[str, ...] = ()  # without weights; of the graph, as all that follows
     outputs: tuple[str, ...] = ()
@@ -116,6 +121,8 @@ class Measured:
     gaps_us: float | None
     overlap_us: float | None
     coverage: float  # steps and gaps as a share of the whole run
+    bound: str  # host | device: what sets the pace
+    bound_evidence: str
     host: HostTime
     live_bytes: tuple[int, ...]
     notes: tuple[str, ...]
@@ -138,6 +145,7 @@ class EngineReport(Notebook):
     memory: Memory
     roof: Roof | None
     measured: Measured | None
+    hot_spots: tuple[HotSpot, ...]  # of a trace: what takes longest, and what to do about it
     why: str
     alternatives: tuple[AlternativeRow, ...]
     unfused: tuple[UnfusedRow, ...]

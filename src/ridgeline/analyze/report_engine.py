@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from ridgeline.analyze.explain import (
     Explanation,
@@ -12,7 +13,9 @@ from ridgeline.analyze.explain import (
     explain_engine,
 )
 from ridgeline.analyze.kernel_report import KernelRow, report_kernels
-from ridgeline.analyze.report_classes import class_of, precision_of
+from ridgeline.analyze.limiter import find_limit
+from ridgeline.analyze.profile_report import find_bound, report_profile
+from ridgeline.analyze.report_classes import PRODUCTS, class_of, ops_class, precision_of
 from ridgeline.analyze.report_data import EngineReport, Measured, ReportRegion, ReportStep, Roof
 from ridgeline.analyze.report_graph import FusedGraph
 from ridgeline.analyze.show import StepRow, Summary, summarise
@@ -21,7 +24,7 @@ from ridgeline.errors import OptionError
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
-from ridgeline.plan.trace import StepTime, Trace
+from ridgeline.plan.trace import OpClass, StepTime, Trace
 
 # where a step's time comes from
 PROFILED, TIMED, PREDICTED = "profiled", "timed in the build", "predicted"
@@ -63,6 +66,7 @@ def report_engine(
         memory=plan.memory,
         roof=_roof(steps, ceilings) if ceilings is not None else None,
         measured=_measured(trace) if trace is not None else None,
+        hot_spots=report_profile(trace, ceilings).hot_spots if trace is not None else (),
         why=plan.why,
         alternatives=story.alternatives,
         unfused=story.unfused,
@@ -110,7 +114,6 @@ def _step(step: Step, told: StepStory, us: float | None, share: float | None, gi
     seen = (given.traced or {}).get(told.index)
     op_class = seen.op_class if seen is not None else class_of(step)
     precision = seen.precision if seen else precision_of(step, op_class, given.types, given.weights)
-    bound_us, bound_by = _bound(step, precision, given.ceilings)
     row = ReportStep(
         index=told.index,
         name=step.name,
@@ -128,17 +131,26 @@ def _step(step: Step, told: StepStory, us: float | None, share: float | None, gi
         share=share,
         flops=step.work.flops,
         bytes=step.work.bytes,
-        bound_us=bound_us,
-        bound_by=bound_by,
         contest=told.contest,
         why=step.why,
         notes=step.notes,
         kernels=step.kernels,
     )
-    if seen is None:
+    if seen is not None:
+        row = _profiled(row, seen)
+    if given.ceilings is None or not us:
         return row
+    judged = _judged(row, seen or _as_timed(step, row), given.ceilings)
+    is_measured = seen is not None or step.median_us is not None
+    return judged if is_measured else replace(judged, limiter="", evidence="")
+
+
+def _profiled(row: ReportStep, seen: StepTime) -> ReportStep:
+    """With all that a trace has measured. Its work is that of the shapes that were run."""
     return replace(
         row,
+        bytes=seen.bytes,
+        flops=seen.flops,
         p10_us=seen.p10_us,
         p90_us=seen.p90_us,
         start_us=seen.start_us,
@@ -172,14 +184,23 @@ def _weight_types(plan: Plan, graph: FusedGraph | None) -> dict[str, tuple[str, 
     }
 
 
-def _bound(step: Step, precision: str, ceilings: Ceilings | None) -> tuple[float | None, str]:
-    if ceilings is None:
-        return None, ""
-    bound_us = ceilings.bound_us(step.work.bytes, step.work.flops, precision)
-    if not math.isfinite(bound_us):
-        return None, ""
-    moving_us = ceilings.bound_us(step.work.bytes, 0, precision)
-    return bound_us, "memory" if moving_us >= bound_us else "arithmetic"
+def _as_timed(step: Step, row: ReportStep) -> StepTime:
+    """A step as a trace would have it, with the time that the build took: it is judged in the same way."""
+    us = row.us or 0.0
+    return StepTime(
+        index=row.index, name=row.name, op_types=row.ops, sources=row.nodes, tactic=row.tactic,
+        config=row.config, precision=row.precision, op_class=cast("OpClass", row.op_class), calls=1,
+        median_us=us, p10_us=us, p90_us=us, start_us=0.0, bytes=step.work.bytes, flops=step.work.flops,
+        samples_us=(us,),
+    )  # fmt: skip
+
+
+def _judged(row: ReportStep, timed: StepTime, ceilings: Ceilings) -> ReportStep:
+    """With its least time and what limits it."""
+    limit = find_limit(timed, ceilings)
+    shares = (limit.memory_share, limit.arithmetic_share)
+    by = "" if None in shares else "memory" if (shares[0] or 0.0) >= (shares[1] or 0.0) else "arithmetic"
+    return replace(row, bound_us=limit.bound_us, bound_by=by, limiter=limit.limiter, evidence=limit.evidence)
 
 
 def _overall(steps: Sequence[ReportStep]) -> float | None:
@@ -224,17 +245,23 @@ def _regions(plan: Plan, story: Explanation, graph: FusedGraph | None) -> tuple[
                 function=note.function,
                 ops=note.op_types,
                 nodes=note.sources,
+                op_class=ops_class(note.op_types),
                 contest=told.get(note.name),
             )
             for note in plan.regions
         )
     bodies = {body.function: tuple(op.op_type for op in body.ops) for body in graph.bodies}
+    ops_of = {
+        each.name: notes[each.name].op_types if each.name in notes else bodies[each.function]
+        for each in graph.regions
+    }
     return tuple(
         ReportRegion(
             name=each.name,
             step=step_of.get(each.name, 0),
             function=each.function,
-            ops=notes[each.name].op_types if each.name in notes else bodies[each.function],
+            ops=ops_of[each.name],
+            op_class=ops_class(ops_of[each.name]),
             nodes=each.sources,
             inputs=each.inputs,
             outputs=each.outputs,
@@ -246,7 +273,9 @@ def _regions(plan: Plan, story: Explanation, graph: FusedGraph | None) -> tuple[
 
 
 def _roof(steps: Sequence[ReportStep], ceilings: Ceilings) -> Roof | None:
-    rates = {kind: ceilings.flops_per_us(kind) for kind in dict.fromkeys(step.precision for step in steps)}
+    # arithmetic outside products is done in float32, whatever the storage is
+    kinds = dict.fromkeys(s.precision if s.op_class in PRODUCTS else "float32" for s in steps if s.flops)
+    rates = {kind: ceilings.flops_per_us(kind) for kind in kinds}
     speed = ceilings.memory_bytes_per_us
     if not math.isfinite(speed):
         return None
@@ -261,6 +290,7 @@ def _roof(steps: Sequence[ReportStep], ceilings: Ceilings) -> Roof | None:
 
 
 def _measured(trace: Trace) -> Measured:
+    bound, evidence = find_bound(trace)
     return Measured(
         how=trace.how,
         device=trace.device,
@@ -273,6 +303,8 @@ def _measured(trace: Trace) -> Measured:
         gaps_us=trace.gaps_us,
         overlap_us=trace.overlap_us,
         coverage=trace.coverage,
+        bound=bound,
+        bound_evidence=evidence,
         host=trace.host,
         live_bytes=trace.memory.live_bytes,
         notes=trace.notes,

@@ -24,7 +24,7 @@ CSV_COLUMNS = (
     "index", "name", "kind", "precision", "ops", "nodes", "regions", "tactic", "config", "us", "p10_us",
     "p90_us", "start_us", "gap_us",
     "share", "bytes", "flops", "intensity", "bytes_per_us", "flops_per_us", "bound_us",
-    "bound_by", "roofline", "runner_up", "behind", "why",
+    "bound_by", "roofline", "limiter", "runner_up", "behind", "why",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def _csv_row(step: ReportStep) -> Sequence[object]:
         len(step.regions), step.tactic, config_text(step.config), step.us, step.p10_us, step.p90_us,
         step.start_us, step.gap_us,
         step.share, step.bytes, step.flops, step.intensity, step.bytes_per_us, step.flops_per_us,
-        step.bound_us, step.bound_by, step.roofline, second.tactic if second else "",
+        step.bound_us, step.bound_by, step.roofline, step.limiter, second.tactic if second else "",
         second.behind if second else None, step.why,
     )  # fmt: skip
     return [_plain_cell(cell) if isinstance(cell, str) else cell for cell in row]

@@ -47,6 +47,9 @@ function choice(label, options, picked, onPick) {
   return el("div", { class: "group", role: "group", "aria-label": label }, buttons.map(([, button]) => button));
 }
 
+// text in which `commands` stand between backquotes
+const withCode = (text) => text.split("`").map((piece, i) => (i % 2 ? el("code", {}, piece) : piece));
+
 const empty = (sentence, command) =>
   el("div", { class: "empty" }, sentence, command ? el("br") : null, command ? el("code", {}, command) : null);
 

@@ -46,7 +46,7 @@ function rooflineDetail() {
   if (!areTimed) return "steps were not timed";
   if (!data.roof) return "no ceilings are known for this machine: ridge calibrate measures them";
   if (data.roofline === null) return "some step has no bound";
-  return `least time on ${data.roof.name} over the time taken`;
+  return `least time on ${data.roof.name} over the ${data.times === "predicted" ? "predicted time" : "time taken"}`;
 }
 
 function verifiedCard() {
@@ -74,6 +74,21 @@ function buildDetail() {
   if (summary.sites_cached) parts.push(`${count(summary.sites_cached)} from the cache`);
   if (summary.engines_built > 1) parts.push(`${summary.engines_built} engines built`);
   return parts.join(", ") || "nothing was timed";
+}
+
+// what takes longest in the profile, what limits it, and what to try
+function drawHotSpots() {
+  if (!data.hotSpots.length) return;
+  const { measured } = data;
+  byId("overview").append(el("div", { class: "box", style: { marginTop: "12px" } }, el("h3", {}, "Where to look first"),
+    el("p", { class: "muted", style: { fontSize: "13px" } }, `The ${measured.bound} sets the pace: ${measured.bound_evidence}.`),
+    dataTable({ rows: data.hotSpots, wraps: true, filter: false, what: "step", onRow: (row) => openStep(row.index), columns: [
+      { title: "Step", value: (row) => row.index, show: (row) => `${row.index}. ${row.name}`, width: "minmax(120px, 1fr)" },
+      { title: "Share", value: (row) => row.share, show: (row) => percent(row.share), numeric: true, width: "76px" },
+      { title: "Could save", value: (row) => row.could_save_us, show: (row) => duration(row.could_save_us), numeric: true, width: "104px", hint: "its time less the least time that the ceilings allow" },
+      { title: "Limited by", value: (row) => row.limiter, show: (row) => `${row.limiter}: ${row.evidence}`, width: "minmax(150px, 1.6fr)" },
+      { title: "What to try", value: (row) => row.advice, show: (row) => el("span", {}, withCode(row.advice)), width: "minmax(170px, 2fr)" },
+    ] })));
 }
 
 function drawNotes() {

@@ -66,3 +66,4 @@ const zoom = (more = {}) => [
 
 const legendOf = (kinds) => el("div", { class: "legend" }, kinds.map((kind) => el("span", {}, dot(kind), kind)));
 const kindsThere = Object.keys(CLASSES).filter((kind) => data.steps.some((step) => step.kind === kind));
+const regionKinds = Object.keys(CLASSES).filter((kind) => data.regions.some((region) => region.step && region.kind === kind));

@@ -6,7 +6,7 @@ const LABEL = 26;
 const graphView = { cy: null, ready: null, show: () => {} };
 
 function drawGraph() {
-  const section = sectionHead("graph", "Every region of the fused model. Regions that one step runs together stand in one frame. Click a region for what it computes and who competed for it.");
+  const section = sectionHead("graph", "Every region of the fused model; a frame holds regions that one step runs together, dotted ones are shape arithmetic that is done before the run. Click a region for what it computes and who competed for it.");
   if (!data.regions.length || !data.regions.some((region) => region.inputs.length || region.outputs.length)) {
     section.append(el("div", { class: "box" }, empty("The graph of this engine was not read.")));
     return;
@@ -21,7 +21,7 @@ function drawGraph() {
     el("div", { class: "filter" }, search, found, el("span", { style: { flex: "1" } }),
       choice("Colour by", { kind: "Kind", precision: "Precision", time: "Time" }, paint, (key) => { paint = key; restyle(); }),
       el("div", { class: "group" }, button("−", () => zoomBy(1 / 1.4), "Zoom out"), button("+", () => zoomBy(1.4), "Zoom in"), button("Fit", () => graphView.cy?.fit(undefined, 24), "Show all of it"))),
-    el("div", { class: "graph-wrap" }, canvas, state), legendOf(kindsThere)));
+    el("div", { class: "graph-wrap" }, canvas, state), legendOf(regionKinds)));
 
   const zoomBy = (factor) => {
     const { cy } = graphView;
@@ -107,10 +107,10 @@ function graphParts() {
     for (const name of region.outputs) makers.set(name, id);
     const step = region.step ? stepAt(region.step) : null;
     const isShared = step && (regionsOf.get(region.step) ?? []).length > 1;
-    const time = step && !isShared && step.us !== null ? duration(step.us) : step ? "" : "before the run";
+    const time = step && !isShared && step.us !== null ? duration(step.us) : "";
     const first = labelOf(region);
     if (isShared) frames.add(region.step);
-    nodes.push({ id, label: time ? `${first}\n${time}` : first, kind: step ? step.kind : "other", precision: step?.precision ?? "", share: step && !isShared ? step.share ?? 0 : 0,
+    nodes.push({ id, label: time ? `${first}\n${time}` : first, kind: step ? region.kind : "host", precision: step?.precision ?? "", share: step && !isShared ? step.share ?? 0 : 0,
       step: region.step, parent: isShared ? `s${region.step}` : undefined, width: Math.max(74, 22 + 7.1 * Math.max(first.length, time.length)), height: time ? 42 : 28 });
   }
   const edges = new Map();
@@ -121,18 +121,28 @@ function graphParts() {
 }
 
 // runs in a worker; only what it is given is known here. Nodes come in the order of the graph: a large one is laid
-// out piece by piece, each below the one before it
+// out piece by piece, each below the one before it. A frame lies in one piece
 function place(dagre, { nodes, edges, atOnce }) {
   const gap = 34;
-  const pieceOf = new Map(nodes.map(({ id }, i) => [id, Math.floor(i / atOnce)]));
+  const pieceOf = new Map(), firstOf = new Map();
+  nodes.forEach(({ id, parent }, i) => {
+    const own = Math.floor(i / atOnce);
+    if (parent && !firstOf.has(parent)) firstOf.set(parent, own);
+    pieceOf.set(id, parent ? firstOf.get(parent) : own);
+  });
   const places = {}, bends = edges.map(() => []);
   let top = 0;
   for (let piece = 0; piece * atOnce < nodes.length; piece++) {
-    const graph = new dagre.graphlib.Graph();
+    const own = nodes.filter(({ id }) => pieceOf.get(id) === piece);
+    const frames = new Set(own.map(({ parent }) => parent).filter(Boolean));
+    const graph = new dagre.graphlib.Graph({ compound: frames.size > 0 });
     graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: gap, edgesep: 12 });
     graph.setDefaultEdgeLabel(() => ({}));
-    const own = nodes.slice(piece * atOnce, (piece + 1) * atOnce);
-    for (const { id, width, height } of own) graph.setNode(id, { width, height });
+    for (const frame of frames) graph.setNode(frame, {});
+    for (const { id, width, height, parent } of own) {
+      graph.setNode(id, { width, height });
+      if (parent) graph.setParent(id, parent);
+    }
     const inside = edges.map((edge, i) => [edge, i]).filter(([{ from, to }]) => pieceOf.get(from) === piece && pieceOf.get(to) === piece);
     for (const [{ from, to }] of inside) graph.setEdge(from, to);
     dagre.layout(graph);
@@ -147,7 +157,7 @@ function place(dagre, { nodes, edges, atOnce }) {
 
 function layOut() {
   const parts = graphParts();
-  const asked = { nodes: parts.nodes.map(({ id, width, height }) => ({ id, width, height })), edges: parts.edges, atOnce: AT_ONCE };
+  const asked = { nodes: parts.nodes.map(({ id, width, height, parent }) => ({ id, width, height, parent })), edges: parts.edges, atOnce: AT_ONCE };
   const text = `${byId("library-dagre").textContent}\n${place}\nonmessage = (event) => postMessage(place(dagre, event.data));`;
   return new Promise((resolve, reject) => {
     const here = () => { try { resolve({ ...parts, ...place(dagre, asked) }); } catch (problem) { reject(problem); } };
@@ -180,7 +190,7 @@ function makeGraph(container, { nodes, edges, frames, places, bends }, style) {
     textureOnViewport: large, hideEdgesOnViewport: nodes.length > 3000, pixelRatio: large ? 1 : "auto",
     elements: [
       ...frames.map((step) => ({ group: "nodes", data: { id: `s${step}`, label: `step ${step}, ${stepAt(step).tactic}, ${duration(stepAt(step).us)}`, step }, classes: "frame" })),
-      ...nodes.map((node) => ({ group: "nodes", data: node, position: places[node.id], classes: node.kind === "port" ? "port" : "region" })),
+      ...nodes.map((node) => ({ group: "nodes", data: node, position: places[node.id], classes: node.kind === "port" ? "port" : node.kind === "host" ? "region host" : "region" })),
       ...edges.map(({ from, to }, i) => ({ group: "edges", data: { source: from, target: to, ...bendsOf(places[from], places[to], bends[i]) } })),
     ],
   });
@@ -200,11 +210,13 @@ function graphStyle(paint) {
   const fill = (node) => (paint === "precision" && node.data("precision") ? precisionColour(node.data("precision")) : paint === "time" ? colour("--c-product") : classColour(node.data("kind")));
   const strength = (node) => (paint === "time" ? 0.04 + 0.8 * Math.sqrt(node.data("share") / hottest) : 0.2);
   return [
-    { selector: "node", style: { shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(label)", "text-wrap": "wrap", "text-valign": "center", "text-halign": "center",
+    { selector: "node[width]", style: { width: "data(width)", height: "data(height)" } },
+    { selector: "node", style: { shape: "round-rectangle", label: "data(label)", "text-wrap": "wrap", "text-valign": "center", "text-halign": "center",
       "font-size": 12, "font-family": getComputedStyle(document.body).fontFamily, color: colour("--text"), "min-zoomed-font-size": 6, "line-height": 1.25 } },
     { selector: "node.region", style: { "background-color": fill, "background-opacity": strength, "border-color": fill, "border-width": 1.6 } },
+    { selector: "node.host", style: { "background-color": colour("--surface"), "border-color": colour("--faint"), "border-style": "dotted", color: colour("--muted") } },
     { selector: "node.port", style: { "background-color": colour("--raised"), "border-color": colour("--faint"), "border-width": 1, "border-style": "dashed" } },
-    { selector: "node.frame", style: { "background-color": colour("--raised"), "background-opacity": 0.55, "border-color": colour("--faint"), "border-width": 1, "text-valign": "top", "font-size": 13, color: colour("--muted"), padding: 18 } },
+    { selector: "node.frame", style: { "background-color": colour("--raised"), "background-opacity": 0.55, "border-color": colour("--faint"), "border-width": 1, "text-valign": "top", "font-size": 13, color: colour("--muted"), "text-background-color": colour("--bg"), "text-background-opacity": 0.85, "text-background-padding": 2, padding: 18 } },
     { selector: "node.hit", style: { "border-width": 3.5, "border-color": colour("--accent") } },
     { selector: "node:selected", style: { "border-width": 4, "border-color": colour("--accent"), "background-opacity": 0.45 } },
     { selector: "edge", style: { width: 1.3, "line-color": colour("--faint"), "target-arrow-color": colour("--faint"), "target-arrow-shape": "triangle", "arrow-scale": 0.75, "curve-style": "straight" } },

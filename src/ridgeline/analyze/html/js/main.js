@@ -19,6 +19,7 @@ function drawNav() {
 drawHeader();
 drawCards();
 drawNotes();
+drawHotSpots();
 drawRoofline();
 drawLayers();
 drawSteps();

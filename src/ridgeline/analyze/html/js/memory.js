@@ -39,7 +39,7 @@ function drawMemory() {
           label: { show: true, formatter: `peak ${size(peak)}, step ${peakAt + 1}`, position: "top", align: peakAt > memory.live.length / 2 ? "right" : "left", color: colour("--text") } } : undefined },
       { type: "custom", xAxisIndex: 1, yAxisIndex: 1, clip: true, encode: { x: [0, 1], y: [2, 3] }, renderItem: blockRect,
         data: memory.blocks.map((block, i) => ({ value: [block[4], block[5] + 1, block[3], block[3] + block[2]], block,
-          itemStyle: { color: colour(PRECISIONS[i % 6]), opacity: 0.62 } })) },
+          itemStyle: { color: colour(BLOCKS[i % BLOCKS.length]), opacity: 0.62 } })) },
     ],
   }), { height: 420, onClick: (mark) => { if (mark.block) openStep(mark.block[4] + 1); } });
 }

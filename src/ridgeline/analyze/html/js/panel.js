@@ -10,6 +10,7 @@ function openStep(index, regionName = null) {
   const picked = regions.filter((region) => region.name === regionName);
   fillPanel(`${step.index}. ${step.name}`, [step.kind, step.precision, step.tactic], [
     facts(step),
+    step.evidence !== null ? part(`Limited by ${step.limiter}`, el("p", { class: "muted" }, shared(step.evidence))) : null,
     step.why !== null ? part("Why this tactic", el("p", { class: "muted" }, shared(step.why))) : null,
     step.notes.length ? part("Notes", step.notes.map((note) => el("p", { class: "note" }, shared(note)))) : null,
     part("Candidates", contestTable(data.contests[step.contest], step.us)),

@@ -1,18 +1,20 @@
 // The sections that are tables: steps, refusals, kernels, verification, environment.
 
 function drawSteps() {
+  const most = Math.max(1e-9, ...data.steps.map((step) => step.share ?? 0));
   const section = sectionHead("steps", "Every step in order. A click opens one.");
   section.append(el("div", { class: "box" }, dataTable({ rows: data.steps, what: "step", onRow: (step) => openStep(step.index), columns: [
     { title: "#", value: (step) => step.index, numeric: true, width: "60px" },
-    { title: "Step", value: (step) => step.name, width: "minmax(180px, 2fr)" },
-    { title: "Ops", value: (step) => step.ops, width: "minmax(150px, 1.4fr)" },
-    { title: "Kind", value: (step) => step.kind, show: (step) => el("span", {}, dot(step.kind), step.kind), width: "132px" },
-    { title: "Precision", value: (step) => step.precision, width: "96px" },
-    { title: "Tactic", value: (step) => step.tactic, width: "minmax(130px, 1fr)" },
+    { title: "Step", value: (step) => step.name, width: "minmax(150px, 2fr)" },
     { title: "Time", value: (step) => step.us, show: (step) => duration(step.us), numeric: true, width: "88px" },
     { title: "Share", value: (step) => step.share, show: (step) => percent(step.share), numeric: true, width: "86px" },
-    { title: "", value: (step) => step.share, show: (step) => barCell(step.share, `var(${(CLASSES[step.kind] ?? CLASSES.other)[0]})`), width: "92px" },
+    { title: "", value: (step) => step.share, show: (step) => barCell(step.share / most, `var(${(CLASSES[step.kind] ?? CLASSES.other)[0]})`), width: "92px" },
+    { title: "Ops", value: (step) => step.ops, width: "minmax(150px, 1.4fr)" },
+    { title: "Kind", value: (step) => step.kind, show: (step) => el("span", {}, dot(step.kind), step.kind), width: "146px" },
+    { title: "Precision", value: (step) => step.precision, width: "96px" },
+    { title: "Tactic", value: (step) => step.tactic, width: "minmax(130px, 1fr)" },
     { title: "Roofline", value: (step) => step.roofline, show: (step) => percent(step.roofline), numeric: true, width: "88px", hint: "its least time as a share of its time" },
+    ...(data.steps.some((step) => step.limiter) ? [{ title: "Limited by", value: (step) => step.limiter, width: "112px" }] : []),
     { title: "Bandwidth", value: (step) => achieved(step.bytes, step.us), show: (step) => rate(achieved(step.bytes, step.us), "B"), numeric: true, width: "108px" },
     { title: "Arithmetic", value: (step) => achieved(step.flops, step.us), show: (step) => rate(achieved(step.flops, step.us), "FLOP"), numeric: true, width: "122px" },
     { title: "Bytes", value: (step) => step.bytes, show: (step) => size(step.bytes), numeric: true, width: "92px" },
@@ -28,7 +30,7 @@ function drawRefused() {
       { title: "Rule", value: (row) => row.rule, width: "minmax(90px, .7fr)" },
       { title: "Reason", value: (row) => row.reason, width: "minmax(160px, 2fr)" },
       { title: "Times", value: (row) => row.count, show: (row) => count(row.count), numeric: true, width: "70px" },
-      { title: "Bytes lost", value: (row) => row.bytes_lost, show: (row) => size(row.bytes_lost), numeric: true, width: "100px" },
+      { title: "Bytes lost", value: (row) => row.bytes_lost, show: (row) => size(row.bytes_lost), numeric: true, width: "116px" },
       { title: "At", value: (row) => row.nodes[0], show: (row) => nodeList(row.nodes, row.count), width: "minmax(130px, 1.4fr)" },
     ] }) : empty("Nothing that fitted was refused.")),
     el("div", { class: "box" }, el("h3", {}, "Tactics that refused"), data.unwilling.length ? dataTable({ rows: data.unwilling, wraps: true, what: "tactic", sort: [1, -1], columns: [
@@ -63,7 +65,7 @@ function drawKernels() {
     { title: "Steps", value: (row) => row.steps.length, show: (row) => count(row.steps.length), numeric: true, width: "76px" },
     { title: "Registers", value: (row) => row.registers, show: (row) => count(row.registers), numeric: true, width: "96px" },
     { title: "Spilled", value: (row) => row.spilled_bytes, show: (row) => size(row.spilled_bytes), numeric: true, width: "86px" },
-    { title: "Shared memory", value: (row) => row.shared_bytes, show: (row) => size(row.shared_bytes), numeric: true, width: "124px" },
+    { title: "Shared memory", value: (row) => row.shared_bytes, show: (row) => size(row.shared_bytes), numeric: true, width: "138px" },
     { title: "Warps", value: (row) => row.warps, show: (row) => count(row.warps), numeric: true, width: "76px" },
     { title: "Occupancy", value: (row) => row.occupancy, show: (row) => percent(row.occupancy), numeric: true, width: "100px" },
     { title: "Limited by", value: (row) => row.limited_by, width: "130px" },
@@ -101,7 +103,7 @@ function drawEnvironment() {
       ...summary.outputs.map((port) => [`output ${port.name}`, `${port.dtype}${dims(port)}`]),
       ...(data.hostValues ? [["shape arithmetic", `${plural(data.hostValues, "value")} known before work starts`]] : [])]),
     listed("Versions", Object.entries(summary.versions)),
-    listed("Build, seconds by stage", Object.entries(summary.stage_seconds).filter(([, seconds]) => seconds >= 0.005).map(([name, seconds]) => [name, duration(seconds * 1e6)])),
+    listed("Build by stage", Object.entries(summary.stage_seconds).filter(([, seconds]) => seconds >= 0.005).map(([name, seconds]) => [name, duration(seconds * 1e6)])),
     measured ? listed("Profile", [["device", measured.device], ["how", measured.how], ["rounds", count(measured.rounds)],
       ...Object.entries(measured.shapes).map(([name, shape]) => [`input ${name}`, shape])]) : null,
     roof ? listed("Ceilings", [["machine", roof.name], ["source", roof.source], ["memory", rate(roof.bytes_per_us, "B")],

@@ -6,7 +6,13 @@ const CLASSES = {
   movement: ["--c-movement", "pin"], "library span": ["--c-span", "circle"], recurrent: ["--c-recurrent", "diamond"],
   control: ["--c-control", "arrow"], other: ["--c-other", "circle"],
 };
-const PRECISIONS = ["--c-convolution", "--c-pointwise", "--c-norm", "--c-attention", "--c-product", "--c-movement", "--c-recurrent", "--c-other"];
+// the same colour for a type on every page
+const PRECISIONS = {
+  float32: "--c-convolution", tf32: "--c-movement", float16: "--c-pointwise", bfloat16: "--c-norm", int8: "--c-attention", uint8: "--c-attention",
+  float8_e4m3fn: "--c-product", float8_e5m2: "--c-product", int4: "--c-span", uint4: "--c-span", float4_e2m1fn: "--c-control", float64: "--c-recurrent",
+};
+const precisionVariable = (kind) => (Object.hasOwn(PRECISIONS, kind) ? PRECISIONS[kind] : "--c-other");
+const BLOCKS = ["--c-convolution", "--c-pointwise", "--c-norm", "--c-attention", "--c-product", "--c-movement"];
 const precisions = [...new Set(data.steps.map((step) => step.precision))].sort();
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
@@ -30,7 +36,7 @@ function colour(name) {
   return colours.get(name);
 }
 const classColour = (kind) => colour((CLASSES[kind] ?? CLASSES.other)[0]);
-const precisionColour = (kind) => colour(PRECISIONS[precisions.indexOf(kind) % PRECISIONS.length]);
+const precisionColour = (kind) => colour(precisionVariable(kind));
 
 byId("theme").addEventListener("click", () => {
   const theme = isDark() ? "light" : "dark";
@@ -42,4 +48,4 @@ applyTheme(stored());
 
 const dot = (kind) => el("span", { class: "dot", style: { background: `var(${(CLASSES[kind] ?? CLASSES.other)[0]})` } });
 const precisionDot = (kind) =>
-  el("span", { class: "dot", style: { background: `var(${PRECISIONS[precisions.indexOf(kind) % PRECISIONS.length]})` } });
+  el("span", { class: "dot", style: { background: `var(${precisionVariable(kind)})` } });

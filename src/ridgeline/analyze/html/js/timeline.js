@@ -8,7 +8,7 @@ function drawTimeline() {
     return;
   }
   const covered = `Steps${measured.gaps_us === null ? "" : " and gaps"} make up ${percent(measured.coverage)} of ${duration(measured.total_us)}.`;
-  const section = sectionHead("timeline", `${measured.how} on ${measured.device}, ${plural(measured.rounds, "round")}. ${covered} Drag the handles to zoom.`);
+  const section = sectionHead("timeline", `Measured by ${measured.how} on ${measured.device}, ${plural(measured.rounds, "round")}. ${covered} Drag the handles to zoom.`);
   const place = el("div", { class: "chart" });
   section.append(el("div", { class: "box" }, place, legendOf(kindsThere)));
   const bars = timelineBars();
