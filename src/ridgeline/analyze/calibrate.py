@@ -49,9 +49,10 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
         def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
             tell(name, done, total, f"{stage} {detail}")
 
-        # level 1 times every candidate and leaves out the search for better neighbours
+        # in a graph of one network neighbours are searched for as in a build; in one of many, left out
+        level = 2 if len(model.graph.output) == 1 else 1
         engine = build(
-            model, target=target.kind, threads=target.threads, level=1, verify="off", progress=tell_stage,
+            model, target=target.kind, threads=target.threads, level=level, verify="off", progress=tell_stage,
             without=SPANS[target.kind],
         )  # fmt: skip
         trace = engine.profile(engine.example_inputs())

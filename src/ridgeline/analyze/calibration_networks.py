@@ -136,7 +136,7 @@ class Blocks:
     def add_to(self, net: Graph) -> None:
         size = self.size
         for width in self.C:
-            x = net.input(self.B, width, size, size)
+            x = _conv(net, net.input(self.B, width, size, size), width, width)
             h = _conv(net, x, width, width, kernel=self.kernel, groups=width)
             h = net.op("Transpose", h, perm=(0, 2, 3, 1))
             scale, bias = net.weight(width, scale=1.0), net.weight(width, scale=0.1)
@@ -168,16 +168,17 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Attentions:
-    """Attention alone: batch, heads, queries, keys, width of a head, and whether it is causal."""
+    """Attention alone: batch, heads, queries, keys, width of a head, and what masks it."""
 
-    cases: tuple[tuple[int, int, int, int, int, bool], ...]
+    cases: tuple[tuple[int, int, int, int, int, str], ...]
 
     def add_to(self, net: Graph) -> None:
-        for batch, heads, queries, keys, width, is_causal in self.cases:
+        for batch, heads, queries, keys, width, masked in self.cases:
             q = net.input(batch, queries, heads * width)
             k, v = (net.input(batch, keys, heads * width) for _ in range(2))
-            attributes = {"q_num_heads": heads, "kv_num_heads": heads, "is_causal": int(is_causal)}
-            net.output(net.op("Attention", q, k, v, **attributes), 3)
+            mask = [net.input(batch, 1, queries, keys)] if masked == "added" else []
+            attributes = {"q_num_heads": heads, "kv_num_heads": heads, "is_causal": int(masked == "causal")}
+            net.output(net.op("Attention", q, k, v, *mask, **attributes), 3)
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ def _clipped(net: Graph, x: str) -> str:
     return net.op("Clip", x, zero, six)
 
 
-# weights of these together are larger than any L2, so that they come from memory in every run
+# layers as a language model has them: those of a wide one are larger than L2 and come from memory
 TRANSFORMERS: tuple[Network, ...] = (
     Transformer(512, 2048, 8, 1, 64),
     Transformer(1024, 4096, 16, 1, 128),
@@ -305,6 +306,7 @@ LARGE_CONVOLUTIONS: tuple[Network, ...] = (
     Blocks(12, (80, 160, 320), 48),
     Maps(1, (48, 96, 160), 384, 512),
     Maps(6, (64, 128, 256), 128, 128),
+    Maps(6, (64,), 208, 208),
     Maps(6, (256, 512), 24, 24),
     Maps(2, (256, 384), 48, 48, has_norm=True),
     Pools(24, (64, 160), 96),
@@ -312,15 +314,19 @@ LARGE_CONVOLUTIONS: tuple[Network, ...] = (
 ROWS: tuple[Network, ...] = (
     Rows(((2048, 640), (4096, 1024), (16384, 192), (60000, 80), (2048, 5120), (12288, 640))),
     Attentions((
-        (1, 10, 160, 160, 64, False), (1, 16, 384, 384, 64, True), (24, 12, 160, 160, 64, False),
-        (12, 16, 320, 320, 64, False), (6, 12, 640, 640, 64, True), (2, 16, 1280, 1280, 128, True),
-        (16, 8, 80, 80, 32, False), (1, 12, 1, 640, 64, False),
+        (1, 10, 160, 160, 64, ""), (24, 12, 160, 160, 64, ""), (12, 16, 320, 320, 64, ""),
+        (16, 8, 80, 80, 32, ""), (1, 12, 1, 640, 64, ""),
+        (1, 16, 384, 384, 64, "causal"), (6, 12, 640, 640, 64, "causal"), (2, 16, 1280, 1280, 128, "causal"),
+        (1, 16, 96, 96, 64, "added"), (24, 16, 160, 160, 64, "added"), (1, 10, 640, 640, 64, "added"),
+        (6, 10, 640, 640, 64, "added"),
     )),
 )  # fmt: skip
 GPU_GRAPHS: dict[str, Sequence[Network]] = {
-    "transformers": TRANSFORMERS, "small convolutions": SMALL_CONVOLUTIONS,
-    "large convolutions": LARGE_CONVOLUTIONS, "rows and attention": ROWS,
-}  # fmt: skip
+    **{f"transformer {place + 1}": (network,) for place, network in enumerate(TRANSFORMERS)},
+    "small convolutions": SMALL_CONVOLUTIONS,
+    "large convolutions": LARGE_CONVOLUTIONS,
+    "rows and attention": ROWS,
+}
 CPU_GRAPHS: dict[str, Sequence[Network]] = {
     "transformers": (Transformer(256, 1024, 4, 1, 32, layers=1), Transformer(512, 2048, 8, 1, 96, layers=1)),
     "convolutions": (

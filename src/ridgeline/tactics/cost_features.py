@@ -16,6 +16,8 @@ from ridgeline.ir.work import body_bytes, body_flops, op_flops
 
 CODES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn")
 POOLS = ("MaxPool", "AveragePool", "LpPool")
+# images that lie plane by plane are read element by element: as far apart as four doublings of a size
+PLANES = 16
 ALIGNED = 64  # channels that one step of a product takes: a tensor of fewer in a row is read piece by piece
 
 
@@ -96,7 +98,8 @@ def _convolution(
     if groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
         family = "pointwise convolution"
     aligned = math.gcd(int(width), ALIGNED)
-    return family, (made.numel / channels, channels, depth, width if groups > 1 else aligned)
+    order = 1 if given.layout == "channels_last" else PLANES
+    return family, (made.numel / channels, channels, depth, width if groups > 1 else aligned, order)
 
 
 def _attention(anchor: Op, specs: Mapping[str, TensorSpec], given: TensorSpec) -> tuple[float, ...]:
@@ -106,7 +109,10 @@ def _attention(anchor: Op, specs: Mapping[str, TensorSpec], given: TensorSpec) -
     else:
         heads = int(anchor.attrs.get("q_num_heads", 1))
         batch, queries, width = given.shape[0], given.shape[-2], given.shape[-1] // heads
-    return batch * heads, queries, keys.shape[-2], width, 2.0 ** int(anchor.attrs.get("is_causal", 0))
+    # a mask or a causal pattern is as far as a doubling from none
+    is_masked = len(anchor.inputs) > 3 and bool(anchor.inputs[3])
+    flags = (2.0 ** int(anchor.attrs.get("is_causal", 0)), 2.0 if is_masked else 1.0)
+    return batch * heads, queries, keys.shape[-2], width, *flags
 
 
 def _row_length(anchor: Op, given: TensorSpec, made: TensorSpec) -> int:
