@@ -73,12 +73,16 @@ class HotSpot:
 
 @dataclass(frozen=True)
 class CrossRow:
-    """A step as it was measured here, and as PyTorch's profiler sees it; None: it does not see it."""
+    """A step as it was measured here, and as PyTorch's profiler sees it; None: it does not see it.
+
+    `range_us` is its time of the whole step, of which `seen_us` are in ops or kernels that it knows.
+    """
 
     index: int
     name: str
     tactic: str
     median_us: float
+    range_us: float | None
     seen_us: float | None
     seen: str  # the ops or kernels
 
@@ -235,7 +239,7 @@ def part_rows(step: StepTime) -> tuple[PartRow, ...]:
 
 
 def _node_name(node: NodeTime) -> str:
-    return node.sources[0] if len(node.sources) == 1 else node.name
+    return node.sources[0] if node.sources else node.name
 
 
 _ADVICE: dict[Limiter, str] = {

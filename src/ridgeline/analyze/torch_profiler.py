@@ -1,19 +1,21 @@
 """The steps of an engine as PyTorch's profiler sees them: ATen ops on a CPU, kernels on a GPU.
 
-It is a second opinion on the times of a trace. Steps that run outside PyTorch on a CPU (generated C++, ONNX
-Runtime, MKL) have no op of its own in them, and no figure.
+It is a second opinion on the times of a trace. On a CPU it times a range around every step; steps that run
+outside PyTorch (generated C++, ONNX Runtime, MKL) have no op of its own in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
 from ridgeline.analyze.profile_report import CrossRow
-from ridgeline.plan.trace import Trace
+from ridgeline.base.grouping import grouped
+from ridgeline.plan.trace import StepTime, Trace
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.gpu_profiling import kernels_by_step, record_work
@@ -24,60 +26,70 @@ MARK = "ridgeline.step."
 LISTED = 3
 
 
+@dataclass(frozen=True)
+class Seen:
+    """One call under PyTorch's profiler: medians of its range, and of the outermost ops or kernels in it."""
+
+    range_us: float | None
+    parts: tuple[tuple[str, float], ...]
+
+
 def cross_check(engine: Engine, feeds: Feeds, trace: Trace, rounds: int) -> tuple[CrossRow, ...]:
     """One row for each step of the trace."""
     instance = engine.context(wait=True).instance(feeds)
     with torch.inference_mode():
         instance.execute()
-        by_gpu = isinstance(instance, CudaInstance)
-        calls = _kernels(instance, rounds) if by_gpu else _aten_ops(instance, rounds)
-    seen: dict[int, list[tuple[str, float]]] = {}
-    for index, found in zip(instance.call_steps, calls, strict=True):
-        seen.setdefault(index + 1, []).extend(found)
-    return tuple(
-        CrossRow(
-            index=step.index,
-            name=step.name,
-            tactic=step.tactic,
-            median_us=step.median_us,
-            seen_us=sum(us for _, us in seen[step.index]) if seen.get(step.index) else None,
-            seen=_listed([name for name, _ in seen.get(step.index, ())]),
-        )
-        for step in trace.steps
+        on_gpu = isinstance(instance, CudaInstance)
+        calls = _kernels(instance, rounds) if on_gpu else _aten_ops(instance, rounds)
+    seen = grouped(zip((index + 1 for index in instance.call_steps), calls, strict=True))
+    return tuple(_row(step, seen.get(step.index, [])) for step in trace.steps)
+
+
+def _row(step: StepTime, calls: Sequence[Seen]) -> CrossRow:
+    parts = [part for call in calls for part in call.parts]
+    ranges = [call.range_us for call in calls if call.range_us is not None]
+    names = [name for name, _ in parts]
+    more = f" +{len(names) - LISTED}" if len(names) > LISTED else ""
+    return CrossRow(
+        index=step.index,
+        name=step.name,
+        tactic=step.tactic,
+        median_us=step.median_us,
+        range_us=sum(ranges) if ranges else None,
+        seen_us=sum(us for _, us in parts) if parts else None,
+        seen=", ".join(names[:LISTED]) + more,
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" +{len(names) - LISTED}" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
-
-
-def _kernels(instance: Instance, rounds: int) -> list[list[tuple[str, float]]]:
-    """For each call its kernels and the median time of each, run one by one."""
+def _kernels(instance: Instance, rounds: int) -> list[Seen]:
+    """For each call its kernels, run one by one."""
     record_work(instance.execute)  # the first use of the profiler loads it
     runs = [kernels_by_step(instance.calls) for _ in range(rounds)]
-    return [
-        [(works[0].name, median(work.us for work in works)) for works in zip(*calls, strict=True)]
-        for calls in zip(*runs, strict=True)
-    ]
+    found = []
+    for calls in zip(*runs, strict=True):
+        same = zip(*calls, strict=True)
+        found.append(Seen(None, tuple((each[0].name, median(work.us for work in each)) for each in same)))
+    return found
 
 
-def _aten_ops(instance: Instance, rounds: int) -> list[list[tuple[str, float]]]:
-    """For each call the outermost ATen ops in it and the median time of each."""
+def _aten_ops(instance: Instance, rounds: int) -> list[Seen]:
+    """For each call its range, and the outermost ATen ops in it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(rounds):
             for i, call in enumerate(instance.calls):
                 with torch.profiler.record_function(f"{MARK}{i}"):
                     call()
-    found: list[list[list[tuple[str, float]]]] = [[] for _ in instance.calls]
+    found: list[list[Any]] = [[] for _ in instance.calls]
     for event in profiler.events() or ():
         if event.name.startswith(MARK):
-            found[int(event.name.removeprefix(MARK))].append(_children(event))
+            found[int(event.name.removeprefix(MARK))].append(event)
     return [
-        [(ops[0][0], median(us for _, us in ops)) for ops in zip(*runs, strict=False)]
-        for runs in found
-    ]  # fmt: skip
-
-
-def _children(event: Any) -> list[tuple[str, float]]:
-    return [(child.name, float(child.cpu_time_total)) for child in event.cpu_children]
+        Seen(
+            median(event.cpu_time_total for event in events),
+            tuple(
+                (same[0].name, median(child.cpu_time_total for child in same))
+                for same in zip(*(event.cpu_children for event in events), strict=False)
+            ),
+        )
+        for events in found
+    ]

@@ -105,9 +105,10 @@ def _parts(spot: HotSpot) -> str:
 def _cross(report: ProfileReport, console: Console) -> None:
     if not report.cross:
         return
-    grid = table("#", "step", "tactic", "here", "PyTorch", "it sees", numeric=("#", "here", "PyTorch"))
+    figures = ("here", "there", "in ops")
+    grid = table("#", "step", "tactic", *figures, "that it sees", numeric=("#", *figures))
     for row in report.cross:
-        times = duration(row.median_us), duration(row.seen_us)
+        times = map(duration, (row.median_us, row.range_us, row.seen_us))
         grid.add_row(str(row.index), row.name, row.tactic, *times, row.seen or "nothing")
     put(grid, console, title="Beside PyTorch's profiler")
 

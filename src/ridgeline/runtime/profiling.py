@@ -27,6 +27,8 @@ from ridgeline.runtime.versions import versions
 from ridgeline.tactics.cache import cpu_name
 
 WARM_RUNS = 3
+# p90 minus p10 of the whole run, as a share of its median
+BUSY = 0.25
 
 
 def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -> Trace:
@@ -81,8 +83,15 @@ def measure_wall(instance: Instance, run: Callable[[], object] | None, rounds: i
     # paired by round: the difference of two medians would have the noise of both
     apart = [a - b for a, b in zip(called[0].samples_us, total.samples_us, strict=True)] if called else []
     overhead = max(median(apart), 0.0) if apart else None
-    return Measured(
-        WALL_CLOCK, total, tuple(calls), HostTime(None, run_us, overhead), timer_us=stepped.timer_us
+    host = HostTime(None, run_us, overhead)
+    notes = (_busy_note(total),) if total.spread > BUSY else ()
+    return Measured(WALL_CLOCK, total, tuple(calls), host, timer_us=stepped.timer_us, notes=notes)
+
+
+def _busy_note(total: Timing) -> str:
+    return (
+        f"the machine is busy: the whole run varies by {total.spread:.0%} of its median (p10 – p90), and the "
+        "medians of short steps leave out interruptions that the median of the whole run has"
     )
 
 
@@ -176,7 +185,7 @@ def _inside(variant: Variant, instance: Instance, step: BoundStep, rounds: int) 
     tactic = executable.fused.tactics[planned.tactic]
     sources = _sources_by_value(variant, planned.regions)
     return tuple(
-        NodeTime(node.name, node.op_type, node.us, sources.get(node.name, ()))
+        NodeTime(node.name, node.op_type, node.us, sources_of(node.name, sources))
         for node in tactic.time_inside(step.site, planned.config, weights, inputs, rounds)
     )
 
@@ -190,3 +199,14 @@ def _sources_by_value(variant: Variant, regions: Sequence[str]) -> dict[str, tup
             own = (op.name,) if op.name in region.sources else region.sources
             found.update((region.outer(name) if len(regions) > 1 else name, own) for name in op.outputs)
     return found
+
+
+def sources_of(name: str, by_value: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The original nodes behind a library's node, which is called after a value that it makes.
+
+    Fusions of the library add words before or behind that name: the longest value in it is the right one.
+    """
+    if name in by_value:
+        return by_value[name]
+    inside = [value for value in by_value if value and value in name]
+    return by_value[max(inside, key=len)] if inside else ()
