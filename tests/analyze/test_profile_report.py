@@ -41,6 +41,9 @@ def kernels(blocks: int) -> tuple[KernelTime, ...]:
         (limited(100.0, 40e6, 4e9, precision="float32"), "ALU/SFU", "40 TFLOP/s in float32, 80 %"),
         # outside products float16 data are computed with in float32
         (limited(100.0, 40e6, 4e9, op_class="norm/reduction"), "ALU/SFU", "80 %"),
+        # Erf and Tanh count as 8 operations and are more: long, and more arithmetic than bytes
+        (limited(100.0, 40e6, 1.5e9, op_class="pointwise"), "ALU/SFU", "30 % of arithmetic"),
+        (limited(15.0, 6e6, 0.2e9, op_class="pointwise"), "latency", "far from every roof"),
         (limited(50.0, 4e6, 10e9, kernels=kernels(120)), "tail/wave", "120 blocks on 100 processors"),
         (limited(50.0, 4e6, 10e9, kernels=kernels(190)), "latency", "2 % of memory, 25 % of arithmetic"),
         (limited(50.0, 4e6, 10e9, kernels=kernels(8)), "latency", "8 blocks leave 92 of 100 processors"),

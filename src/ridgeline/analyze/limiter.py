@@ -19,6 +19,8 @@ Limiter: TypeAlias = Literal[
 AT_ROOF = 0.60
 # a step that takes less than this many launches does hardly anything besides
 LAUNCHES = 1.5
+# outside products: long enough to fill the machine, so that more arithmetic than bytes says what it waits for
+MANY_LAUNCHES = 10
 # kernels of a captured graph follow each other within a few µs: a longer gap is a wait for the host
 LONGEST_GAP_US = 5.0
 # a last wave less full than this leaves so many processors idle that it shows in the whole
@@ -107,6 +109,10 @@ def _judge(step: StepTime, ceilings: Ceilings, shares: _Shares) -> tuple[Limiter
     wave = _wave(step, ceilings)
     if wave:
         return "tail/wave", wave
+    is_long = us >= MANY_LAUNCHES * ceilings.least_launch_us
+    if step.op_class not in PRODUCTS and is_long and arithmetic > memory:
+        counted = f"{arithmetic:.0%} of arithmetic, where each function counts as a few operations"
+        return "ALU/SFU", f"{counted}, against {memory:.0%} of memory"
     far = [f"{memory:.0%} of memory"] + [f"{arithmetic:.0%} of arithmetic"] * math.isfinite(arithmetic)
     few = _few_blocks(step, ceilings)
     return "latency", f"far from every roof ({', '.join(far)})" + (f"; {few}" if few else "")
