@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
-SOURCES = ("*.md", "docs/**/*.md", "docs/**/*.svg", "examples/**/*.md")
+SOURCES = ("*.md", "docs/**/*.md", "docs/**/*.svg", "docs/**/*.png", "examples/**/*.md")
 
 
 def copy_pages() -> int:

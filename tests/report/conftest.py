@@ -21,10 +21,16 @@ from report_models import (
     with_times,
 )
 
+from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.report_engine import report_engine
 from ridgeline.analyze.report_graph import read_fused_graph
 from ridgeline.runtime.description import read_description
+
+FINDING = Finding(
+    "channels", ("layer2_1_b_conv",), "64 channels are <b>not</b> a multiple", "pad them: `ridge build`",
+    gain_us=12.5, share=0.03,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +54,7 @@ def reports(engines: dict[str, Path]) -> dict[str, EngineReport]:
             graph=read_fused_graph(path),
             trace=trace_of(plan) if name == "bert" else None,
             ceilings=CEILINGS,
+            findings=[FINDING] if name == "resnet50" else None,
         )
         if name == "bert":
             chain = with_times(chain_plan(described.plan, 2000))

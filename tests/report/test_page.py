@@ -111,6 +111,34 @@ def test_search_and_click_open_a_step(
     assert tab.problems == []
 
 
+def test_findings_and_hot_spots_lead_to_their_steps(
+    pages: dict[str, Path], reports: dict[str, EngineReport], tab: Page
+) -> None:
+    tab.open(pages["resnet50"])
+    shown = tab.run("document.querySelector('#findings .body .row').textContent")
+    for wanted in (
+        "high",
+        "12.5 µs",
+        "3.0 %",
+        "64 channels are <b>not</b> a multiple",
+        "pad them: ridge build",
+    ):
+        assert wanted in shown
+    tab.run("document.querySelector('#findings .body .row').click()")
+    region = next(each for each in reports["resnet50"].regions if "layer2_1_b_conv" in each.nodes)
+    assert tab.run("document.querySelector('#panel h2').textContent").startswith(f"{region.step}. ")
+    tab.open(pages["bert"])
+    assert tab.run("document.getElementById('findings')") is None, "nothing to show"
+    spots = reports["bert"].hot_spots
+    rows = tab.run("[...document.querySelectorAll('#overview .body .row')].map((row) => row.textContent)")
+    assert [row.startswith(f"{spot.index}. {spot.name}") for row, spot in zip(rows, spots, strict=True)] == [
+        True
+    ] * 3
+    tab.run("document.querySelectorAll('#overview .body .row')[1].click()")
+    assert tab.run("document.querySelector('#panel h2').textContent") == f"{spots[1].index}. {spots[1].name}"
+    assert tab.problems == []
+
+
 TABLE = "document.querySelector('#steps .table')"
 SHOWN = f"[...{TABLE}.querySelectorAll('.body .row')].map((row) => row.children[{{column}}].textContent)"
 

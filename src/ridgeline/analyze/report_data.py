@@ -10,6 +10,7 @@ from ridgeline.analyze.explain import (
     UnfusedRow,
     UnwillingRow,
 )
+from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.kernel_report import KernelRow
 from ridgeline.analyze.profile_report import HotSpot
 from ridgeline.analyze.report_graph import RegionBody
@@ -101,7 +102,8 @@ class Roof:
     name: str
     source: str
     is_measured: bool
-    bytes_per_us: float
+    bytes_per_us: float  # of memory: what the largest copies reach
+    cache_bytes_per_us: float | None  # what smaller copies reach, if that is clearly more
     flops_per_us: dict[str, float]  # of the types that steps compute in
     launch_us: float | None
 
@@ -146,6 +148,8 @@ class EngineReport(Notebook):
     roof: Roof | None
     measured: Measured | None
     hot_spots: tuple[HotSpot, ...]  # of a trace: what takes longest, and what to do about it
+    findings: tuple[Finding, ...]  # what to change in the model, the largest gain first
+    not_looked_for: tuple[str, ...]  # kinds of findings that need the engine itself, which was not loaded
     why: str
     alternatives: tuple[AlternativeRow, ...]
     unfused: tuple[UnfusedRow, ...]

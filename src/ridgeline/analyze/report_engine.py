@@ -12,6 +12,7 @@ from ridgeline.analyze.explain import (
     StepStory,
     explain_engine,
 )
+from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.kernel_report import KernelRow, report_kernels
 from ridgeline.analyze.limiter import find_limit
 from ridgeline.analyze.profile_report import find_bound, report_profile
@@ -26,6 +27,7 @@ from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
 from ridgeline.plan.trace import OpClass, StepTime, Trace
 
+CACHE_IS_FASTER = 1.25  # than memory, by so much that it gets a line of its own
 # where a step's time comes from
 PROFILED, TIMED, PREDICTED = "profiled", "timed in the build", "predicted"
 
@@ -38,11 +40,15 @@ def report_engine(
     kernels: Mapping[str, Compiled] | None = None,
     trace: Trace | None = None,
     ceilings: Ceilings | None = None,
+    findings: Sequence[Finding] | None = None,
 ) -> EngineReport:
-    """Every row. A trace must be of the same engine: it names the same steps."""
+    """Every row. A trace must be of the same engine: it names the same steps.
+
+    Parameters: what else is known besides plan and report, each of which may be missing.
+    """
     if trace is not None:
         _require_same_steps(plan, trace)
-    story = explain_engine(plan, report)
+    story = explain_engine(plan, report, findings=findings)
     summary = summarise(plan, report)
     given = _Given(
         traced=None if trace is None else {step.index: step for step in trace.steps},
@@ -67,6 +73,8 @@ def report_engine(
         roof=_roof(steps, ceilings) if ceilings is not None else None,
         measured=_measured(trace) if trace is not None else None,
         hot_spots=report_profile(trace, ceilings).hot_spots if trace is not None else (),
+        findings=story.findings,
+        not_looked_for=story.not_looked_for,
         why=plan.why,
         alternatives=story.alternatives,
         unfused=story.unfused,
@@ -279,11 +287,13 @@ def _roof(steps: Sequence[ReportStep], ceilings: Ceilings) -> Roof | None:
     speed = ceilings.memory_bytes_per_us
     if not math.isfinite(speed):
         return None
+    fastest = max((rate for _, rate in ceilings.copy), default=0.0)
     return Roof(
         name=ceilings.title or ceilings.name,
         source=ceilings.source,
         is_measured=ceilings.is_measured,
         bytes_per_us=speed,
+        cache_bytes_per_us=fastest if fastest > CACHE_IS_FASTER * speed else None,
         flops_per_us={kind: rate for kind, rate in rates.items() if math.isfinite(rate)},
         launch_us=ceilings.launch_us,
     )

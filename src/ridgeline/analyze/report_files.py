@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+from ridgeline.analyze.findings.in_graph import find_all
 from ridgeline.analyze.html.page import report_page
 from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.report_engine import report_engine
@@ -53,6 +54,7 @@ def report_of(engine: Engine, *, trace: Trace | None = None) -> EngineReport:
         kernels=kernels,
         trace=trace,
         ceilings=ceilings_of(engine.plan.target),
+        findings=find_all(engine),
     )
 
 

@@ -67,6 +67,7 @@ def report_markdown(report: EngineReport, *, made_by: str) -> str:
         f"{summary.target}, {plural(summary.threads, 'thread')}, {summary.precision}; {shapes}\n",
         _table(("", ""), _cards(report)),
         _section("Slowest steps", _slowest(report)),
+        _section("Findings", _findings(report)),
         _section("Memory", _memory(report)),
         _section("Fusions that did not happen", _unfused(report)),
         _section("Verification", _checks(report)),
@@ -112,6 +113,15 @@ def _slowest(report: EngineReport) -> str:
     ]  # fmt: skip
     heads = ("#", "step", "ops", "tactic", "time", "share", "of the roofline", "bytes", "flops")
     return _table(heads, rows, left=4) if rows else "The steps of this engine were not timed.\n"
+
+
+def _findings(report: EngineReport) -> str:
+    rows = [
+        (each.severity, _text(each.what), _text(each.change), _text(each.nodes[0]), duration(each.gain_us))
+        for each in report.findings[:LISTED]
+        if each.nodes
+    ]
+    return _table(("severity", "what", "change", "at", "gain"), rows, left=4) if rows else ""
 
 
 def _memory(report: EngineReport) -> str:

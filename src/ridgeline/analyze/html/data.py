@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ridgeline.analyze.explain import Contest, config_text
+from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.report_data import EngineReport, ReportRegion, ReportStep
 from ridgeline.analyze.report_graph import RegionBody
 from ridgeline.errors import visible
@@ -19,6 +20,7 @@ from ridgeline.errors import visible
 LONGEST_NAME = 200
 # of the JSON text; with the libraries the page stays under 6 MB
 MOST_BYTES = 3_600_000
+MOST_FINDINGS = 200
 FEW = 3  # losers of each contest that are kept where the data would be too large
 
 
@@ -93,6 +95,8 @@ def _page(
         "roofline": rounded(report.roofline),
         "roof": cleaned(asdict(report.roof)) if report.roof is not None else None,
         "measured": cleaned(asdict(report.measured)) if report.measured is not None else None,
+        "findings": [_finding(each) for each in report.findings[:MOST_FINDINGS]],
+        "notLookedFor": len(report.not_looked_for),
         "hotSpots": [cleaned(asdict(spot), without=("parts",)) for spot in report.hot_spots],
         "why": clean(report.why, 600),
         "steps": steps,
@@ -120,6 +124,15 @@ def _page(
         "kernels": [cleaned(asdict(row), without=("evidence",)) for row in report.kernels],
         "contests": shared.contests,
         "texts": list(shared.texts),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        **cleaned(asdict(finding), without=("nodes", "evidence")),
+        "severity": finding.severity,
+        "nodes": len(finding.nodes),
+        "node": clean(finding.nodes[0]) if finding.nodes else "",
     }
 
 

@@ -1,5 +1,7 @@
 // Who the engine is, and seven figures about it.
 
+const TOO_HIGH = 1.05; // no engine is faster than its machine
+
 function drawHeader() {
   const { summary } = data;
   byId("model-name").textContent = data.title;
@@ -29,7 +31,7 @@ function drawCards() {
   byId("cards").append(
     card("Latency", figure(duration(data.latencyUs)), latencyDetail()),
     card("Steps", figure(count(data.steps.length)), `for ${plural(summary.nodes, "node")} in ${plural(data.regions.length, "region")}`),
-    card("Of the roofline", figure(percent(data.roofline)), rooflineDetail(), { meter }),
+    card("Of the roofline", figure(percent(data.roofline)), rooflineDetail(), { meter, tone: data.roofline > TOO_HIGH ? "warn" : "" }),
     card("Memory", figure(size(all)), `${size(context)} of it for each context`),
     verifiedCard(),
     card("Precision", summary.precision, precisionDetail()),
@@ -46,6 +48,7 @@ function rooflineDetail() {
   if (!areTimed) return "steps were not timed";
   if (!data.roof) return "no ceilings are known for this machine: ridge calibrate measures them";
   if (data.roofline === null) return "some step has no bound";
+  if (data.roofline > TOO_HIGH) return `above the ceilings of ${data.roof.name}, so these are too low: ridge calibrate, while nothing else runs`;
   return `least time on ${data.roof.name} over the ${data.times === "predicted" ? "predicted time" : "time taken"}`;
 }
 

@@ -20,6 +20,7 @@ drawHeader();
 drawCards();
 drawNotes();
 drawHotSpots();
+drawFindings();
 drawRoofline();
 drawLayers();
 drawSteps();

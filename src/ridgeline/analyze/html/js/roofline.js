@@ -60,8 +60,14 @@ function ceilings(roof, range, width) {
   const highest = peaks.length ? peaks[0][1] : range.y[1];
   const start = Math.max(from, range.y[0] / roof.bytes_per_us);
   const ridge = highest / roof.bytes_per_us, middle = Math.sqrt(start * ridge);
-  const lines = [line("memory", [start, middle, ridge].map((x) => [x, x * roof.bytes_per_us]), `memory ${rate(roof.bytes_per_us, "B")}`)];
+  const lines = [];
+  if (roof.cache_bytes_per_us) {
+    const top = highest / roof.cache_bytes_per_us, low = Math.max(from, range.y[0] / roof.cache_bytes_per_us);
+    const cached = line("cache", [low, Math.sqrt(low * top), top].map((x) => [x, x * roof.cache_bytes_per_us]), `caches ${rate(roof.cache_bytes_per_us, "B")}`);
+    lines.push({ ...cached, lineStyle: { ...cached.lineStyle, type: "dashed", width: 1.2 } });
+  }
+  lines.push(line("memory", [start, middle, ridge].map((x) => [x, x * roof.bytes_per_us]), `memory ${rate(roof.bytes_per_us, "B")}`));
   for (const [kind, peak] of peaks)
-    lines.push(line(kind, [[peak / roof.bytes_per_us, peak], [to, peak]], `${kind} ${rate(peak, "FLOP")}`));
+    lines.push(line(kind, [[peak / (roof.cache_bytes_per_us ?? roof.bytes_per_us), peak], [to, peak]], `${kind} ${rate(peak, "FLOP")}`));
   return lines;
 }

@@ -1,5 +1,32 @@
 // The sections that are tables: steps, refusals, kernels, verification, environment.
 
+// what in the model costs time, what a change would gain, and the change
+function drawFindings() {
+  const more = data.notLookedFor ? `${plural(data.notLookedFor, "kind")} of findings need the engine itself: \`ridge report ENGINE --profile\` or \`ridge explain ENGINE --findings\` looks for all.` : "";
+  const aside = (text) => el("p", { class: "muted", style: { fontSize: "13px", marginTop: "10px" } }, withCode(text));
+  if (!data.findings.length) {
+    byId("findings").remove();
+    byId("overview").append(aside(more ? `The plan alone shows nothing to change in the model. ${more}` : "No findings: no change of the model is known to gain time."));
+    return;
+  }
+  const section = sectionHead("findings", "What in the model costs time, and the change that would gain it. Gains are those of the cost model.");
+  section.append(el("div", { class: "box" }, dataTable({ rows: data.findings, wraps: true, what: "finding", onRow: openFinding, columns: [
+    { title: "Severity", value: (row) => row.share ?? -1, show: (row) => el("span", { class: `chip severity-${row.severity}` }, row.severity), width: "92px" },
+    { title: "Gain", value: (row) => row.gain_us, show: (row) => duration(row.gain_us), numeric: true, width: "84px" },
+    { title: "of the run", value: (row) => row.share, show: (row) => percent(row.share), numeric: true, width: "88px" },
+    { title: "What", value: (row) => row.what, width: "minmax(170px, 2fr)", show: (row) => el("span", {}, withCode(row.what)) },
+    { title: "Change", value: (row) => row.change, width: "minmax(170px, 2fr)", show: (row) => el("span", {}, withCode(row.change)) },
+    { title: "At", value: (row) => row.node, width: "minmax(120px, 1fr)", show: (row) => row.node + (row.nodes > 1 ? ` and ${count(row.nodes - 1)} more` : "") },
+  ] }), more ? aside(more) : null));
+}
+
+// the step that a finding is about: by its name, else by its first node
+function openFinding(row) {
+  const step = data.steps.find((each) => each.name === row.step)
+    ?? stepAt(data.regions.find((region) => region.nodes.includes(row.node))?.step);
+  if (step) openStep(step.index);
+}
+
 function drawSteps() {
   const most = Math.max(1e-9, ...data.steps.map((step) => step.share ?? 0));
   const section = sectionHead("steps", "Every step in order. A click opens one.");
@@ -106,6 +133,6 @@ function drawEnvironment() {
     listed("Build by stage", Object.entries(summary.stage_seconds).filter(([, seconds]) => seconds >= 0.005).map(([name, seconds]) => [name, duration(seconds * 1e6)])),
     measured ? listed("Profile", [["device", measured.device], ["how", measured.how], ["rounds", count(measured.rounds)],
       ...Object.entries(measured.shapes).map(([name, shape]) => [`input ${name}`, shape])]) : null,
-    roof ? listed("Ceilings", [["machine", roof.name], ["source", roof.source], ["memory", rate(roof.bytes_per_us, "B")],
+    roof ? listed("Ceilings", [["machine", roof.name], ["source", roof.source], ["memory", rate(roof.bytes_per_us, "B")], ...(roof.cache_bytes_per_us ? [["caches", rate(roof.cache_bytes_per_us, "B")]] : []),
       ...Object.entries(roof.flops_per_us).map(([kind, peak]) => [kind, rate(peak, "FLOP")]), ...(roof.launch_us ? [["launch", duration(roof.launch_us)]] : [])]) : null));
 }
