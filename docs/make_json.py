@@ -16,6 +16,7 @@ from ridgeline.analyze.compare import Comparison
 from ridgeline.analyze.doctor import DoctorReport
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
+from ridgeline.analyze.kernel_code import CodeReport
 from ridgeline.analyze.kernel_report import KernelReport
 from ridgeline.analyze.model_nodes import ModelNodes
 from ridgeline.analyze.predict import Prediction
@@ -80,6 +81,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "ceilings": ("`ridge calibrate`", Ceilings, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
+    "kernel_code": ("`ridge kernels --sass`, `--ptx`", CodeReport, ("file",)),
     "plugins": ("`ridge plugins`, in `rows`", PluginRow, ()),
     "part": ("`ridge extract`", Extracted, ("file", "source")),
     "problems": ("`ridge lint`", LintReport, ("source",)),

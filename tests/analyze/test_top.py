@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import http.client
+import io
 import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+from rich.console import Console
 
 from fake_nvml import GIB, H200, FakeNvml
 from ridgeline.analyze.top import GpuSampler, TopReport
@@ -143,6 +145,45 @@ def test_json_and_table(ridge: Ridge, library: FakeNvml) -> None:
     shown = ridge("top", "--once", "--interval", "0.1")[1]
     for words in ("37 %", "84 %", "118/700", "python3", "3.00 GiB", "utilisation only", "Hopper"):
         assert words in shown, shown
+
+
+def test_the_live_table_is_drawn_until_it_is_stopped(
+    ridge: Ridge, library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == 1.0:  # between two tables; less is a wait for NVML
+            waits.append(seconds)
+            if len(waits) > 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("ridgeline.cli.commands_top.out", screen)
+    monkeypatch.setattr("time.sleep", sleep)
+    assert ridge("top")[0] == 0
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("driver 580.95.05") == 2, "once for each sample"
+    assert "python3" in shown
+
+
+def test_the_server_of_the_command_ends_with_ctrl_c(
+    ridge: Ridge, library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[tuple[int, bytes]] = []
+
+    def scrape(server: MetricsServer) -> None:
+        for _ in range(500):
+            answers.append(_get(server.port, "/metrics"))
+            if answers[-1][0] == 200:
+                break
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MetricsServer, "wait", scrape)
+    code, _, stderr = ridge("top", "--prometheus", "--port", "0", "--interval", "0.1")
+    assert code == 0
+    assert "metrics at 127.0.0.1:" in stderr
+    assert b"DCGM_FI_DEV_GPU_UTIL{" in answers[-1][1]
 
 
 @pytest.mark.parametrize("words", [("--port", "0"), ("--prometheus", "--json")])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cross_models import mlp
-from ridgeline.analyze.kernel_report import blocks_per_sm, report_kernels
+from ridgeline.analyze.kernel_occupancy import occupancy
+from ridgeline.analyze.kernel_report import report_kernels
 from ridgeline.builder import build
 from ridgeline.cli.engines import compile_steps
 from ridgeline.kernels.triton.compiler import Compiled
@@ -65,6 +66,55 @@ def test_kernels_as_json(ridge: Ridge, cross_engine: Path) -> None:
     assert any(row["evidence"]["tensor_core"] in ("HMMA", "HGMMA") for row in report["kernels"])
 
 
+def test_kernels_show_what_their_instructions_do(ridge: Ridge, cross_engine: Path) -> None:
+    report = json.loads(ridge("kernels", cross_engine, "--json")[1])
+    for row in report["kernels"]:
+        mix = row["mix"]
+        assert mix["total"] == row["evidence"]["instructions"]
+        kinds = {name: number for name, number in mix.items() if name not in ("total", "move_share")}
+        assert sum(kinds.values()) == mix["total"]
+        assert (mix["tensor_core"] > 0) == bool(row["evidence"]["tensor_core"])
+        assert any(name.startswith(("LDG", "LDGSTS")) for name in row["widths"])
+        assert row["limits"][row["limited_by"]] == row["blocks_per_sm"]
+        assert row["accesses_known"] == row["accesses"], "our kernels' addresses can all be computed"
+        # their shared memory is swizzled, and their loads are coalesced
+        assert not {finding["name"] for finding in row["findings"]} & {"bank conflicts", "not coalesced"}
+
+
+def test_a_name_a_digest_or_a_step_picks_kernels(ridge: Ridge, cross_engine: Path) -> None:
+    every = json.loads(ridge("kernels", cross_engine, "--no-sass", "--json")[1])["kernels"]
+    for pattern in ("gemm", "ge*", every[0]["digest"][:8], str(every[0]["steps"][0])):
+        picked = json.loads(ridge("kernels", cross_engine, pattern, "--no-sass", "--json")[1])["kernels"]
+        assert picked
+        assert every[0] in picked
+    code, _, stderr = ridge("kernels", cross_engine, "gem")
+    assert code == 1
+    assert "did you mean 'gemm'" in stderr
+
+
+def test_code_comes_with_its_source_lines(ridge: Ridge, cross_engine: Path) -> None:
+    code, stdout, stderr = ridge("kernels", cross_engine, "--sass", "1")
+    assert code == 0, stderr
+    assert "HMMA" in stdout
+    assert "tl.dot(" in stdout, "the line of ours that became it"
+    made = json.loads(ridge("kernels", cross_engine, "--sass", "1", "--json")[1])["kernels"][0]
+    (dot, *_) = [line for line in made["lines"] if "HMMA" in line["text"]]
+    assert dot["source"].startswith("gemm.py:")
+    assert "dot" in dot["source_text"]
+
+
+def test_ptx_is_compiled_again(ridge: Ridge, cross_engine: Path) -> None:
+    code, stdout, stderr = ridge("kernels", cross_engine, "--ptx", "1", "--json")
+    assert code == 0, stderr
+    (made,) = json.loads(stdout)["kernels"]
+    text = "\n".join(line["text"] for line in made["lines"])
+    assert ".visible .entry gemm(" in text
+    assert "mma.sync" in text
+    assert any(line["source"].startswith("gemm.py:") for line in made["lines"])
+    assert ".loc" not in text
+    assert ridge("kernels", cross_engine, "--ptx", "1", "--sass", "1")[0] == 2
+
+
 def test_without_a_disassembler_the_stored_facts_are_left(
     ridge: Ridge, cross_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +162,16 @@ def test_running_and_settling_want_the_gpu(ridge: Ridge, here: Path, cross_engin
         (16, 0, 1, "sm_90", 32, "blocks"),
         (24, 0, 4, "sm_86", 12, "warps"),
         (64, 164_864, 4, "sm_80", 1, "shared memory"),
+        # a warp's registers lie in one of four partitions: 19 warps of 104 registers would fit otherwise
+        (104, 0, 1, "sm_90", 16, "registers"),
+        (104, 0, 2, "sm_90", 8, "registers"),
+        (104, 0, 9, "sm_90", 1, "registers"),
+        (128, 0, 4, "sm_90", 4, "registers"),
+        (168, 50_000, 12, "sm_90", 1, "registers"),
+        (40, 75_500, 4, "sm_90", 3, "shared memory"),  # 3 x (75,500 + 1,024, rounded up to 128)
+        (16, 0, 1, "sm_86", 16, "blocks"),
+        (16, 0, 1, "sm_89", 24, "blocks"),
+        (32, 0, 32, "sm_90", 2, "registers"),
         (-1, -1, 0, "sm_90", 32, "blocks"),  # a stranger's file
     ],
 )
@@ -119,7 +179,8 @@ def test_how_many_blocks_a_processor_holds(
     registers: int, shared: int, warps: int, arch: str, blocks: int, limit: str
 ) -> None:
     made = Compiled("k", arch, b"", shared, warps, True, 0, (), registers, 0, 0.0, "")
-    assert blocks_per_sm(made) == (blocks, limit)
+    held = occupancy(made)
+    assert (held.blocks, held.limited_by) == (blocks, limit)
 
 
 def test_settle_says_what_was_never_timed(

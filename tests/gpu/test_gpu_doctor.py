@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 import torch
 
+import ridgeline
 from ridgeline.analyze.gpu_facts import CLOCK_REASONS, GpuFacts, read_gpus
+from ridgeline.analyze.kernel_occupancy import occupancy
 from ridgeline.analyze.top import GpuSample, GpuSampler
+from ridgeline.base.gpu_graph import cuda_driver
 from ridgeline.base.nvml import open_nvml
+from ridgeline.cli.engines import compile_steps
+from ridgeline.kernels.triton.driver import _function
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi here")
 MIB = 2**20
@@ -144,3 +151,35 @@ def test_under_load_top_says_what_nvidia_smi_says() -> None:
     assert (gpu.activity.sm or 0.0) > 0.8
     assert (gpu.activity.tensor or 0.0) > 0.4
     assert (gpu.activity.engine or 0.0) > 0.9
+
+
+def test_the_commands_say_so(ridge: Callable[..., tuple[int, str, str]]) -> None:
+    name = torch.cuda.get_device_name()
+    report = json.loads(ridge("doctor", "--json")[1])
+    assert report["gpus"][0]["name"] == name
+    assert {row["name"] for row in report["rows"] if row["topic"] == "gpu 0"} >= {
+        "clocks",
+        "ECC",
+        "PCIe",
+        "NUMA",
+    }
+    assert name in ridge("top", "--once", "--interval", "0.2")[1]
+    metrics = ridge("top", "--prometheus", "--interval", "0.2")[1]
+    used = [line for line in metrics.splitlines() if line.startswith("DCGM_FI_DEV_FB_USED{")]
+    (row, *_) = ask_smi("memory.used")
+    assert float(used[0].split()[-1]) == pytest.approx(int(row["memory.used"]), abs=64)
+
+
+def test_blocks_on_a_processor_are_those_that_the_driver_counts(engine: ridgeline.Engine) -> None:
+    made = compile_steps(engine)
+    assert made
+    for compiled in made.values():
+        blocks = ctypes.c_int()
+        code = cuda_driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks),
+            _function(compiled),
+            32 * compiled.num_warps,
+            ctypes.c_size_t(compiled.shared),
+        )
+        assert code == 0
+        assert occupancy(compiled).blocks == blocks.value, compiled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.kernels.triton.sass import Evidence, read_evidence
+from ridgeline.kernels.triton.sass import Evidence, read_evidence, read_instructions
 
 LINES = """
 	code for sm_90a
@@ -21,7 +21,7 @@ LINES = """
 
 
 def test_evidence_is_read_from_opcodes_and_their_modifiers() -> None:
-    assert read_evidence(LINES) == Evidence(
+    assert read_evidence(read_instructions(LINES)) == Evidence(
         instructions=8,
         tensor_core="HGMMA",
         load="LDGSTS.E.BYPASS.128",
@@ -33,4 +33,4 @@ def test_evidence_is_read_from_opcodes_and_their_modifiers() -> None:
 
 
 def test_nothing_to_see() -> None:
-    assert read_evidence("") == Evidence(0, "", "", "", 0, 0, 0)
+    assert read_evidence(()) == Evidence(0, "", "", "", 0, 0, 0)

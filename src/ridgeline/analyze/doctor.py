@@ -10,7 +10,7 @@ from pathlib import Path
 from ridgeline.analyze.doctor_cpu import judge_host
 from ridgeline.analyze.doctor_gpu import judge_gpu, judge_mps, judge_no_gpu, judge_visible
 from ridgeline.analyze.doctor_host import HostFacts
-from ridgeline.analyze.doctor_rows import VERDICTS, Row, Verdict
+from ridgeline.analyze.doctor_rows import VERDICTS, DoctorRow, Verdict
 from ridgeline.analyze.doctor_versions import Versions, judge_versions
 from ridgeline.analyze.gpu_facts import GpuFacts, read_gpus
 from ridgeline.base.nvml import Nvml, NvmlError
@@ -22,7 +22,7 @@ CACHE = Path("~/.cache/ridgeline")
 class DoctorReport:
     """Every row, and the facts they were made from."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DoctorRow, ...]
     versions: Versions
     host: HostFacts
     gpus: tuple[GpuFacts, ...]

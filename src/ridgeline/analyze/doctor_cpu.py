@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ridgeline.analyze.doctor_host import Folder, HostFacts
-from ridgeline.analyze.doctor_rows import Row, Topic, size_text
+from ridgeline.analyze.doctor_rows import DoctorRow, Topic, size_text
 
 CPU, MEMORY, DISK, SETTINGS = Topic("cpu"), Topic("memory"), Topic("disk"), Topic("settings")
 # what others may take of the machine before timings suffer: half a core, or a tenth of all
@@ -27,7 +27,7 @@ NAMES = (*THREADS, *DISTORTING, "CUDA_VISIBLE_DEVICES")
 NOT_SHOWN = "the kernel does not show it: in a virtual machine or container the host decides"
 
 
-def judge_host(host: HostFacts, settings: Mapping[str, str]) -> Iterator[Row]:
+def judge_host(host: HostFacts, settings: Mapping[str, str]) -> Iterator[DoctorRow]:
     """Every row about the host; `settings` are variables of the environment, as far as they are set."""
     yield _processor(host)
     yield _governor(host)
@@ -44,7 +44,7 @@ def judge_host(host: HostFacts, settings: Mapping[str, str]) -> Iterator[Row]:
     yield from _settings(settings)
 
 
-def _processor(host: HostFacts) -> Row:
+def _processor(host: HostFacts) -> DoctorRow:
     where = " (virtual machine)" if host.is_virtual else ""
     value = f"{host.cpu or 'unknown'}{where}, {len(host.cpus)} CPUs for this process: {' '.join(host.isa)}"
     if host.isa and "avx2" not in host.isa:
@@ -53,7 +53,7 @@ def _processor(host: HostFacts) -> Row:
     return CPU.fine("processor", value, "kernels are generated for these instructions")
 
 
-def _governor(host: HostFacts) -> Row:
+def _governor(host: HostFacts) -> DoctorRow:
     if not host.governors:
         return CPU.unknown("governor", NOT_SHOWN)
     value = ", ".join(host.governors)
@@ -65,7 +65,7 @@ def _governor(host: HostFacts) -> Row:
     )  # fmt: skip
 
 
-def _turbo(host: HostFacts) -> Row:
+def _turbo(host: HostFacts) -> DoctorRow:
     if host.turbo is None:
         return CPU.unknown("turbo", NOT_SHOWN)
     if not host.turbo:
@@ -77,7 +77,7 @@ def _turbo(host: HostFacts) -> Row:
     )  # fmt: skip
 
 
-def _smt(host: HostFacts) -> Row:
+def _smt(host: HostFacts) -> DoctorRow:
     cores, cpus = host.cores, len(host.cpus)
     shared = cores is not None and cores < cpus
     if host.smt is None and not shared:
@@ -92,7 +92,7 @@ def _smt(host: HostFacts) -> Row:
     )  # fmt: skip
 
 
-def _quota(host: HostFacts) -> Row:
+def _quota(host: HostFacts) -> DoctorRow:
     if host.quota_cpus is None:
         return CPU.fine("quota", "none", "no control group limits the time of this process")
     value = f"{host.quota_cpus:.2f} of {len(host.cpus)} CPUs"
@@ -107,7 +107,7 @@ def _quota(host: HostFacts) -> Row:
     )  # fmt: skip
 
 
-def _load(host: HostFacts) -> Row:
+def _load(host: HostFacts) -> DoctorRow:
     if host.load_1m is None:
         return CPU.unknown("load", NOT_SHOWN)
     value = f"{host.load_1m:.2f} in the last minute"
@@ -118,7 +118,7 @@ def _load(host: HostFacts) -> Row:
     )
 
 
-def _threads(host: HostFacts, settings: Mapping[str, str]) -> Row:
+def _threads(host: HostFacts, settings: Mapping[str, str]) -> DoctorRow:
     given = {name: settings[name] for name in THREADS if settings.get(name)}
     if not given:
         return SETTINGS.fine("threads", "not set", "engines use the threads they were planned for")
@@ -133,7 +133,7 @@ def _threads(host: HostFacts, settings: Mapping[str, str]) -> Row:
     return SETTINGS.fine("threads", value, "as many as there are cores")
 
 
-def _memory(host: HostFacts) -> Row:
+def _memory(host: HostFacts) -> DoctorRow:
     if host.memory_bytes is None or host.available_bytes is None:
         return MEMORY.unknown("memory", NOT_SHOWN)
     value = f"{size_text(host.available_bytes)} of {size_text(host.memory_bytes)} available"
@@ -143,7 +143,7 @@ def _memory(host: HostFacts) -> Row:
     return MEMORY.distorts("memory", value, reason, "top -o %MEM; end what is not needed")
 
 
-def _swap(host: HostFacts) -> Row:
+def _swap(host: HostFacts) -> DoctorRow:
     if host.swap_bytes is None or host.swap_used_bytes is None:
         return MEMORY.unknown("swap", NOT_SHOWN)
     if not host.swap_bytes:
@@ -155,7 +155,7 @@ def _swap(host: HostFacts) -> Row:
     return MEMORY.note("swap", value, reason, "sudo swapoff -a && sudo swapon -a")
 
 
-def _huge_pages(host: HostFacts) -> Row:
+def _huge_pages(host: HostFacts) -> DoctorRow:
     if host.huge_pages is None:
         return MEMORY.unknown("huge pages", NOT_SHOWN)
     if host.huge_pages != "never":
@@ -166,7 +166,7 @@ def _huge_pages(host: HostFacts) -> Row:
     )  # fmt: skip
 
 
-def _shm(shm: Folder) -> Row:
+def _shm(shm: Folder) -> DoctorRow:
     if shm.total_bytes is None or shm.free_bytes is None:
         return MEMORY.unknown("/dev/shm", "it is not there: processes of one machine cannot share arrays")
     value = f"{size_text(shm.free_bytes)} of {size_text(shm.total_bytes)} free"
@@ -178,7 +178,7 @@ def _shm(shm: Folder) -> Row:
     )
 
 
-def _cache(cache: Folder) -> Row:
+def _cache(cache: Folder) -> DoctorRow:
     kind = " on ".join(filter(None, (cache.filesystem, cache.device)))
     value = f"{cache.path}" + (f" ({kind})" if kind else "")
     if not cache.is_writable:
@@ -201,7 +201,7 @@ def _cache(cache: Folder) -> Row:
     return DISK.fine("cache folder", value, "room for compiled kernels")
 
 
-def _settings(settings: Mapping[str, str]) -> Iterator[Row]:
+def _settings(settings: Mapping[str, str]) -> Iterator[DoctorRow]:
     found = [name for name in DISTORTING if settings.get(name) not in UNSET]
     for name in found:
         yield SETTINGS.distorts(name, settings[name], DISTORTING[name], f"unset {name}")

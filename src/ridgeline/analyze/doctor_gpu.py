@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ridgeline.analyze.doctor_host import HostFacts
-from ridgeline.analyze.doctor_rows import Row, Topic, size_text
+from ridgeline.analyze.doctor_rows import DoctorRow, Topic, size_text
 from ridgeline.analyze.gpu_facts import IDLE, SETTING, GpuFacts
 
 GPU = Topic("gpu")
@@ -16,7 +16,7 @@ NOT_OFFERED = "NVML does not offer it for this GPU or driver"
 SLOWER_THAN_IT_COULD = "the same kernels run faster on a GPU of this type without this limit"
 
 
-def judge_no_gpu(why: str, host: HostFacts) -> Row:
+def judge_no_gpu(why: str, host: HostFacts) -> DoctorRow:
     """Without NVML: fine on a machine without a GPU, a problem on one that has a GPU on its bus."""
     if host.gpu_nodes:
         fix = "install the driver, or sudo modprobe nvidia; in a container: docker run --gpus all"
@@ -25,7 +25,7 @@ def judge_no_gpu(why: str, host: HostFacts) -> Row:
     return GPU.note("GPU", "none", reason, "ridge build MODEL.onnx --target cuda:sm_90")
 
 
-def judge_gpu(gpu: GpuFacts, host: HostFacts) -> Iterator[Row]:
+def judge_gpu(gpu: GpuFacts, host: HostFacts) -> Iterator[DoctorRow]:
     """Every row about one GPU."""
     topic = Topic(f"gpu {gpu.index}")
     yield topic.fine("GPU", f"{gpu.name} ({gpu.arch}), {gpu.pci_bus_id}", gpu.uuid)
@@ -43,7 +43,7 @@ def judge_gpu(gpu: GpuFacts, host: HostFacts) -> Iterator[Row]:
     yield _processes(topic, gpu)
 
 
-def judge_mps(host: HostFacts) -> Row:
+def judge_mps(host: HostFacts) -> DoctorRow:
     """Whether processes share GPUs through CUDA's multi-process service."""
     if "server" in host.mps_processes:
         return GPU.distorts(
@@ -56,7 +56,7 @@ def judge_mps(host: HostFacts) -> Row:
     return GPU.fine("MPS", "off", "processes take turns on the GPU")
 
 
-def judge_visible(settings: Mapping[str, str]) -> Iterator[Row]:
+def judge_visible(settings: Mapping[str, str]) -> Iterator[DoctorRow]:
     """CUDA may see fewer GPUs than NVML does."""
     shown = settings.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
@@ -64,7 +64,7 @@ def judge_visible(settings: Mapping[str, str]) -> Iterator[Row]:
         yield GPU.note("visible", shown or "none", reason, "unset CUDA_VISIBLE_DEVICES")
 
 
-def _clocks(topic: Topic, gpu: GpuFacts) -> Row:
+def _clocks(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     """NVML has no call that tells whether clocks are locked; the reasons of the moment say it under load."""
     if gpu.sm_clock is None or gpu.max_sm_clock is None:
         return topic.unknown("clocks", NOT_OFFERED)
@@ -83,7 +83,7 @@ def _clocks(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.note("clocks", value, "not locked: they move with load, power and temperature", lock)
 
 
-def _throttling(topic: Topic, gpu: GpuFacts) -> Row:
+def _throttling(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.clock_reasons is None:
         return topic.unknown("throttling", NOT_OFFERED)
     harmful = [reason for reason in gpu.clock_reasons if reason not in HARMLESS]
@@ -98,7 +98,7 @@ def _throttling(topic: Topic, gpu: GpuFacts) -> Row:
     )  # fmt: skip
 
 
-def _power(topic: Topic, gpu: GpuFacts) -> Row:
+def _power(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.power_limit is None:
         return topic.unknown("power", NOT_OFFERED)
     draw = "" if gpu.power is None else f"{gpu.power:.0f} W of "
@@ -110,7 +110,7 @@ def _power(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.fine("power", value, "the limit is the default or above")
 
 
-def _temperature(topic: Topic, gpu: GpuFacts) -> Row:
+def _temperature(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.temperature is None:
         return topic.unknown("temperature", NOT_OFFERED)
     value = f"{gpu.temperature} °C"
@@ -126,7 +126,7 @@ def _temperature(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.distorts("temperature", value, "clocks are lowered at the limit", fix)
 
 
-def _memory(topic: Topic, gpu: GpuFacts) -> Row:
+def _memory(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.memory_bytes is None or gpu.used_bytes is None:
         return topic.unknown("memory", NOT_OFFERED)
     value = f"{size_text(gpu.used_bytes)} of {size_text(gpu.memory_bytes)} used"
@@ -136,7 +136,7 @@ def _memory(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.fine("memory", value, "the rest is free")
 
 
-def _ecc(topic: Topic, gpu: GpuFacts) -> Row:
+def _ecc(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.ecc is None:
         return topic.fine("ECC", "none", "this GPU has none, or does not tell")
     mode = "on" if gpu.ecc else "off"
@@ -159,7 +159,7 @@ def _ecc(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.fine("ECC", value, "memory is checked")
 
 
-def _persistence(topic: Topic, gpu: GpuFacts) -> Row:
+def _persistence(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if gpu.persistence is None:
         return topic.unknown("persistence", NOT_OFFERED)
     if gpu.persistence:
@@ -171,7 +171,7 @@ def _persistence(topic: Topic, gpu: GpuFacts) -> Row:
     )  # fmt: skip
 
 
-def _pcie(topic: Topic, gpu: GpuFacts) -> Row:
+def _pcie(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     generation, width = gpu.pcie_generation, gpu.pcie_width
     if generation is None or width is None:
         return topic.unknown("PCIe", NOT_OFFERED)
@@ -192,7 +192,7 @@ def _pcie(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.distorts("PCIe", value, "under load, and still below what GPU and slot can do", slot)
 
 
-def _numa(topic: Topic, gpu: GpuFacts, host: HostFacts) -> Row:
+def _numa(topic: Topic, gpu: GpuFacts, host: HostFacts) -> DoctorRow:
     node = host.gpu_nodes.get(gpu.pci_bus_id, -1)
     if len(host.numa_nodes) < 2:
         return topic.fine("NUMA", "one node", "all memory is equally near")
@@ -215,7 +215,7 @@ def _nodes_text(cpus: set[int], host: HostFacts) -> str:
     return f"node {', '.join(nodes)}" if nodes else "no node"
 
 
-def _compute_mode(topic: Topic, gpu: GpuFacts) -> Row:
+def _compute_mode(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     mode = gpu.compute_mode
     if mode is None:
         return topic.unknown("compute mode", NOT_OFFERED)
@@ -227,7 +227,7 @@ def _compute_mode(topic: Topic, gpu: GpuFacts) -> Row:
     return topic.fine("compute mode", mode, "any process may use it")
 
 
-def _mig(topic: Topic, gpu: GpuFacts) -> Row:
+def _mig(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if not gpu.mig:
         return topic.fine("MIG", "off" if gpu.mig is not None else "none", "the whole GPU is one device")
     return topic.distorts(
@@ -236,7 +236,7 @@ def _mig(topic: Topic, gpu: GpuFacts) -> Row:
     )  # fmt: skip
 
 
-def _processes(topic: Topic, gpu: GpuFacts) -> Row:
+def _processes(topic: Topic, gpu: GpuFacts) -> DoctorRow:
     if not gpu.processes:
         return topic.fine("other processes", "none", "nothing else runs on this GPU")
     listed = [f"{each.name or 'process'} ({each.pid})" for each in gpu.processes]

@@ -11,7 +11,7 @@ VERDICTS: tuple[Verdict, ...] = ("fine", "note", "distorts", "problem")
 
 
 @dataclass(frozen=True)
-class Row:
+class DoctorRow:
     """One fact. `distorts` changes what a benchmark measures; a `problem` prevents running."""
 
     topic: str
@@ -28,21 +28,21 @@ class Topic:
 
     name: str
 
-    def fine(self, name: str, value: str, reason: str = "") -> Row:
-        return Row(self.name, name, value, "fine", reason, "")
+    def fine(self, name: str, value: str, reason: str = "") -> DoctorRow:
+        return DoctorRow(self.name, name, value, "fine", reason, "")
 
-    def note(self, name: str, value: str, reason: str, fix: str = "") -> Row:
-        return Row(self.name, name, value, "note", reason, fix)
+    def note(self, name: str, value: str, reason: str, fix: str = "") -> DoctorRow:
+        return DoctorRow(self.name, name, value, "note", reason, fix)
 
-    def distorts(self, name: str, value: str, reason: str, fix: str) -> Row:
-        return Row(self.name, name, value, "distorts", reason, fix)
+    def distorts(self, name: str, value: str, reason: str, fix: str) -> DoctorRow:
+        return DoctorRow(self.name, name, value, "distorts", reason, fix)
 
-    def problem(self, name: str, value: str, reason: str, fix: str) -> Row:
-        return Row(self.name, name, value, "problem", reason, fix)
+    def problem(self, name: str, value: str, reason: str, fix: str) -> DoctorRow:
+        return DoctorRow(self.name, name, value, "problem", reason, fix)
 
-    def unknown(self, name: str, why: str) -> Row:
+    def unknown(self, name: str, why: str) -> DoctorRow:
         """Something that is not shown here: said, and not counted as a fault."""
-        return Row(self.name, name, "not known", "note", why, "")
+        return DoctorRow(self.name, name, "not known", "note", why, "")
 
 
 def size_text(nbytes: int) -> str:

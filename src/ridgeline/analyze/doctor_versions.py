@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from ridgeline.analyze.doctor_rows import Row, Topic
+from ridgeline.analyze.doctor_rows import DoctorRow, Topic
 
 VERSIONS = Topic("versions")
 OWN = "ridgeline"
@@ -46,7 +46,7 @@ def read_versions(own: str, compiler: str | None) -> Versions:
     )
 
 
-def judge_versions(versions: Versions, *, has_gpu: bool) -> Iterator[Row]:
+def judge_versions(versions: Versions, *, has_gpu: bool) -> Iterator[DoctorRow]:
     yield VERSIONS.fine(OWN, versions.ridgeline, f"Python {versions.python}")
     for name, found in versions.packages.items():
         yield _package(name, found, versions.requirements.get(name, ""), has_gpu=has_gpu)
@@ -59,7 +59,7 @@ def judge_versions(versions: Versions, *, has_gpu: bool) -> Iterator[Row]:
         yield from _cuda(versions)
 
 
-def _package(name: str, found: str | None, required: str, *, has_gpu: bool) -> Row:
+def _package(name: str, found: str | None, required: str, *, has_gpu: bool) -> DoctorRow:
     if found is None and name in OPTIONAL:
         reason = "no kernels of our own are compiled for a GPU: engines bring theirs, or use libraries"
         row = VERSIONS.distorts if has_gpu else VERSIONS.note
@@ -72,7 +72,7 @@ def _package(name: str, found: str | None, required: str, *, has_gpu: bool) -> R
     return VERSIONS.fine(name, found, f"tested with {required}" if required else "")
 
 
-def _cuda(versions: Versions) -> Iterator[Row]:
+def _cuda(versions: Versions) -> Iterator[DoctorRow]:
     driver = versions.driver or "unknown"
     if versions.packages.get("torch") is not None and versions.torch_cuda is None:
         reason = "this PyTorch was built without CUDA: it cannot use the GPU that is here"

@@ -5,26 +5,28 @@ Needs no GPU. Facts come from the compiler; evidence from the disassembly, where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ridgeline.base.devices import REGISTERS, device_of
+from ridgeline.analyze.kernel_findings import KernelFinding, KernelFindings, examine_code
+from ridgeline.analyze.kernel_occupancy import occupancy
 from ridgeline.base.grouping import grouped
-from ridgeline.errors import OptionError, PlanError
+from ridgeline.errors import OptionError, PlanError, did_you_mean
 from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.kernels.triton.sass import Evidence, disassemble, read_evidence
-from ridgeline.plan.plan import Plan, Step
+from ridgeline.kernels.triton.sass import Evidence, Instruction, disassemble, read_evidence, read_instructions
+from ridgeline.kernels.triton.sass_mix import GLOBAL, SHARED, Mix, count, in_loops, inner_loops
+from ridgeline.plan.plan import Plan
 
-REGISTER_UNIT = 8  # registers are allocated in multiples of this
-RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
-MAX_BLOCKS = 32
-# warps that one processor holds; others hold 64
-MAX_WARPS = {"sm_86": 48, "sm_89": 48, "sm_120": 48}
+NOTHING_FOUND = KernelFindings((), 0, 0)
+DIGEST_LETTERS = 6  # of a digest are enough to name a kernel
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel; `steps` counts from 1. Evidence is None without a disassembler."""
+    """One kernel; `steps` counts from 1. What the code shows is null without a disassembler."""
 
     name: str
     digest: str
@@ -39,9 +41,16 @@ class KernelRow:
     blocks_per_sm: int
     occupancy: float  # share of the warps that a processor can hold
     limited_by: str
+    limits: dict[str, int]  # resource: blocks that it allows
     cubin_bytes: int
-    triton: str
+    triton: str  # "" for a kernel in CUDA C++
     evidence: Evidence | None
+    mix: Mix | None  # of all instructions
+    loop_mix: Mix | None  # of those in the innermost loops
+    widths: dict[str, int] | None  # "LDG 128": how many instructions access memory so
+    findings: tuple[KernelFinding, ...]
+    accesses: int  # instructions that access global or shared memory
+    accesses_known: int  # of those, how many have addresses that could be computed
 
 
 @dataclass(frozen=True)
@@ -55,19 +64,47 @@ class KernelReport:
     note: str
 
 
+@dataclass(frozen=True)
+class StepKernel:
+    """A kernel and the steps that launch it, counted from 1."""
+
+    digest: str
+    steps: tuple[int, ...]
+    made: Compiled
+
+
 def report_kernels(
-    plan: Plan, compiled: Mapping[str, Compiled], *, with_evidence: bool = True
+    plan: Plan, compiled: Mapping[str, Compiled], *, pattern: str = "", with_evidence: bool = True
 ) -> KernelReport:
     """What `ridge kernels` shows. `compiled` holds the kernels of the plan's steps, by digest.
 
-    Evidence takes a run of the disassembler for each kernel.
+    Those of plugins in CUDA C++ are there by the number of their step. Evidence takes a run of the
+    disassembler for each kernel.
     """
+    found = find_kernels(plan, compiled, pattern)
+    rows = tuple(_row(kernel, plan, with_evidence=with_evidence) for kernel in found)
+    lacks_tool = with_evidence and any(row.evidence is None for row in rows)
+    with_kernel = {n for kernel in find_kernels(plan, compiled) for n in kernel.steps}
+    return KernelReport(
+        model=plan.model,
+        target=str(plan.target),
+        kernels=rows,
+        library_steps=len(plan.steps) - len(with_kernel),
+        note="no disassembler: it comes with Triton (pip install 'ridgeline[gpu]')" if lacks_tool else "",
+    )
+
+
+def find_kernels(plan: Plan, compiled: Mapping[str, Compiled], pattern: str = "") -> list[StepKernel]:
+    """Those of the plan that a name, a pattern such as ``gemm*``, a digest or the number of a step names."""
     if not plan.target.traits.is_gpu:
         raise OptionError(
             f"{plan.model or 'this engine'} is for {plan.target} and has no GPU kernels",
             help="ridge build MODEL.onnx --target cuda:sm_90 makes one that has, on any machine",
         )
-    steps = grouped((digest, n) for n, step in enumerate(plan.steps, start=1) for digest in step.kernels)
+    pairs = [
+        (digest, n) for n, step in enumerate(plan.steps, start=1) for digest in _digests(step, n, compiled)
+    ]
+    steps = grouped(pairs)
     missing = [digest for digest in steps if digest not in compiled]
     if missing:
         raise PlanError(
@@ -75,56 +112,94 @@ def report_kernels(
             rows=missing,
             help="build the engine again: ridge build MODEL.onnx",
         )
-    rows = tuple(
-        _row(digest, numbers, plan.steps[numbers[0] - 1], compiled[digest], with_evidence=with_evidence)
-        for digest, numbers in steps.items()
-    )
-    lacks_tool = with_evidence and any(row.evidence is None for row in rows)
-    return KernelReport(
-        model=plan.model,
-        target=str(plan.target),
-        kernels=rows,
-        library_steps=sum(not step.kernels for step in plan.steps),
-        note="no disassembler: it comes with Triton (pip install 'ridgeline[gpu]')" if lacks_tool else "",
-    )
+    every = [StepKernel(digest, tuple(numbers), compiled[digest]) for digest, numbers in steps.items()]
+    found = [kernel for kernel in every if _is_named(kernel, pattern)]
+    if pattern and not found:
+        names = sorted({kernel.made.name for kernel in every})
+        raise OptionError(
+            f"no kernel of this engine is named {pattern!r}",
+            want="a name, a pattern, the beginning of a digest, or the number of a step",
+            help=did_you_mean(pattern, names),
+        )
+    return found
 
 
-def _row(digest: str, numbers: list[int], step: Step, made: Compiled, *, with_evidence: bool) -> KernelRow:
-    sass = disassemble(made.cubin) if with_evidence else None
-    blocks, limit = blocks_per_sm(made)
-    most_warps = MAX_WARPS.get(made.arch, 64)
+def _digests(step: Any, number: int, compiled: Mapping[str, Compiled]) -> Sequence[str]:
+    own = step_key(number)
+    return (*step.kernels, own) if own in compiled else step.kernels
+
+
+def step_key(number: int) -> str:
+    """Stands for the digest of a kernel that its step alone knows."""
+    return f"step-{number}"
+
+
+def _is_named(kernel: StepKernel, pattern: str) -> bool:
+    if not pattern:
+        return True
+    if pattern.isdigit() and int(pattern) in kernel.steps:
+        return True
+    is_digest = len(pattern) >= DIGEST_LETTERS and kernel.digest.startswith(pattern)
+    return is_digest or fnmatch.fnmatchcase(kernel.made.name, pattern)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the disassembly shows."""
+
+    evidence: Evidence | None = None
+    mix: Mix | None = None
+    loop_mix: Mix | None = None
+    widths: dict[str, int] | None = None
+    findings: KernelFindings = NOTHING_FOUND
+
+
+def _row(kernel: StepKernel, plan: Plan, *, with_evidence: bool) -> KernelRow:
+    made, step = kernel.made, plan.steps[kernel.steps[0] - 1]
+    held = occupancy(made)
+    shown = _look(made, tuple(step.op_types)) if with_evidence else _Shown()
     return KernelRow(
         name=made.name,
-        digest=digest,
+        digest=kernel.digest,
         tactic=step.tactic,
-        steps=tuple(numbers),
+        steps=kernel.steps,
         ops=" ".join(step.op_types),
         arch=made.arch,
         registers=made.registers,
         spilled_bytes=made.spills,
         shared_bytes=made.shared,
         warps=made.num_warps,
-        blocks_per_sm=blocks,
-        occupancy=min(1.0, blocks * made.num_warps / most_warps),
-        limited_by=limit,
+        blocks_per_sm=held.blocks,
+        occupancy=held.share,
+        limited_by=held.limited_by,
+        limits=held.limits,
         cubin_bytes=len(made.cubin),
         triton=made.triton,
-        evidence=read_evidence(sass) if sass is not None else None,
+        evidence=shown.evidence,
+        mix=shown.mix,
+        loop_mix=shown.loop_mix,
+        widths=shown.widths,
+        findings=shown.findings.found,
+        accesses=shown.findings.accesses,
+        accesses_known=shown.findings.accesses_known,
     )
 
 
-def blocks_per_sm(made: Compiled) -> tuple[int, str]:
-    """How many blocks one processor holds at a time, and the resource that limits them."""
-    # the file may state anything about its kernels
-    registers = -(-max(made.registers, 1) // REGISTER_UNIT) * REGISTER_UNIT
-    warps, own_shared = max(made.num_warps, 1), max(made.shared, 0)
-    # a block may use all shared memory of a processor except the reserved bytes
-    shared = device_of(made.arch).shared_bytes + RESERVED_SHARED
-    limits = {
-        "registers": REGISTERS // (registers * 32 * warps),
-        "shared memory": shared // (own_shared + RESERVED_SHARED),
-        "warps": MAX_WARPS.get(made.arch, 64) // warps,
-        "blocks": MAX_BLOCKS,
-    }
-    least = min(limits, key=lambda name: limits[name])
-    return limits[least], least
+def _look(made: Compiled, ops: tuple[str, ...]) -> _Shown:
+    sass = disassemble(made.cubin)
+    if sass is None:
+        return _Shown()
+    code = read_instructions(sass)
+    inside = in_loops(code, inner_loops(code))
+    return _Shown(
+        evidence=read_evidence(code),
+        mix=count(code),
+        loop_mix=count(inside) if inside else None,
+        widths=_widths(code),
+        findings=examine_code(code, arch=made.arch, types=made.types, ops=ops),
+    )
+
+
+def _widths(code: Sequence[Instruction]) -> dict[str, int]:
+    plain = [each for each in code if each.opcode in GLOBAL | SHARED and each.predicate != "!PT"]
+    return dict(sorted(Counter(f"{each.opcode} {each.bits}" for each in plain).items()))

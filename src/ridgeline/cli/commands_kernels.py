@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,29 +11,81 @@ from ridgeline.cli.arguments import AsJson, EngineFile, Trust
 from ridgeline.cli.files import require_writable
 from ridgeline.cli.render import emit, plural, talk
 
+if TYPE_CHECKING:
+    from ridgeline.analyze.kernel_code import CodeReport
+    from ridgeline.runtime.description import Description
+
 
 def kernels(
     engine: EngineFile,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="only these: a name, gemm*, a digest, or a step's number")
+    ] = "",
     sass: Annotated[
-        bool, typer.Option(help="disassemble each kernel, about 0.3 s each, to see its instructions")
-    ] = True,
+        str, typer.Option(metavar="NAME", help="print the machine code of these, with source lines")
+    ] = "",
+    ptx: Annotated[
+        str, typer.Option(metavar="NAME", help="print the PTX of these, compiled again, with source lines")
+    ] = "",
+    no_sass: Annotated[
+        bool, typer.Option("--no-sass", help="do not disassemble, which takes about 0.3 s a kernel")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """List the engine's own GPU kernels: registers, spills, occupancy, and what their code shows.
+    """List the engine's own GPU kernels: registers, spills, occupancy, instructions, and what costs time.
 
     Needs no GPU, also for an engine that was built for another machine.
 
-    Example:
+    Examples:
 
       ridge kernels model.ridge
+
+      ridge kernels model.ridge --sass gemm
     """
     from ridgeline.analyze.kernel_report import report_kernels
-    from ridgeline.cli.draw_kernels import draw_kernels
+    from ridgeline.cli.draw_kernels import draw_code, draw_kernels
     from ridgeline.cli.plans import describe_with_kernels
 
     described = describe_with_kernels(engine)
-    report = report_kernels(described.plan, described.kernels, with_evidence=sass)
+    if sass or ptx:
+        if sass and ptx:
+            raise typer.BadParameter("--sass and --ptx are two forms of the same: give one")
+        code = _ptx(engine, described, ptx) if ptx else _sass(described, sass)
+        emit(code, draw_code, as_json=json, schema="kernel_code", file=str(engine))
+        return
+    report = report_kernels(described.plan, described.kernels, pattern=pattern, with_evidence=not no_sass)
     emit(report, draw_kernels, as_json=json, schema="kernels", file=str(engine))
+
+
+def _sass(described: Description, pattern: str) -> CodeReport:
+    from ridgeline.analyze.kernel_code import CodeReport, sass_of
+    from ridgeline.analyze.kernel_report import find_kernels
+
+    found = find_kernels(described.plan, described.kernels, pattern)
+    return CodeReport(tuple(sass_of(kernel.made, kernel.digest) for kernel in found))
+
+
+def _ptx(path: Path, described: Description, pattern: str) -> CodeReport:
+    from ridgeline.analyze.kernel_code import CodeReport, ptx_of
+    from ridgeline.analyze.kernel_report import find_kernels
+    from ridgeline.cli.engine_kernels import describe_kernel
+    from ridgeline.cli.engines import load_file
+    from ridgeline.errors import OptionError
+    from ridgeline.kernels.triton.ptx import make_ptx
+
+    found = find_kernels(described.plan, described.kernels, pattern)
+    foreign = [kernel.made.name for kernel in found if not kernel.made.triton]
+    if foreign:
+        raise OptionError(
+            "kernels in CUDA C++ are compiled to machine code at once", rows=foreign, help="--sass shows them"
+        )
+    loaded = load_file(path)
+    made = []
+    for kernel in found:
+        described_as = describe_kernel(loaded, kernel.steps[0], kernel.digest)
+        text = make_ptx(described_as, kernel.made.arch)
+        made.append(ptx_of(text, kernel.made.name, kernel.digest, kernel.made.arch))
+    return CodeReport(tuple(made))
 
 
 def settle(

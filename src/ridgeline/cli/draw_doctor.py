@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.analyze.doctor import DoctorReport
-from ridgeline.analyze.doctor_rows import Row
+from ridgeline.analyze.doctor_rows import DoctorRow
 from ridgeline.cli.render import plural
 
 MARKS = {
@@ -41,7 +41,7 @@ def draw_doctor(report: DoctorReport, console: Console) -> None:
     console.print("  " + ", ".join(counts), style="bold" if report.worst in ("distorts", "problem") else "")
 
 
-def _told(row: Row) -> Text:
+def _told(row: DoctorRow) -> Text:
     text = Text(row.value)
     if row.reason:
         style = "dim" if row.verdict in ("fine", "note") else MARKS[row.verdict][1]

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.arguments import refuse_build_options
 from ridgeline.cli.files import is_engine_file, require_engine_file, require_file
-from ridgeline.runtime.description import Description, read_description
+from ridgeline.cli.render import talk
+from ridgeline.errors import PluginError
+from ridgeline.runtime.description import Description, open_members, read_description
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.triton.compiler import Compiled
 
 if TYPE_CHECKING:
     from ridgeline.runtime.engine import Engine
@@ -34,11 +39,27 @@ def describe_with_kernels(path: Path) -> Description:
     """As `describe_file`; kernels that the file lacks are compiled, which takes the whole engine."""
     described = describe_file(path)
     needed = {digest for step in described.plan.steps for digest in step.kernels}
-    if needed <= described.kernels.keys():
-        return described
-    from ridgeline.cli.engines import compile_steps, load_file
+    _, manifest = open_members(path)
+    if not needed <= described.kernels.keys():
+        from ridgeline.cli.engines import compile_steps, load_file
 
-    return replace(described, kernels={**compile_steps(load_file(path)), **described.kernels})
+        described = replace(described, kernels={**compile_steps(load_file(path)), **described.kernels})
+    if manifest.plugins and described.plan.target.traits.is_gpu:
+        described = replace(described, kernels={**described.kernels, **_plugin_kernels(path)})
+    return described
+
+
+def _plugin_kernels(path: Path) -> Mapping[str, Compiled]:
+    """Of CUDA C++, which is not in the file: the plugin makes them again, if it is here."""
+    from ridgeline.cli.engine_kernels import compile_plugin_steps
+    from ridgeline.cli.engines import load_file
+
+    try:
+        return compile_plugin_steps(load_file(path))
+    except (PluginError, OSError) as error:
+        why = error.what if isinstance(error, PluginError) else str(error)
+        talk.print(f"note: kernels of plugins in CUDA C++ are not listed: {why}", style="yellow")
+        return {}
 
 
 def describe_or_build(

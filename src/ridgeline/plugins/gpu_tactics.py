@@ -19,6 +19,7 @@ from ridgeline.errors import PluginError, first_line
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, KernelStore, compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
+from ridgeline.kernels.triton.sass import resource_usage, static_shared
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import pointer_type
 from ridgeline.plugins.tactics import Bound, OpSite, OpTactic, Scalar, macros, plain_numbers
@@ -149,7 +150,8 @@ class NvrtcTactic(GpuTactic):
     def why_no_tools(self, at: OpSite) -> str | None:
         return None if has_nvrtc() else "NVRTC is not installed: pip install 'ridgeline[nvrtc]'"
 
-    def runner(self, at: OpSite, config: Config) -> Bound:
+    def compiled(self, at: OpSite, config: Config) -> Compiled:
+        """What a launch needs to know; registers and memory are in the code itself."""
         threads, numbers = self.threads(at, config), plain_numbers(self.scalars(at))
         if threads % 32:
             raise PluginError(f"{self.name}: a block of {threads} threads", want="a multiple of 32")
@@ -157,13 +159,14 @@ class NvrtcTactic(GpuTactic):
         types = [*pointers, *self.held_types(at, config)]
         types += ["fp64" if isinstance(value, float) else "i64" for value in numbers]
         arch = at.site.target.arch
-        launcher = Launcher(
-            Compiled(
-                self.function, arch, nvrtc_cubin(macros(config) + self.source, arch),
-                shared=0, num_warps=threads // 32, pdl=False, parameters=len(types), types=tuple(types),
-                registers=0, spills=0, seconds=0.0, triton="",
-            )
+        return Compiled(
+            self.function, arch, nvrtc_cubin(macros(config) + self.source, arch),
+            shared=0, num_warps=threads // 32, pdl=False, parameters=len(types), types=tuple(types),
+            registers=0, spills=0, seconds=0.0, triton="",
         )  # fmt: skip
+
+    def runner(self, at: OpSite, config: Config) -> Bound:
+        launcher, numbers = Launcher(self.compiled(at, config)), plain_numbers(self.scalars(at))
         grid = self.grid(at, config)
 
         def bound(inputs: Any, outputs: Any, held: Mapping[str, Any]) -> Callable[[], object]:
@@ -171,6 +174,13 @@ class NvrtcTactic(GpuTactic):
             return launcher.freeze(grid, [*(0 if t is None else t for t in tensors), *numbers])
 
         return bound
+
+
+def with_resources(made: Compiled) -> Compiled:
+    """The kernel with the registers and the memory that its code states, for a report."""
+    registers, spills = resource_usage(made.cubin)
+    shared = made.shared + static_shared(made.cubin, made.arch)
+    return replace(made, registers=registers, spills=spills, shared=shared)
 
 
 @cache

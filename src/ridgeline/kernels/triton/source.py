@@ -21,6 +21,7 @@ from typing import Any
 
 from ridgeline.base.files import private_folder, why_not_private
 
+GENERATED = "ridgeline_generated_"  # begins the names of modules of generated text
 # generated and hand-written kernels call these helpers, so a change there changes every kernel
 SHARED_MODULES = tuple(f"ridgeline.kernels.triton.{name}" for name in ("math", "codes", "tiles"))
 
@@ -114,12 +115,29 @@ def constants_of(kernel: Kernel) -> dict[str, Any]:
     }
 
 
+def _module_name(text: str) -> str:
+    return f"{GENERATED}{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _generated_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"ridgeline-generated-{os.getuid()}"
+
+
+def generated_text(module: str) -> str | None:
+    """The text of a module that was generated on this machine, if it is still there."""
+    try:
+        text = (_generated_folder() / f"{module}.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return text if _module_name(text) == module else None
+
+
 @cache
 def load_text(text: str) -> ModuleType:
     """A module from generated text. It is written to a file, since Triton reads the source it compiles."""
-    name = f"ridgeline_generated_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    name = _module_name(text)
     # files in this folder are executed, so nobody else may write to it
-    folder = private_folder(Path(tempfile.gettempdir()) / f"ridgeline-generated-{os.getuid()}")
+    folder = private_folder(_generated_folder())
     path = folder / f"{name}.py"
     if why_not_private(path) is not None or path.read_text() != text:
         partial = folder / f"{name}.{os.getpid()}.part"

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ridgeline.kernels.triton.compiler import Compiled, receive, send
-from ridgeline.kernels.triton.sass import cuobjdump
+from ridgeline.kernels.triton.sass import resource_usage
 from ridgeline.kernels.triton.source import Kernel, constants_of, function_of, triton_version
 
 ALIGNED = [["tt.divisibility", 16]]
@@ -70,13 +70,6 @@ def _alignment(kernel: Kernel) -> dict[tuple[int, ...], Any]:
         elif kind.startswith("*"):
             paths[(i,)] = ALIGNED
     return paths
-
-
-def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread, and bytes of local memory (stack) per thread."""
-    shown = cuobjdump(cubin, "--dump-resource-usage").stdout
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", shown)}
-    return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))
 
 
 def main() -> None:
