@@ -209,7 +209,7 @@ class Pools:
     def add_to(self, net: Graph) -> None:
         size = self.size
         for width in self.C:
-            x = net.op("Relu", net.input(self.B, width, size, size))
+            x = net.op("Relu", _conv(net, net.input(self.B, width, size, size), width, width))
             made = net.op("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
             net.output(made, 4)
             net.output(net.op("AveragePool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 4)
@@ -278,7 +278,6 @@ TRANSFORMERS: tuple[Network, ...] = (
     Transformer(1024, 4096, 16, 1, 128),
     Transformer(640, 2560, 10, 1, 256, is_causal=True),
     Transformer(1024, 2816, 16, 1, 640, is_gated=True, is_causal=True),
-    Transformer(512, 1536, 8, 16, 96),
     Transformer(1024, 4096, 16, 8, 256),
     Transformer(640, 2560, 10, 24, 200),
     Transformer(512, 2048, 8, 6, 480, is_causal=True),
@@ -288,7 +287,7 @@ TRANSFORMERS: tuple[Network, ...] = (
 )
 # weights of these together are small enough to stay in L2
 SMALL_CONVOLUTIONS: tuple[Network, ...] = (
-    Convolutions(1, (48, 96, 192), size=192),
+    Convolutions(1, (48, 96, 192), size=192, blocks=1),
     Convolutions(1, (64, 128, 256), size=160),
     Separable(1, (24, 40, 80, 128)),
     Separable(1, (16, 48, 96), kernel=5, size=192),
@@ -298,7 +297,7 @@ SMALL_CONVOLUTIONS: tuple[Network, ...] = (
     Rows(((96, 640), (160, 2560), (640, 512), (3136, 80))),
 )
 LARGE_CONVOLUTIONS: tuple[Network, ...] = (
-    Convolutions(24, (48, 96, 192), size=192),
+    Convolutions(24, (48, 96, 192), size=192, blocks=1),
     Convolutions(24, (64, 128, 256, 512), size=192),
     Separable(24, (24, 40, 80, 128)),
     Separable(12, (16, 48, 96), kernel=5, size=192),

@@ -83,7 +83,8 @@ def _shares(step: StepTime, ceilings: Ceilings) -> _Shares:
     dtype = step.precision if is_product else "float32"
     return _Shares(
         memory_us=step.bytes / ceilings.memory_bytes_per_us,
-        cache_us=step.bytes / ceilings.bytes_per_us(step.bytes) if step.bytes else 0.0,
+        # not the rate of a copy of this size: a small one is bound by its launch, and so would be the step
+        cache_us=_known(step.bytes / ceilings.cache_bytes_per_us) or 0.0,
         arithmetic_us=step.flops / ceilings.flops_per_us(dtype),
         fits_cache=ceilings.l2_bytes is not None and step.bytes <= ceilings.l2_bytes,
         unit="tensor cores" if is_tensor else "ALU/SFU",
@@ -105,7 +106,10 @@ def _judge(step: StepTime, ceilings: Ceilings, shares: _Shares) -> tuple[Limiter
         return "memory", f"{rate}, {memory:.0%} of what a large copy reaches"
     if shares.fits_cache and shares.cache_us / us >= AT_ROOF:
         share = shares.cache_us / us
-        return "L2", f"{rate}, {share:.0%} of a copy of the same {_size(step.bytes)}, which fit the cache"
+        return (
+            "L2",
+            f"{rate}, {share:.0%} of the best copy inside it; {_size(step.bytes)} fit the cache",
+        )
     wave = _wave(step, ceilings)
     if wave:
         return "tail/wave", wave

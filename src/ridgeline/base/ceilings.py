@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 REACHABLE_BYTES, REACHABLE_FLOPS = 0.88, 0.80
 # half of the peak at a few hundred KiB: a copy that small ends before memory is busy
 DEFAULT_LAUNCH_US = 1.0
+PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
 WARPGROUPS = ("sm_90", "sm_100", "sm_103", "sm_110")
 # a type without a figure of its own: the types to ask instead, and its rate as a share of theirs. Tensor
 # cores since Turing multiply int8 at twice the rate of float16
@@ -90,8 +91,15 @@ class Ceilings:
 
     @property
     def memory_bytes_per_us(self) -> float:
-        """What comes from memory itself: the rate of the largest copy."""
-        return self.bytes_per_us()
+        """What comes from memory itself: the best rate of copies that are far larger than the cache."""
+        past = [rate for nbytes, rate in self.copy if nbytes >= PAST_CACHE * (self.l2_bytes or math.inf)]
+        return max(past) if past else self.bytes_per_us()
+
+    @property
+    def cache_bytes_per_us(self) -> float:
+        """What comes from the cache: the best rate of copies that fit it; NaN if none was measured."""
+        inside = [rate for nbytes, rate in self.copy if nbytes <= (self.l2_bytes or 0)]
+        return max(inside, default=math.nan)
 
     def flops_per_us(self, dtype: str) -> float:
         """What large products of this type reach; NaN if nothing is known of it."""

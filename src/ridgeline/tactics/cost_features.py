@@ -77,15 +77,15 @@ def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:
         return "attention", _attention(anchor, specs, given)
     if kind & Kind.PRODUCT:
         depth, columns = op_flops(anchor, specs) / (2 * made.numel), made.shape[-1] if made.shape else 1
-        return "product", (made.numel / max(columns, 1), columns, depth, math.gcd(int(depth), ALIGNED))
+        return "product", (made.numel / max(columns, 1), columns, depth, _lanes(depth), _lanes(columns))
     if kind & Kind.ROW or anchor.op_type.startswith(("Reduce", "Global", "ArgM")):
         length = _row_length(anchor, given, made)
-        return "rows", (given.numel / length, length)
+        return "rows", (given.numel / length, length, _order(given))
     if anchor.op_type in POOLS:
-        return "pool", (made.numel, given.numel / made.numel)
+        return "pool", (made.numel, given.numel / made.numel, _order(given))
     if kind & Kind.POINTWISE:
-        return "pointwise", (made.numel,)
-    return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel,)
+        return "pointwise", (made.numel, _order(given))
+    return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel, _order(given))
 
 
 def _convolution(
@@ -97,9 +97,18 @@ def _convolution(
     family = "convolution" if groups == 1 else "depthwise" if width == 1 else "grouped convolution"
     if groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
         family = "pointwise convolution"
-    aligned = math.gcd(int(width), ALIGNED)
-    order = 1 if given.layout == "channels_last" else PLANES
-    return family, (made.numel / channels, channels, depth, width if groups > 1 else aligned, order)
+    lanes = (width,) if groups > 1 else (_lanes(width), _lanes(channels))
+    return family, (made.numel / channels, channels, depth, *lanes, _order(given))
+
+
+def _order(given: TensorSpec) -> float:
+    """Whether images lie pixel by pixel or plane by plane; other tensors have one order."""
+    return 1.0 if given.layout == "channels_last" or len(given.shape) != 4 else PLANES
+
+
+def _lanes(size: float) -> float:
+    """How much of a tile's row a size fills evenly."""
+    return float(math.gcd(int(size), ALIGNED))
 
 
 def _attention(anchor: Op, specs: Mapping[str, TensorSpec], given: TensorSpec) -> tuple[float, ...]:
