@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import onnx
 import pytest
-from planted_faults import FAULTS, OTHERS, Branch, Fault, half, network, planted
+from bench.planted_faults import FAULTS, OTHERS, Branch, Fault, half, network, planted
 
 import ridgeline
+from ridgeline.analyze.explain import explain_plan
 from ridgeline.analyze.findings.close_race import MARGIN
 from ridgeline.analyze.findings.finding import SEVERITIES, Finding, severity_of
 from ridgeline.analyze.findings.in_graph import GRAPH_KINDS, find_all, find_in_graph
-from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, ranked
+from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, find_in_plan, ranked
+from ridgeline.analyze.findings.open_shapes import REFUSED
 from ridgeline.analyze.findings.subject import Subject
-from ridgeline.select import race
+from ridgeline.base.choices import Candidate
+from ridgeline.plan.plan import Plan
+from ridgeline.plan.report import Island, Kept, Precision, Report
+from ridgeline.select import loop, race
 
 
 def subject_of(model: onnx.ModelProto, target: str = "null:sm_90", **options: object) -> Subject:
@@ -152,3 +158,62 @@ def test_findings_of_a_processor_rest_on_measured_times() -> None:
     for finding in found:
         if finding.kind == "layout":
             assert finding.gain_us == pytest.approx(times[finding.step], abs=1e-3)
+
+
+def planned(plan: Plan, report: Report | None = None) -> dict[str, Finding]:
+    return {finding.kind: finding for finding in find_in_plan(plan, report or Report())}
+
+
+def test_a_race_inside_the_noise_is_told_once(plan: Plan) -> None:
+    """The runner-up of the stem is 10 % behind; at 1 % nobody can tell them apart."""
+    assert "close_race" not in planned(plan)
+    stem, head = plan.steps
+    near = replace(stem, losers=(Candidate("ort", {}, 121.0), *stem.losers[:2]))
+    told = planned(replace(plan, steps=(near, head)))["close_race"]
+    assert told.evidence["steps"] == 1
+    assert "/stem/Conv_0" in told.nodes
+    assert (told.gain_us, told.severity) == (None, "note")
+
+
+def test_islands_of_one_kind_are_one_finding(plan: Plan) -> None:
+    islands = tuple(
+        Island(f"region_{name}", ("NonZero",), "its size is data's", "", 5.0) for name in ("stem", "head")
+    )
+    told = planned(plan, Report(islands=islands))["island"]
+    assert told.evidence == {"steps": 2, "us": 10.0}
+    assert "Where" in told.change
+    assert "/stem/Conv_0" in told.nodes
+
+
+def test_what_stayed_in_high_precision_is_told_by_reason(plan: Plan) -> None:
+    kept = (Kept("/a", "overflows"), Kept("/b", "overflows"), Kept("/c", "kept by --keep"))
+    found = find_in_plan(plan, Report(precision=Precision("fp16", kept=kept)))
+    assert [(finding.kind, finding.nodes) for finding in found] == [
+        ("kept_precision", ("/a", "/b")), ("kept_precision", ("/c",)),
+    ]  # fmt: skip
+
+
+def test_a_tactic_that_refuses_other_sizes_of_the_profile_is_told(plan: Plan) -> None:
+    stem, head = plan.steps
+    refused = Candidate("cpp.conv", {}, refused=f"{REFUSED}a tensor is empty")
+    told = planned(replace(plan, steps=(replace(stem, losers=(*stem.losers, refused)), head)))["open_shapes"]
+    assert "a tensor is empty" in told.what
+    assert "x axis 0: 1..8" in told.change
+
+
+def test_refusals_say_open_shapes_as_selection_does() -> None:
+    assert REFUSED in inspect.getsource(loop)
+
+
+def test_refused_fusions_have_a_cost_in_time(plan: Plan) -> None:
+    """Two refusals lose 1500 bytes; the best rate in the plan is 100 bytes per µs, the least step 40 µs."""
+    first, second = explain_plan(plan).unfused
+    assert first.lost_us == pytest.approx(1500 / 100 + 2 * 40)
+    assert second.lost_us is None
+
+
+def test_steps_that_only_move_are_listed_with_their_share(plan: Plan) -> None:
+    stem, head = plan.steps
+    turn = replace(stem, name="turn", op_types=("Transpose",), median_us=40.0)
+    (row,) = explain_plan(replace(plan, steps=(turn, head))).moves
+    assert (row.step, row.us, row.share) == ("turn", 40.0, 0.5)

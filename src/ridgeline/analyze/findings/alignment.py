@@ -9,7 +9,8 @@ from dataclasses import replace
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
 from ridgeline.analyze.findings.subject import Place, Subject
-from ridgeline.base.spec import ITEM_BITS, TF32, Op, TensorSpec
+from ridgeline.base.spec import ITEM_BITS, TF32, Op, Site, TensorSpec
+from ridgeline.ir.quant import dequantizes
 
 ACCESS_BITS = 128
 TENSOR_CORE_BITS = 16  # types up to this wide are multiplied there; wider ones only if they may round to TF32
@@ -31,6 +32,12 @@ def resized(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
     return replace(spec, shape=tuple(shape))
 
 
+def operand(site: Site, name: str) -> str:
+    """The region's own input behind an operand: levels, where the region dequantises them first."""
+    maker = site.body.producer(name)
+    return maker.inputs[0] if maker is not None and dequantizes(maker) else name
+
+
 def find(subject: Subject) -> Iterator[Finding]:
     for place in subject.places if subject.is_gpu else ():
         anchor = next((op for op in place.site.body.ops if op.op_type in ("MatMul", "Gemm")), None)
@@ -40,8 +47,8 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 def _of_product(subject: Subject, place: Place, anchor: Op) -> Iterator[Finding]:
     site = place.site
-    x, w = (site.specs.get(name) for name in anchor.inputs[:2])
-    names = anchor.inputs[:2]
+    names = [operand(site, name) for name in anchor.inputs[:2]]
+    x, w = (site.specs.get(name) for name in names)
     if x is None or w is None or any(name not in site.body.inputs for name in names):
         return
     if anchor.attrs.get("transA", 0) or len(w.shape) < 2 or not x.shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.analyze.findings.alignment import padded, resized, wanted_multiple
+from ridgeline.analyze.findings.alignment import operand, padded, resized, wanted_multiple
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
 from ridgeline.analyze.findings.subject import Place, Subject
@@ -20,8 +20,9 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 def _of_convolution(subject: Subject, place: Place, anchor: Op) -> Iterator[Finding]:
     site = place.site
-    x, w = (site.specs.get(name) for name in anchor.inputs[:2])
-    if x is None or w is None or any(name not in site.body.inputs for name in anchor.inputs[:2]):
+    names = [operand(site, name) for name in anchor.inputs[:2]]
+    x, w = (site.specs.get(name) for name in names)
+    if x is None or w is None or any(name not in site.body.inputs for name in names):
         return
     multiple = wanted_multiple(anchor, x)
     channels, made = x.shape[1], w.shape[0]
@@ -31,8 +32,8 @@ def _of_convolution(subject: Subject, place: Place, anchor: Op) -> Iterator[Find
         return
     more_in, more_out = padded(channels, multiple), padded(made, multiple)
     inputs = {
-        anchor.inputs[0]: resized(x, 1, more_in),
-        anchor.inputs[1]: resized(resized(w, 1, more_in), 0, more_out),
+        names[0]: resized(x, 1, more_in),
+        names[1]: resized(resized(w, 1, more_in), 0, more_out),
     }
     for name in site.body.inputs:
         spec = site.specs.get(name)

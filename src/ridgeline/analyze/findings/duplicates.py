@@ -24,6 +24,8 @@ def find(subject: Subject) -> Iterator[Finding]:
     for op, place in subject.ops:
         said = _said(subject, op, number, known)
         for slot, name in enumerate(op.outputs):
+            if not name:
+                continue
             number[name] = known.setdefault((said, slot), len(known))
         earlier = first.setdefault(number[op.outputs[0]], place)
         if earlier is not place:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind, Planned
+from ridgeline.base.grouping import grouped
 
 # by op: what a model can do instead, so that every shape is known before the run
 INSTEAD = {
@@ -21,14 +22,16 @@ OTHERWISE = "make the size a constant, or an input with a range (--shapes)"
 
 
 def find(planned: Planned) -> Iterator[Finding]:
-    for island in planned.report.islands:
-        sources = next((s.sources for s in planned.plan.steps if island.step in s.regions), (island.step,))
-        advice = next((INSTEAD[op] for op in island.ops if op in INSTEAD), OTHERWISE)
-        evidence = {"ops": " ".join(island.ops[:4]), "why": island.why}
+    alike = grouped(((island.ops, island.why), island) for island in planned.report.islands)
+    for (ops, why), group in alike.items():
+        names = {island.step for island in group}
+        sources = [s for step in planned.plan.steps if names & set(step.regions) for s in step.sources]
+        timed = [island.median_us for island in group if island.median_us is not None]
+        evidence = {"steps": len(group), **({"us": sum(timed)} if timed else {})}
         yield Finding(
-            "island", sources, f"{' '.join(island.ops[:4])}: {island.why}", advice,
-            evidence if island.median_us is None else {**evidence, "us": island.median_us},
-            step=island.step,
+            "island", tuple(dict.fromkeys(sources)) or tuple(sorted(names)), f"{' '.join(ops[:4])}: {why}",
+            next((INSTEAD[op] for op in ops if op in INSTEAD), OTHERWISE), evidence,
+            step=group[0].step if len(group) == 1 else "",
         )  # fmt: skip
 
 

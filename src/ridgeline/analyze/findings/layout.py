@@ -92,7 +92,9 @@ def _of_pair(subject: Subject, first: Place, second: Place) -> Finding:
 def _of_port(subject: Subject, place: Place) -> Iterator[Finding]:
     """The first or the last thing that the model does to an input or output."""
     source, made = place.region.inputs[0], place.region.outputs[0]
-    is_first = source in subject.program.inputs and len(subject.readers.get(source, [])) == 1
+    # whoever else reads the input, for its sizes say, would have to read it in the other order
+    readers = [region for region in subject.program.regions if source in region.inputs]
+    is_first = source in subject.program.inputs and len(readers) == 1
     is_last = made in subject.program.outputs and not subject.readers.get(made)
     spec = subject.spec(made)
     if not (is_first or is_last) or spec is None:

@@ -26,6 +26,8 @@ from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.targets.ceilings import find_ceilings
 
+# of the time of regions: the cost model does not tell smaller differences apart
+LEAST_PART = 0.02
 MODELLED = "the cost model, asked for the region as it is and as it would be"
 
 
@@ -127,14 +129,18 @@ class Subject:
         return changed_site(place.site, self.opsets, body=body, inputs=inputs)
 
     def gain_us(self, old: Sequence[Place], new: Sequence[Site | None]) -> float | None:
-        """What a change of these regions into those sites gains: their time now, by the model's ratio."""
+        """What a change of these regions into those sites gains: their time now, by the model's ratio.
+
+        None if nothing can tell, or if it is less than the model can tell apart.
+        """
         if any(site is None for site in new) or any(place.us is None for place in old):
             return None
         before = self.costs.all_us(place.site for place in old)
         after = self.costs.all_us(site for site in new if site is not None)
         if not before or after is None:
             return None
-        return math.fsum(place.us or 0.0 for place in old) * (1 - after / before)
+        now_us, part = math.fsum(place.us or 0.0 for place in old), 1 - after / before
+        return now_us * part if part >= LEAST_PART else None
 
     def finding(
         self,

@@ -182,10 +182,11 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     load_us = step_bytes * max(sharing / SM_BYTES, min(blocks, device.sms * side_by_side) / device.l2_bytes)
     # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
-    step_us = patience * max(multiply_us, load_us, LOAD_US / (tile.stages - 1))
+    waiting_us = LOAD_US / (tile.stages - 1)
     if problem.access_bytes < ASYNC_BYTES:
-        # rows that start between such pieces are loaded through registers: only another block multiplies then
-        step_us = multiply_us + max(load_us, LOAD_US) / sharing
+        # rows that start between such pieces are loaded through registers: a block waits, then multiplies
+        waiting_us = multiply_us / sharing + max(load_us / sharing, LOAD_US)
+    step_us = patience * max(multiply_us, load_us, waiting_us)
     block_us = FIXED_US + steps * (STEP_US + step_us)
     if tile.split > 1:
         block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / SM_BYTES
