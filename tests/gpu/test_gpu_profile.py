@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import ridgeline
+from ridgeline.analyze.profile import run_with_ranges
+from ridgeline.analyze.torch_profiler import cross_check
 from ridgeline.plan.trace import CUPTI, EVENTS, Trace
 from ridgeline.runtime import gpu_profiling
 from ridgeline.runtime.gpu_profiling import DeviceWork, kernels_by_step, record_work
@@ -65,6 +67,18 @@ def test_kernels_that_do_not_match_are_not_guessed(
     assert any("CUDA events" in note for note in trace.notes)
     assert trace.gaps_us is None
     assert all(step.median_us > 0 for step in trace.steps)
+
+
+def test_ranges_and_the_cross_check(mlp: ridgeline.Engine) -> None:
+    feeds = mlp.example_inputs(seed=3)
+    run_with_ranges(mlp, feeds)
+    trace = mlp.profile(feeds, rounds=5)
+    rows = cross_check(mlp, feeds, trace, rounds=3)
+    assert [row.index for row in rows] == [step.index for step in trace.steps]
+    for row, step in zip(rows, trace.steps, strict=True):
+        assert bool(row.seen) == bool(step.kernels), (row, step)
+        # the same kernels, alone and in a replay: the caches differ
+        assert row.seen_us is None or 0.2 < row.seen_us / step.median_us < 5
 
 
 def test_results_are_the_same_after_a_profile(mlp: ridgeline.Engine) -> None:

@@ -118,6 +118,45 @@ def test_a_session_of_onnx_runtime_tells_of_its_nodes(build: Callable[..., ridge
         assert any(node.sources for node in span.inside)
 
 
+@pytest.mark.parametrize("without", [(), NO_ORT])
+@pytest.mark.parametrize(
+    ("text", "feeds", "classes"),
+    [
+        (
+            "(float[N] x) => (int64[1,M] y, float[N] z) { y = NonZero (x) z = Relu (x) }",
+            {"x": np.array([1, 0, 2], np.float32)},
+            {"library span", "other", "pointwise"},
+        ),
+        (
+            "(bool c, float[4] x) => (float[4] y) { y = If (c) <then_branch = t () => (float[4] a)"
+            " { a = Relu (x) }, else_branch = e () => (float[4] b) { b = Neg (x) }> }",
+            {"c": np.array(True), "x": np.ones(4, np.float32)},
+            {"control"},
+        ),
+        (
+            "(string[N] s, float[4] x) => (string[N] y, float[4] z) { y = Identity (s) z = Exp (x) }",
+            {"s": np.array(["a", "b"], object), "x": np.ones(4, np.float32)},
+            {"movement", "pointwise"},
+        ),
+        (
+            "(float[4,4] x) => (float[16] y) { y = Reshape (x, n) }",
+            {"x": np.ones((4, 4), np.float32)},
+            set(),
+        ),
+    ],
+)
+def test_islands_strings_and_views_alone(
+    text: str, feeds: dict[str, Any], classes: set[str], without: tuple[str, ...]
+) -> None:
+    text = text.replace("{ y = Reshape", "{ n = Constant <value = int64[1] {16}> () y = Reshape")
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {text}')
+    trace = ridgeline.build(model, level=0, verify="off", without=without).profile(feeds, rounds=2)
+    assert {step.op_class for step in trace.steps} <= classes
+    assert bool(trace.steps) == bool(classes)
+    assert not [note for note in trace.notes if "not timed" in note]
+    assert Trace.from_json(trace.to_json()) == trace
+
+
 def test_rounds_and_machines_that_are_not_there(
     engine: ridgeline.Engine, build: Callable[..., ridgeline.Engine]
 ) -> None:

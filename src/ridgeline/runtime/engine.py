@@ -174,7 +174,7 @@ class Engine(Notebook):
     def profile(self, feeds: Feeds | None = None, rounds: int = 20) -> Trace:
         """Every step timed in so many runs, beside the whole run; without inputs, with random ones."""
         given = self.example_inputs() if feeds is None else feeds
-        specs = self.signature.specs(self.signature.checked(given))
+        specs = self.signature.specs(self.signature.checked(self.signature.apart(given)[0]))
         context = self.context(wait=True)
         return profile_run(self.profiles.at(specs), context, given, rounds)
 
