@@ -60,6 +60,8 @@ class UnmatchedError(Exception):
 
 def measure_gpu(instance: CudaInstance, run: Callable[[], object] | None, rounds: int) -> Measured:
     """The captured run by replays, its steps by CUPTI or else by CUDA events; `run` is `engine.run`."""
+    # the inputs come on another stream
+    torch.cuda.synchronize()
     with torch.inference_mode(), torch.cuda.stream(instance.stream):
         instance.execute()
         torch.cuda.synchronize()

@@ -39,8 +39,11 @@ def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -
     instance = context.instance(feeds)
     # strings and sequences are taken out of the instance when `run` returns: steps need them there
     run = None if any(port.is_non_tensor for port in plan.inputs) else partial(context.run, feeds)
+    here = versions()
     if isinstance(instance, CudaInstance):
-        device, measured = current_device().name, measure_gpu(instance, run, rounds)
+        gpu = current_device()
+        device, measured = gpu.name, measure_gpu(instance, run, rounds)
+        here |= {"cuda": gpu.cuda, "driver": gpu.driver}
     else:
         device, measured = cpu_name(), measure_wall(instance, run, rounds)
     inside, notes = _inside_spans(variant, instance, rounds)
@@ -55,7 +58,7 @@ def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -
         threads=plan.target.threads,
         precision=plan.precision,
         shapes={name: str(specs[name]) for name in instance.program.inputs if name in specs},
-        versions=versions(),
+        versions=here,
         how=measured.how,
         rounds=len(measured.total.samples_us),
         total_us=measured.total.median_us,
