@@ -80,3 +80,12 @@ def new_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], P
         pytest.skip(why)
     with chromium(program, tmp_path_factory.mktemp("browser")) as tabs:
         yield tabs
+
+
+@pytest.fixture
+def tab(new_tab: Callable[[], Page]) -> Iterator[Page]:
+    page = new_tab()
+    page.size(1280, 900)
+    page.prefer("light")
+    yield page
+    page.close()

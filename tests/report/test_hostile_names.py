@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,12 +92,9 @@ def test_no_name_leaves_the_data(hostile: EngineReport) -> None:
     assert len(page) < 4_000_000, "names of 10,000 letters are cut"
 
 
-def test_the_page_shows_them_as_text(
-    hostile: EngineReport, tmp_path: Path, new_tab: Callable[[], Page]
-) -> None:
+def test_the_page_shows_them_as_text(hostile: EngineReport, tmp_path: Path, tab: Page) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(report_page(hostile, made_by="tests"), encoding="utf-8")
-    tab = new_tab()
     tab.size(1280, 20_000)  # all sections are near the window
     tab.open(path)
     tab.wait("ridge.graphView.ready && ridge.charts.has('fusion')")
@@ -115,23 +111,18 @@ def test_the_page_shows_them_as_text(
     })()""")
     assert shown == [0, "undefined"]
     assert tab.problems == []
-    tab.close()
 
 
-def test_an_injected_script_would_not_run(
-    hostile: EngineReport, tmp_path: Path, new_tab: Callable[[], Page]
-) -> None:
+def test_an_injected_script_would_not_run(hostile: EngineReport, tmp_path: Path, tab: Page) -> None:
     """The second lock: were a name to become an element, the page's policy stops it."""
     page = report_page(hostile, made_by="tests")
     path = tmp_path / "injected.html"
     inside = "<script>window.broken = true</script><img src=x onerror='window.broken = true'>"
     path.write_text(page.replace('<main id="main">', f'<main id="main">{inside}'), encoding="utf-8")
-    tab = new_tab()
     tab.open(path)
     assert tab.run("typeof window.broken") == "undefined"
     assert tab.run("typeof ridge") == "object", "our own scripts run"
     assert any("Content Security Policy" in problem for problem in tab.problems)
-    tab.close()
 
 
 def test_markdown_and_csv_hold_no_markup_and_no_formula(hostile: EngineReport) -> None:

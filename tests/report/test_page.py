@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,15 +28,6 @@ def pages(reports: dict[str, EngineReport], tmp_path_factory: pytest.TempPathFac
     for name, report in reports.items():
         made[name].write_text(report_page(report, made_by="ridgeline of the tests"), encoding="utf-8")
     return made
-
-
-@pytest.fixture
-def tab(new_tab: Callable[[], Page]) -> Iterator[Page]:
-    page = new_tab()
-    page.size(1280, 900)
-    page.prefer("light")
-    yield page
-    page.close()
 
 
 def look_at(tab: Page, section: str, ready: str) -> None:

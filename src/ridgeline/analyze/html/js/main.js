@@ -12,6 +12,8 @@ function drawNav() {
     }
     const current = sections.find((section) => seen.has(section));
     for (const [section, link] of links) link.setAttribute("aria-current", String(section === current));
+    // on a phone the sections stand in one line that scrolls
+    if (current) byId("nav").scrollTo({ left: links.get(current).offsetLeft - 60 });
   }, { rootMargin: "-90px 0px -55% 0px" });
   for (const section of sections) watch.observe(section);
 }

@@ -6,7 +6,7 @@ function drawMemory() {
   const saved = memory.unshared > memory.arena ? ` Sharing saves ${percent(1 - memory.arena / memory.unshared)} of ${size(memory.unshared)}.` : "";
   const section = sectionHead("memory", `One context needs an arena of ${size(memory.arena)}.${saved} Each block below is a value: its place in the arena, from the step that makes it to the last that reads it.`);
   const kinds = el("div", { class: "box" }, dataTable({ rows: data.summary.memory, wraps: true, filter: false, what: "kind", columns: [
-    { title: "What", value: (row) => row.kind }, { title: "Size", value: (row) => row.nbytes, show: (row) => size(row.nbytes), numeric: true, width: "110px" },
+    { title: "What", value: (row) => row.kind, width: "minmax(130px, 1fr)" }, { title: "Size", value: (row) => row.nbytes, show: (row) => size(row.nbytes), numeric: true, width: "110px" },
     { title: "Held by", value: (row) => (row.per_context ? "each context" : "the engine"), width: "120px" },
     { title: "", value: (row) => row.note, width: "minmax(120px, 2fr)" }] }));
   if (!memory.live.length && !memory.blocks.length) {

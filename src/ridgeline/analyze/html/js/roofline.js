@@ -24,7 +24,7 @@ function drawRoofline() {
       axisLabel: { color: colour("--muted"), formatter: (value) => significant(value) } }),
     yAxis: axis({ type: "log", min: range.y[0], max: range.y[1],
       axisLabel: { color: colour("--muted"), formatter: (value) => rate(value, "FLOP") } }),
-    series: [...ceilings(roof, range, chart.getWidth()), ...kindsThere.map((kind) => points(kind, counted))],
+    series: [...ceilings(roof, range, chart.getWidth()), ...kindsThere.map((kind) => points(kind, counted, chart.getWidth() < 500 ? 16 : 27))],
   }), { onClick: (mark) => { if (mark.step) openStep(mark.step.index); } });
 }
 
@@ -37,13 +37,13 @@ function axisRange(steps, roof) {
   return { x: [low(x), high([...x, ...ridges])], y: [low(y), high([...y, ...peaks])] };
 }
 
-function points(kind, steps) {
+function points(kind, steps, most) {
   const longest = Math.max(...steps.map((step) => step.us));
   return {
     name: kind, type: "scatter", symbol: CLASSES[kind][1], z: 3,
     itemStyle: { color: classColour(kind), opacity: 0.72, borderColor: colour("--surface"), borderWidth: 1 }, emphasis: { itemStyle: { opacity: 1 } },
     data: steps.filter((step) => step.kind === kind).map((step) => ({
-      value: [step.flops / step.bytes, step.flops / step.us], step, symbolSize: 7 + 27 * Math.sqrt(step.us / longest),
+      value: [step.flops / step.bytes, step.flops / step.us], step, symbolSize: 7 + most * Math.sqrt(step.us / longest),
     })),
   };
 }
@@ -53,9 +53,9 @@ function ceilings(roof, range, width) {
   if (!roof) return [];
   const [from, to] = range.x;
   const peaks = Object.entries(roof.flops_per_us).sort((a, b) => b[1] - a[1]);
-  const line = (name, ends, label) => ({ // with its label at the second point
+  const line = (name, ends, label, isSlope = false) => ({ // with its label at the second point
     name, type: "line", silent: true, symbol: "circle", symbolSize: 0.1, z: 2, lineStyle: { color: colour("--muted"), width: 1.6 },
-    data: ends.map((value, i) => ({ value, label: { show: i === 1, formatter: label, position: "left", color: colour("--muted"), fontSize: width < 500 ? 10 : 12, offset: [0, -11] } })),
+    data: ends.map((value, i) => ({ value, label: { show: i === 1, formatter: label, position: isSlope && width < 500 ? "right" : "left", color: colour("--muted"), fontSize: width < 500 ? 10 : 12, offset: isSlope && width < 500 ? [4, 8] : [0, -11] } })),
   });
   const highest = peaks.length ? peaks[0][1] : range.y[1];
   const start = Math.max(from, range.y[0] / roof.bytes_per_us);
@@ -63,10 +63,10 @@ function ceilings(roof, range, width) {
   const lines = [];
   if (roof.cache_bytes_per_us) {
     const top = highest / roof.cache_bytes_per_us, low = Math.max(from, range.y[0] / roof.cache_bytes_per_us);
-    const cached = line("cache", [low, Math.sqrt(low * top), top].map((x) => [x, x * roof.cache_bytes_per_us]), `caches ${rate(roof.cache_bytes_per_us, "B")}`);
+    const cached = line("cache", [low, Math.sqrt(low * top), top].map((x) => [x, x * roof.cache_bytes_per_us]), `caches ${rate(roof.cache_bytes_per_us, "B")}`, true);
     lines.push({ ...cached, lineStyle: { ...cached.lineStyle, type: "dashed", width: 1.2 } });
   }
-  lines.push(line("memory", [start, middle, ridge].map((x) => [x, x * roof.bytes_per_us]), `memory ${rate(roof.bytes_per_us, "B")}`));
+  lines.push(line("memory", [start, middle, ridge].map((x) => [x, x * roof.bytes_per_us]), `memory ${rate(roof.bytes_per_us, "B")}`, true));
   for (const [kind, peak] of peaks)
     lines.push(line(kind, [[peak / (roof.cache_bytes_per_us ?? roof.bytes_per_us), peak], [to, peak]], `${kind} ${rate(peak, "FLOP")}`));
   return lines;

@@ -62,7 +62,7 @@ function drawRefused() {
     ] }) : empty("Nothing that fitted was refused.")),
     el("div", { class: "box" }, el("h3", {}, "Tactics that refused"), data.unwilling.length ? dataTable({ rows: data.unwilling, wraps: true, what: "tactic", sort: [1, -1], columns: [
       { title: "Tactic", value: (row) => row.tactic, width: "minmax(110px, .8fr)" },
-      { title: "Regions", value: (row) => row.regions, show: (row) => count(row.regions), numeric: true, width: "84px" },
+      { title: "Regions", value: (row) => row.regions, show: (row) => count(row.regions), numeric: true, width: "98px" },
       { title: "Reasons, the most frequent first", value: (row) => row.reasons[0], show: (row) => reasonList(row.reasons), width: "minmax(180px, 3fr)" },
     ] }) : empty("No tactic refused a region.")));
   if (data.alternatives.length > 1)
