@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ridgeline.analyze.bench import BenchReport
 from ridgeline.analyze.buckets import Proposal
 from ridgeline.analyze.compare import Comparison
+from ridgeline.analyze.diff import Diff
 from ridgeline.analyze.doctor import DoctorReport
 from ridgeline.analyze.explain import Explanation
 from ridgeline.analyze.headline import Headline
@@ -78,6 +79,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         ("file", "file_bytes", "source"),
     ),
     "prediction": ("`ridge predict`", Prediction, ("source",)),
+    "diff": ("`ridge diff`, with the paths `a` and `b`", Diff, ()),
     "ceilings": ("`ridge calibrate`", Ceilings, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),

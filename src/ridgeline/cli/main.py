@@ -17,6 +17,7 @@ from ridgeline.cli.commands_build import build, run
 from ridgeline.cli.commands_compare import compare
 from ridgeline.cli.commands_debug import debug
 from ridgeline.cli.commands_demo import demo
+from ridgeline.cli.commands_diff import diff
 from ridgeline.cli.commands_doctor import doctor
 from ridgeline.cli.commands_inspect import explain, show
 from ridgeline.cli.commands_kernels import kernels, settle
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 for command in (
     build, run, verify, compare, quantize, bench, profile, show, explain, shapes, kernels, settle, plugins,
-    extract, lint, reduce, demo, doctor, top, report, predict, calibrate,
+    extract, lint, reduce, demo, doctor, top, report, predict, calibrate, diff,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)
