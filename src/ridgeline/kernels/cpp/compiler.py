@@ -25,6 +25,7 @@ from typing import Any
 
 from ridgeline.base.files import private_folder, prune, why_not_private
 from ridgeline.errors import RidgelineError
+from ridgeline.kernels.cpp.prelude import PRELUDE
 
 CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 TIMEOUT_S = 120.0
@@ -37,6 +38,8 @@ _FLAGS = (
 )  # fmt: skip
 # compilers default to 256 bits on AVX-512 machines; erf and exp loops run nearly twice as fast at 512
 _X86_FLAGS = ("-mprefer-vector-width=512",)
+# what generated kernels call: to search all that a C++ program may need takes a fifth of a compilation
+_LIBRARIES = ("-nostdlib", "-lgomp", "-lm", "-lgcc")
 
 _Function = ctypes.CFUNCTYPE(None)
 
@@ -102,8 +105,11 @@ def compile_many(sources: Sequence[str], *, cache_dir: Path) -> list[CompileErro
             return error
         return None
 
+    new = [source for source in dict.fromkeys(sources) if not _is_cached(source, folder)]
+    if len(new) < 2:  # a thread would only be waited for
+        return [error for error in map(attempt, new) if error is not None]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return [error for error in pool.map(attempt, dict.fromkeys(sources)) if error is not None]
+        return [error for error in pool.map(attempt, new) if error is not None]
 
 
 def _folders(cache_dir: Path) -> tuple[Path, Path]:
@@ -111,19 +117,48 @@ def _folders(cache_dir: Path) -> tuple[Path, Path]:
     return cache_dir.expanduser(), Path(tempfile.gettempdir()) / f"ridgeline-cpp-{os.getuid()}"
 
 
+def _library(source: str, compiler: str, folder: Path) -> Path:
+    """Where the library of this source lies, or will."""
+    text = "\0".join((source, _macros(compiler), *_flags(), *_libraries(source, compiler)))
+    key = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return folder / f"{key}.so"
+
+
+def _is_cached(source: str, folder: Path) -> bool:
+    """Asked before a source is compiled, which is where a compiler that does not start is reported."""
+    compiler = find_compiler()
+    with suppress(CompileError):
+        return compiler is not None and _is_made(_library(source, compiler, folder))
+    return False
+
+
+def _is_made(library: Path) -> bool:
+    if why_not_private(library) is not None:
+        return False
+    os.utime(library)  # so that what is in use is pruned last
+    return True
+
+
+def _flags() -> tuple[str, ...]:
+    return _FLAGS + (_X86_FLAGS if platform.machine() == "x86_64" else ())
+
+
+def _libraries(source: str, compiler: str) -> tuple[str, ...]:
+    """For the linker: a plugin's source may use all of C++, and other compilers have another OpenMP."""
+    is_gcc = "#define __clang__" not in _macros(compiler)
+    return _LIBRARIES if is_gcc and source.startswith(PRELUDE.strip()) else ()
+
+
 def _compile(source: str, folder: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise CompileError("no C++ compiler found", help="install g++ or clang++")
-    flags = _FLAGS + (_X86_FLAGS if platform.machine() == "x86_64" else ())
-    key = hashlib.sha256("\0".join((source, _macros(compiler), *flags)).encode()).hexdigest()[:40]
-    library = folder / f"{key}.so"
-    if why_not_private(library) is None:
-        os.utime(library)  # so that what is in use is pruned last
+    library = _library(source, compiler, folder)
+    if _is_made(library):
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "kernel.so"
-        command = [compiler, *flags, "-x", "c++", "-", "-o", str(made)]
+        command = [compiler, *_flags(), "-x", "c++", "-", *_libraries(source, compiler), "-o", str(made)]
         try:
             done = subprocess.run(
                 command, input=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -145,7 +180,10 @@ def _compile(source: str, folder: Path) -> Path:
 
 def _sweep_scratch(folder: Path) -> None:
     """Folders that a killed process left: no compiler runs for so long."""
-    for scratch in folder.glob("tmp*"):
+    for name in os.listdir(folder):  # after every kernel, among thousands: `glob` takes twice as long
+        if not name.startswith("tmp"):
+            continue
+        scratch = folder / name
         with suppress(OSError):
             if time.time() - scratch.lstat().st_mtime > 10 * TIMEOUT_S:
                 shutil.rmtree(scratch)
