@@ -38,9 +38,10 @@ $(STAMP): pyproject.toml | $(PY)
 demo: $(STAMP)
 	@$(VENV)/bin/ridge demo
 
-# one thread per worker: the suite checks results, and pools of two workers on two cores only wait for each other
+# one thread per worker: the suite checks results, and pools of two workers on two cores only wait for each other;
+# compiled modules are kept, whatever the environment says: tests start hundreds of processes that import them
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	@$(PY) -m ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -31,7 +32,8 @@ SEED = 20
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core
 THREADS = 1 if IS_WORKER else 2
-LONGEST_FILE = "test_readme.py"
+# the longest first: a worker that takes one of them last leaves the other idle
+LONGEST_FILES = ("test_readme.py", "test_transformers.py", "test_pages.py", "test_node_cases_a_to_l.py")
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
 GPU_TESTS = Path(__file__).with_name("gpu")
 
@@ -76,6 +78,7 @@ def write_tiny_model(path: Path, x: str = "N,3,32,32") -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A test must neither read nor fill the user's caches. Workers inherit the folder of the main process."""
+    config.option.loadscopereorder = False  # xdist would put files of many tests first, and long ones last
     if not IS_WORKER:
         home = tempfile.mkdtemp(prefix="ridgeline-tests-")
         os.environ[USERS_HOME] = os.environ.get("HOME", home)
@@ -83,16 +86,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(partial(shutil.rmtree, home, ignore_errors=True))
 
 
+def pytest_collection_finish() -> None:
+    """What libraries and test files hold lives to the end: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first, so that no worker is left with it at the end."""
-    items.sort(key=lambda item: item.path.name != LONGEST_FILE)
+    """Files in the order in which workers take them, which xdist keeps: see `pytest_configure`."""
+    place = {name: i for i, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
+    if torch.cuda.is_available():  # without a GPU, `torch.manual_seed` keeps a stack trace for each call
+        torch.cuda.manual_seed_all(SEED)
     torch.set_num_threads(THREADS)
 
 
