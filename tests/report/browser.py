@@ -7,10 +7,11 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,17 @@ def chromium(program: str, folder: Path) -> Iterator[Callable[[], Page]]:
     """A browser of its own, with an empty profile in `folder`; the value opens tabs."""
     profile = folder / "profile"
     command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    # in a process group of its own: the program may be a script, whose end is not the end of the browser
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"HOME": str(folder)}
-    )
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=os.environ | {"HOME": str(folder)}, start_new_session=True,
+    )  # fmt: skip
     try:
         port = _port(profile / "DevToolsActivePort", process)
         yield lambda: Page(_new_tab(port))
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its profile is thrown away: nothing to save
         process.wait(LIMIT_S)
 
 
