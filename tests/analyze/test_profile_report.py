@@ -10,7 +10,7 @@ from hand_made_traces import step, trace
 
 from ridgeline.analyze.limiter import find_limit
 from ridgeline.analyze.profile_groups import group_steps
-from ridgeline.analyze.profile_report import find_bound, report_profile
+from ridgeline.analyze.profile_report import find_bound, part_rows, report_profile
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.errors import OptionError
 from ridgeline.plan.trace import HostTime, KernelTime, NodeTime, NodeWork, StepTime
@@ -117,13 +117,25 @@ def test_steps_are_grouped() -> None:
     assert "did you mean 'layer'?" in str(caught.value)
 
 
-def test_time_inside_a_library_goes_to_the_ops_it_timed() -> None:
-    span = step(1, "span", 100.0, inside=(NodeTime("a", "Conv", 3.0), NodeTime("b", "Add", 1.0)))
+def test_time_inside_a_library_goes_to_what_it_timed() -> None:
+    sources = tuple(f"/model/{layer}/Conv" for layer in ("one", "two", "three"))
+    inside = (NodeTime("a", "Conv", 3.0, sources[:1]), NodeTime("b", "Add", 1.0))
+    span = step(1, "span", 100.0, sources=sources, inside=inside)
     other = step(2, "b", 60.0, work=(NodeWork("x", "Conv", 10, 10), NodeWork("y", "Relu", 1, 10)))
-    assert {row.name: row.total_us for row in group_steps(trace(span, other), "op")} == {
-        "Conv": 135,
-        "Add": 25,
-    }
+    by_op = {row.name: row.total_us for row in group_steps(trace(span, other), "op")}
+    assert by_op == {"Conv": 135, "Add": 25}
+    by_layer = {row.name: row.total_us for row in group_steps(trace(span), "layer")}
+    assert by_layer == {"model/one": 75, "(no layer name)": 25}
+
+
+def test_a_part_of_a_fused_region_keeps_the_library_s_name() -> None:
+    fused = ("/a/Conv", "/a/Erf", "/a/Mul")
+    nodes = (
+        NodeTime("v1", "Conv", 3.0, fused),
+        NodeTime("v2", "Gelu", 2.0, fused),
+        NodeTime("v3", "Gemm", 1.0, ("/b/MatMul",)),
+    )
+    assert [row.name for row in part_rows(step(1, "s", 9.0, inside=nodes))] == ["/a/Conv", "v2", "/b/MatMul"]
 
 
 def test_the_host_or_the_device_sets_the_pace() -> None:

@@ -34,7 +34,7 @@ def group_steps(trace: Trace, by: str) -> tuple[GroupRow, ...]:
     if by not in BY:
         raise OptionError(f"steps are not grouped by {by!r}", want=" or ".join(BY), help=did_you_mean(by, BY))
     parts_of: dict[str, Callable[[StepTime], Iterator[tuple[str, float]]]] = {
-        "layer": lambda step: iter([(layer_of(step, depth), 1.0)]),
+        "layer": lambda step: layer_parts(step, depth),
         "op": op_parts,
         "precision": lambda step: iter([(step.precision, 1.0)]),
         "tactic": lambda step: iter([(step.tactic, 1.0)]),
@@ -74,18 +74,31 @@ def op_parts(step: StepTime) -> Iterator[tuple[str, float]]:
     yield (heaviest.op_type if heaviest else step.op_types[0]), 1.0
 
 
+def layer_parts(step: StepTime, depth: int) -> Iterator[tuple[str, float]]:
+    """The layer of a step; of a library's span, those of its nodes by their parts of its time."""
+    inside = sum(node.us for node in step.inside)
+    if not inside:
+        yield layer_of(step.sources, depth), 1.0
+        return
+    times: Counter[str] = Counter()
+    for node in step.inside:
+        times[layer_of(node.sources, depth)] += node.us / inside  # type: ignore[assignment]
+    yield from times.items()
+
+
 def layer_depth(steps: Sequence[StepTime]) -> int:
     """How many parts of a name make a layer: the fewest that tell some layers apart."""
     deepest = max((len(_parts(source)) for step in steps for source in step.sources), default=0)
     for depth in range(1, deepest):
-        if len({layer_of(step, depth) for step in steps}) >= FEWEST_LAYERS:
+        layers = {layer_of((source,), depth) for step in steps for source in step.sources}
+        if len(layers) >= FEWEST_LAYERS:
             return depth
     return max(deepest, 1)
 
 
-def layer_of(step: StepTime, depth: int) -> str:
-    """The layer that most of its nodes are in, by the first parts of their names."""
-    layers = Counter("/".join(_parts(source)[:depth]) or NO_LAYER for source in step.sources)
+def layer_of(sources: Sequence[str], depth: int) -> str:
+    """The layer that most of these nodes are in, by the first parts of their names."""
+    layers = Counter("/".join(_parts(source)[:depth]) or NO_LAYER for source in sources)
     return layers.most_common(1)[0][0] if layers else NO_LAYER
 
 

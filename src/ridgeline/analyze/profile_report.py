@@ -55,6 +55,7 @@ class PartRow:
     time_share: float | None
     bytes_share: float
     flops_share: float
+    us: float | None = None  # as the library's own profiler has it
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def part_rows(step: StepTime) -> tuple[PartRow, ...]:
     """The ops inside a step, the largest first; of a library's span as it was timed there."""
     if step.inside:
         total = sum(node.us for node in step.inside) or 1.0
-        rows = [PartRow(_node_name(n), n.op_type, n.us / total, 0.0, 0.0) for n in step.inside]
+        rows = [PartRow(_node_name(n), n.op_type, n.us / total, 0.0, 0.0, n.us) for n in step.inside]
         return tuple(sorted(rows, key=lambda row: -(row.time_share or 0.0)))
     if len(step.work) < 2:
         return ()
@@ -239,7 +240,10 @@ def part_rows(step: StepTime) -> tuple[PartRow, ...]:
 
 
 def _node_name(node: NodeTime) -> str:
-    return node.sources[0] if node.sources else node.name
+    """The model's own name where one node is meant; the library's for a part of a fused region."""
+    same = [source for source in node.sources if node.op_type.lower() in source.lower()]
+    named = same if same else node.sources
+    return named[0] if len(named) == 1 else node.name
 
 
 _ADVICE: dict[Limiter, str] = {

@@ -14,6 +14,7 @@ COLOURS = {
     "latency": "yellow", "tail/wave": "magenta", "host": "red", "unknown": "dim",
 }  # fmt: skip
 PARTS_LISTED = 4
+NODES_LISTED = 10
 SMALLEST_PART = 0.02
 
 
@@ -22,6 +23,7 @@ def draw_profile(report: ProfileReport, console: Console, top: int = 0) -> None:
     _headline(report, console)
     _steps(report, console, top)
     _groups(report, console)
+    _inside(report, console, top)
     _hot_spots(report, console)
     _cross(report, console)
     _sums(report, console)
@@ -77,6 +79,22 @@ def _groups(report: ProfileReport, console: Console) -> None:
     put(grid, console, title=f"By {report.by}")
 
 
+def _inside(report: ProfileReport, console: Console, top: int) -> None:
+    """The nodes of hot steps that a library runs as a whole."""
+    for spot in report.hot_spots:
+        nodes = [part for part in spot.parts if part.us is not None]
+        if not nodes:
+            continue
+        grid = table("node", "op", "time", "share", "", numeric=("time", "share"))
+        for part in nodes[: top or NODES_LISTED]:
+            share = part.time_share
+            grid.add_row(part.name, part.op_type, duration(part.us), percent(share), bar(share))
+        more = len(nodes) - len(grid.rows)
+        shown = f"the {len(grid.rows)} that take longest of " if more else ""
+        title = f"Inside step {spot.index}, by its own profiler: {shown}{plural(len(nodes), 'node')}"
+        put(grid, console, title=title)
+
+
 def _hot_spots(report: ProfileReport, console: Console) -> None:
     if not report.hot_spots:
         return
@@ -90,12 +108,10 @@ def _hot_spots(report: ProfileReport, console: Console) -> None:
 
 
 def _parts(spot: HotSpot) -> str:
-    """The ops inside that matter, by time where a library timed them, else by their share of the work."""
+    """The ops inside a fused step that matter, by their share of the work."""
     listed = []
     for part in spot.parts[:PARTS_LISTED]:
-        if part.time_share is not None:
-            listed.append(f"{part.op_type} {part.name} {percent(part.time_share)} of the time")
-        elif max(part.flops_share, part.bytes_share) >= SMALLEST_PART:
+        if part.us is None and max(part.flops_share, part.bytes_share) >= SMALLEST_PART:
             flops, moved = percent(part.flops_share), percent(part.bytes_share)
             listed.append(f"{part.op_type} {flops} of flops, {moved} of bytes")
     more = len(spot.parts) - len(listed)
