@@ -21,6 +21,7 @@ from ridgeline.analyze.kernel_code import CodeReport
 from ridgeline.analyze.kernel_report import KernelReport
 from ridgeline.analyze.model_nodes import ModelNodes
 from ridgeline.analyze.predict import Prediction
+from ridgeline.analyze.predict_llm import LlmPrediction
 from ridgeline.analyze.profile_report import ProfileReport
 from ridgeline.analyze.ranges import RangeReport
 from ridgeline.analyze.report_data import EngineReport
@@ -79,6 +80,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         ("file", "file_bytes", "source"),
     ),
     "prediction": ("`ridge predict`", Prediction, ("source",)),
+    "llm_prediction": ("`ridge predict config.json`", LlmPrediction, ("source",)),
     "diff": ("`ridge diff`, with the paths `a` and `b`", Diff, ()),
     "ceilings": ("`ridge calibrate`", Ceilings, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),

@@ -14,6 +14,7 @@ from ridgeline.analyze.calibrate import measure_rates, points_of
 from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
 from ridgeline.analyze.calibration_networks import CPU_GRAPHS, GPU_GRAPHS, Rows, Transformer, graphs
 from ridgeline.analyze.predict import Prediction, predict
+from ridgeline.analyze.predict_llm import predict_llm, read_decoder
 from ridgeline.base.ceilings import Point
 from ridgeline.base.spec import Target
 from ridgeline.base.target_files import known_ceilings, read_target, write_target
@@ -152,3 +153,43 @@ def test_only_this_machine_is_calibrated(ridge: Ridge) -> None:
     status, _, err = ridge("calibrate", "--target", "h200")
     assert status == 1
     assert "cpu or cuda" in err
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu",
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_decoder_is_counted_as_its_makers_count_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    decoder = read_decoder(path)
+    assert decoder.parameters == 8_030_261_248, "as published for this configuration"
+    assert decoder.cache_bytes_per_token == 131_072
+    h200 = known_ceilings("h200")
+    one = predict_llm(decoder, h200, batch=1, prompt=2048)
+    # a step of decoding reads every weight but the embedding table once
+    read = decoder.weight_bytes - decoder.vocabulary * decoder.width * 2
+    assert one.decode_us == pytest.approx(read / h200.memory_bytes_per_us, rel=0.05)
+    assert {op.bound for op in one.operators if op.phase == "decode"} == {"memory"}
+    assert {op.bound for op in one.operators if op.phase == "prefill" and op.flops > 1e12} == {"compute"}
+    assert predict_llm(decoder, h200, batch=64).decode_tokens_per_s > 30 * one.decode_tokens_per_s
+    narrow = predict_llm(read_decoder(path, "int4"), h200)
+    assert narrow.decode_us < one.decode_us / 3
+    assert one.largest_batch == int((h200.memory_bytes - decoder.weight_bytes) / (2048 * 131_072))
+
+
+def test_the_command_takes_a_configuration(ridge: Ridge, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    status, out, _ = ridge("predict", path, "--target", "l4", "--batch", "8", "--prompt", "64")
+    assert status == 0
+    assert "q, k, v" in out
+    assert "tokens/s" in out
+    for changed, says in (({"hidden_size": None}, "hidden_size"), ({"vocab_size": -1}, "vocab_size")):
+        path.write_text(json.dumps({**LLAMA, **changed}))
+        status, _, err = ridge("predict", path, "--target", "l4")
+        assert status == 1
+        assert says in err

@@ -28,18 +28,32 @@ def predict(
         typer.Option(metavar="KNOB=FACTOR", help=f"multiply a figure of the machine: {', '.join(KNOBS)}"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="how many steps to list")] = 12,
+    prompt: Annotated[int, typer.Option(min=1, help="of a language model: tokens of the prompt")] = 512,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="of a language model: tokens in the cache (default: the prompt)")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="of a language model: int4, int8, float8_e4m3fn, …")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Predict the time of a model on a machine that need not be here: in all, by step, and what limits it.
 
-    Nothing is compiled or run. A machine that was calibrated is predicted from its own measurements.
+    Nothing is compiled or run. A machine that was calibrated is predicted from its own measurements. For a
+    config.json of Hugging Face: bounds of prefill and decode by operator, and the size of the cache.
 
     Examples:
 
       ridge predict model.onnx --target l4 --batch 8 --precision fp16
 
       ridge predict model.onnx --target h200 --what-if bandwidth=1.5 --what-if sms=0.5
+
+      ridge predict config.json --target l4 --batch 8 --prompt 2048 --weights int4
     """
+    if model.suffix == ".json":
+        _predict_llm(model, target, what_if, as_json=json, batch=batch, prompt=prompt, context=context,
+                     weights=weights)  # fmt: skip
+        return
     from ridgeline.analyze.predict import batch_profile, predict
     from ridgeline.cli.draw_predict import draw_prediction
     from ridgeline.options import make_options
@@ -57,6 +71,27 @@ def predict(
         found, lambda report, console: draw_prediction(report, console, top=top), as_json=json,
         schema="prediction", source=str(model),
     )  # fmt: skip
+
+
+def _predict_llm(
+    path: Path,
+    target: str,
+    what_if: list[str] | None,
+    *,
+    as_json: bool,
+    weights: str | None,
+    **sizes: int | None,
+) -> None:
+    """Parameters: those of the command that a decoder has."""
+    from ridgeline.analyze.predict_llm import predict_llm, read_decoder
+    from ridgeline.cli.draw_predict import draw_llm
+    from ridgeline.targets.ceilings import named_ceilings
+
+    require_file(path)
+    ceilings = named_ceilings(target).what_if(**read_knobs(what_if or []))
+    given = {name: value for name, value in sizes.items() if value is not None}
+    found = predict_llm(read_decoder(path, weights), ceilings, **given)
+    emit(found, draw_llm, as_json=as_json, schema="llm_prediction", source=str(path))
 
 
 def calibrate(

@@ -7,6 +7,7 @@ import math
 from rich.console import Console
 
 from ridgeline.analyze.predict import Prediction, slowest
+from ridgeline.analyze.predict_llm import LlmPrediction
 from ridgeline.analyze.show import short_ops
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.cli.grid import put, put_lines, table
@@ -46,6 +47,42 @@ def draw_prediction(report: Prediction, console: Console, *, top: int) -> None:
             percent(min(step.roofline, 1.0)),
         )  # fmt: skip
     put(grid, console, title="Slowest steps")
+
+
+def draw_llm(report: LlmPrediction, console: Console) -> None:
+    title = report.title or report.target
+    sizes = f"batch {report.batch}, prompt {report.prompt}, cache {report.context}"
+    console.print(f"{report.model}  on {title}, {sizes}", style="bold")
+    fits = (
+        "" if report.largest_batch is None else f"; {report.largest_batch:,} sequences fit beside the weights"
+    )
+    put_lines(
+        [
+            ("weights", f"{report.parameters / 1e9:.3g} G parameters, {size(report.weight_bytes)}"),
+            ("cache", f"{size(report.cache_bytes)} of keys and values{fits}"),
+            ("prefill", _rate(report.prefill_us, report.prefill_tokens_per_s)),
+            ("decode", _rate(report.decode_us, report.decode_tokens_per_s)),
+            ("ridge", f"{report.ridge:.0f} flops for each byte: below it an operator waits for memory"),
+            ("figures", report.source),
+        ],
+        console,
+    )  # fmt: skip
+    console.print()
+    numeric = ("GFLOP", "bytes", "flops/byte", "time", "share")
+    grid = table(
+        "phase", "operator", "GFLOP", "bytes", "flops/byte", "bound by", "time", "share", numeric=numeric
+    )
+    for op in report.operators:
+        share = op.us / report.phase_us(op.phase)
+        grid.add_row(
+            op.phase, op.name, number(op.flops / 1e9), size(op.bytes), f"{op.intensity:.1f}", op.bound,
+            duration(op.us), percent(share),
+        )  # fmt: skip
+    put(grid, console, title="Operators")
+
+
+def _rate(us: float, tokens_per_s: float) -> str:
+    return f"at least {duration(us)}, at most {number(tokens_per_s)} tokens/s"
 
 
 def draw_ceilings(report: Ceilings, console: Console) -> None:
