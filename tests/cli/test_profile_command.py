@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from ridgeline.analyze.profile import profile_engine
 from ridgeline.analyze.trace import read_trace
+from ridgeline.builder import load_engine
+from ridgeline.cli.draw_profile import draw_profile, sparkline
 
 Ridge = Callable[..., tuple[int, str, str]]
 
@@ -19,6 +24,23 @@ def test_the_table_states_the_sum_and_the_whole_run(ridge: Ridge, tiny_engine: P
     assert code == 0, stderr
     for word in ("limited by", "By op", "What to look at", "of the whole run", "bound by", "ceilings"):
         assert word in stdout
+
+
+def test_memory_over_the_steps_is_one_line() -> None:
+    assert sparkline((0, 50, 100)) == "▁▄█"
+    assert sparkline((0, 0)) == sparkline(()) == ""
+    assert len(sparkline(range(1, 1000))) == 40
+    assert sparkline((*[0] * 99, 7, *[0] * 100)).count("█") == 1, "a short peak is not lost"
+
+
+def test_a_wide_terminal_shows_every_column(tiny_engine: Path) -> None:
+    report = profile_engine(load_engine(tiny_engine), rounds=1).report
+    for width, is_wide in ((100, False), (160, True)):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        draw_profile(report, console)
+        text = console.export_text()
+        assert ("flop/B" in text, "calls" in text) == (is_wide, is_wide)
+        assert "bytes/s" in text
 
 
 def test_trace_and_timeline_are_written(ridge: Ridge, here: Path, tiny_engine: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -15,6 +17,8 @@ COLOURS = {
 }  # fmt: skip
 PARTS_LISTED = 4
 NODES_LISTED = 10
+WIDE = 130  # a terminal with room for every column
+LEVELS = "▁▂▃▄▅▆▇█"
 SMALLEST_PART = 0.02
 
 
@@ -37,19 +41,33 @@ def _headline(report: ProfileReport, console: Console) -> None:
 
 def _steps(report: ProfileReport, console: Console, top: int) -> None:
     rows = sorted(report.rows, key=lambda row: -row.median_us)[:top] if top else list(report.rows)
-    has_gaps, has_roof = report.gaps_us is not None, any(row.roofline is not None for row in report.rows)
-    extra = [*(["gap"] if has_gaps else []), *(["roof"] if has_roof else [])]
-    columns = ("#", "step", "ops", "tactic", "time", "share", "", *extra, "bytes/s", "flop/s", "limited by")
-    grid = table(*columns, numeric=("#", "time", "share", "gap", "roof", "bytes/s", "flop/s"))
+    extra = _extra_columns(report, console)
+    columns = ("#", "step", "ops", "tactic", "time", "share", "", *extra, "limited by")
+    grid = table(*columns, numeric=("#", "time", "share", *(name for name in extra if name != "class")))
     for row in rows:
-        more = [*([_gap(row)] if has_gaps else []), *([percent(row.roofline)] if has_roof else [])]
         grid.add_row(
             str(row.index), row.name, row.ops, row.tactic, duration(row.median_us), percent(row.share),
-            Text(bar(row.share, 10), COLOURS[row.limiter]), *more, rate(row.tb_per_s, "B/s"),
-            rate(row.tflop_per_s, "F/s"), Text(row.limiter, COLOURS[row.limiter]),
+            Text(bar(row.share, 10), COLOURS[row.limiter]), *(show(row) for show in extra.values()),
+            Text(row.limiter, COLOURS[row.limiter]),
         )  # fmt: skip
     shown = f"the {len(rows)} that take longest of " if top and top < len(report.rows) else ""
     put(grid, console, title=f"{shown}{plural(len(report.rows), 'step')}, {duration(report.steps_us)}")
+
+
+def _extra_columns(report: ProfileReport, console: Console) -> dict[str, Callable[[ProfileRow], str]]:
+    """What there is to show, and what the terminal has room for; `--json` has all of it."""
+    columns: dict[str, Callable[[ProfileRow], str]] = {}
+    if console.width >= WIDE:
+        columns |= {"class": lambda row: row.op_class, "calls": lambda row: str(row.calls)}
+    if report.gaps_us is not None:
+        columns["gap"] = _gap
+    if any(row.roofline is not None for row in report.rows):
+        columns["roof"] = lambda row: percent(row.roofline)
+    if console.width >= WIDE:
+        columns["flop/B"] = lambda row: DASH if row.intensity is None else f"{row.intensity:.3g}"
+    columns["bytes/s"] = lambda row: rate(row.tb_per_s, "B/s")
+    columns["flop/s"] = lambda row: rate(row.tflop_per_s, "F/s")
+    return columns
 
 
 def _gap(row: ProfileRow) -> str:
@@ -136,6 +154,7 @@ def _sums(report: ProfileReport, console: Console) -> None:
     explained = f"steps {duration(report.steps_us)}{gaps}{early} = {duration(report.covered_us)}"
     memory = report.memory
     peak = f"{size(memory.peak_bytes)} live at step {memory.peak_step}"
+    live = sparkline(memory.live_bytes)
     held = f"arena {size(memory.arena_bytes)}, weights {size(memory.weight_bytes)}"
     put_lines(
         (
@@ -143,12 +162,21 @@ def _sums(report: ProfileReport, console: Console) -> None:
             ("whole run", f"{whole}, median of {plural(report.rounds, 'round')}, p10 – p90"),
             ("measured", _how(report)),
             ("bound by", f"{report.bound}: {report.bound_evidence}"),
-            ("memory", f"{peak}; {held}"),
+            ("memory", f"{live} {peak}; {held}"),
             ("ceilings", report.ceilings),
         ),
         console,
     )
     put_lines([("note", note) for note in report.notes], console, style="yellow")
+
+
+def sparkline(values: Sequence[int], width: int = 40) -> str:
+    """Values over the steps in one line, each column the largest of its part."""
+    if not values or not max(values):
+        return ""
+    count = min(width, len(values))
+    parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    return "".join(LEVELS[max(part) * (len(LEVELS) - 1) // max(values)] for part in parts)
 
 
 def _how(report: ProfileReport) -> str:
