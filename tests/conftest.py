@@ -33,7 +33,11 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two threads show races; beside another worker they would only share its core
 THREADS = 1 if IS_WORKER else 2
 # the longest first: a worker that takes one of them last leaves the other idle
-LONGEST_FILES = ("test_readme.py", "test_transformers.py", "test_pages.py", "test_node_cases_a_to_l.py")
+LONGEST_FILES = (
+    "test_readme.py", "test_transformers.py", "test_pages.py", "test_node_cases_a_to_l.py",
+    "test_torch_guards.py", "test_triton_rows.py", "test_gpu_networks.py", "test_semantics.py",
+    "test_torch_backend.py",
+)  # fmt: skip
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
 GPU_TESTS = Path(__file__).with_name("gpu")
 
