@@ -55,7 +55,10 @@ def main() -> None:
     program = find_browser()
     if program is None:
         sys.exit("no Chromium here: apt-get install chromium-headless-shell")
-    with tempfile.TemporaryDirectory() as scratch, chromium(program, Path(scratch)) as new_tab:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+        chromium(program, Path(scratch)) as new_tab,
+    ):
         folder = Path(scratch)
         vision, language = make_page("resnet50", folder), make_page("bert", folder)
         tab = new_tab()

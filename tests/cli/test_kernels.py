@@ -192,3 +192,16 @@ def test_settle_says_what_was_never_timed(
     assert "never timed" not in stderr
     ridge("build", tiny_model, "--level", "0", "--verify", "off", "-o", "quick.ridge")
     assert "never timed: build it at a level above 0" in ridge("settle", "quick.ridge")[2]
+
+
+def test_a_report_lists_the_kernels(ridge: Ridge, cross_engine: Path, here: Path) -> None:
+    """Built without its GPU: times are predicted, resources of kernels are the compiler's."""
+    code, stdout, stderr = ridge("report", cross_engine, "--json")
+    assert code == 0, stderr
+    told = json.loads(stdout)
+    wanted = {digest for step in told["steps"] for digest in step["kernels"]}
+    assert {row["digest"] for row in told["kernels"]} == wanted != set()
+    assert all(row["registers"] > 0 for row in told["kernels"])
+    assert told["times"] == "predicted"
+    assert told["roof"]["is_measured"] is False
+    assert told["kernels"][0]["limited_by"] in (here / told["file"]).read_text(encoding="utf-8")

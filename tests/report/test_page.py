@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from browser import Page
+from report_models import CEILINGS, with_times
 
 from ridgeline.analyze.html.page import report_page
 from ridgeline.analyze.report_data import EngineReport
+from ridgeline.analyze.report_engine import report_engine
+from ridgeline.runtime.description import read_description
 
 MOST_BYTES = 6_000_000
 FIRST_PAINT_MS = 2000
@@ -193,3 +197,23 @@ def test_light_and_dark_and_a_phone(pages: dict[str, Path], tab: Page) -> None:
     tab.size(390, 844, phone=True)
     open_whole(tab, pages["bert"])
     assert tab.run("document.documentElement.scrollWidth") <= 390, "nothing pushes the page sideways"
+
+
+def test_pages_of_little_draw_what_there_is(engines: dict[str, Path], tmp_path: Path, tab: Page) -> None:
+    """Not timed, without a graph, without a step: a page says what is missing."""
+    described = read_description(engines["bert"])
+    plan, report = described.plan, described.report
+    nothing = replace(plan, steps=(), regions=(), memory=replace(plan.memory, blocks=(), live_bytes=()))
+    cases = {
+        "The steps of this engine were not timed.": report_engine(plan, report),
+        "The graph of this engine was not read.": report_engine(with_times(plan), report, ceilings=CEILINGS),
+        "This plan has no regions.": report_engine(nothing, report),
+    }
+    tab.size(1280, 9000)  # all sections are near the window
+    for said, made in cases.items():
+        path = tmp_path / "page.html"
+        path.write_text(report_page(made, made_by="tests"), encoding="utf-8")
+        tab.open(path)
+        tab.wait("ridge.charts.size > 0 || ridge.data.steps.length === 0")
+        assert said in tab.run("document.getElementById('main').textContent")
+        assert tab.problems == []

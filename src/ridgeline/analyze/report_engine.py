@@ -287,13 +287,13 @@ def _roof(steps: Sequence[ReportStep], ceilings: Ceilings) -> Roof | None:
     speed = ceilings.memory_bytes_per_us
     if not math.isfinite(speed):
         return None
-    fastest = max((rate for _, rate in ceilings.copy), default=0.0)
+    cached = ceilings.cache_bytes_per_us
     return Roof(
         name=ceilings.title or ceilings.name,
         source=ceilings.source,
         is_measured=ceilings.is_measured,
         bytes_per_us=speed,
-        cache_bytes_per_us=fastest if fastest > CACHE_IS_FASTER * speed else None,
+        cache_bytes_per_us=cached if cached > CACHE_IS_FASTER * speed else None,  # not if it is NaN
         flops_per_us={kind: rate for kind, rate in rates.items() if math.isfinite(rate)},
         launch_us=ceilings.launch_us,
     )

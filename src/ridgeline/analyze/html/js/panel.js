@@ -149,6 +149,7 @@ function kernelPart(step) {
     ["Kernel", kernel.name], ["Registers", count(kernel.registers)], ["Spilled", size(kernel.spilled_bytes)],
     ["Shared memory", size(kernel.shared_bytes)], ["Warps", count(kernel.warps)],
     ["Blocks a processor", count(kernel.blocks_per_sm)], ["Occupancy", percent(kernel.occupancy)], ["Limited by", kernel.limited_by],
+    ["Blocks that each allows", Object.entries(kernel.limits).map(([resource, blocks]) => `${resource} ${count(blocks)}`).join(", ")],
   ])), step.launches.length
     ? el("ul", { class: "list" }, step.launches.map(([name, , us]) => el("li", {}, `${duration(us)}  ${shared(name)}`))) : null);
 }
