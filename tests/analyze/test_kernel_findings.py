@@ -95,6 +95,14 @@ INDEX = "int i = blockIdx.x * 256 + threadIdx.x;"
         (f"{INDEX} ((float4*)y)[i] = ((const float4*)x)[i];", set()),
         (f"{INDEX} y[i] = x[i * 8];", {"not coalesced"}),
         (f"{INDEX} y[i * 32] = x[i];", {"not coalesced"}),
+        # eight loads by which a thread reads its own sector: nothing of it is lost
+        (
+            f"{INDEX} float s = 0; for (int k = 0; k < 8; k++) s += ((const volatile float*)x)[i * 8 + k];"
+            " y[i] = s;",
+            set(),
+        ),
+        # all lanes read the same few numbers, each of another sector
+        (f"{INDEX} float s = 0; for (int k = 0; k < 8; k++) s += x[k * 64]; y[i] = s;", set()),
         (f"{INDEX} y[i] = x[i * n];", set()),  # the stride is the caller's, and may be 1
         (
             f"{INDEX} float s = 0;\n#pragma unroll 1\n"

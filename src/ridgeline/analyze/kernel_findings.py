@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.kernels.triton.sass import Instruction
-from ridgeline.kernels.triton.sass_lanes import Access, accesses
+from ridgeline.kernels.triton.sass_lanes import Access, accesses, sectors
 from ridgeline.kernels.triton.sass_mix import count, in_loops, inner_loops
 
 SHOWN = 4
@@ -15,9 +15,11 @@ NARROW_BITS, WIDE_BITS = 16, 128
 WARP = 32
 # transactions of a warp against the least that would do
 WASTEFUL = 2.0
+WORTH_NAMING = 4  # sectors more than needed
 MOVE_SHARE, ENOUGH_CODE = 0.3, 64
 ENOUGH_PRODUCTS = 32  # mma instructions of a kernel: fewer are of tiles too small for a warpgroup
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "MatMulInteger", "ConvInteger"})
+ACCESSING = frozenset({"LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM"})
 # tensor-core instructions of whole warpgroups, which these processors are built for
 WARPGROUP = {"sm_90": "HGMMA", "sm_100": "UTCHMMA"}
 
@@ -49,15 +51,12 @@ def examine_code(
     known = accesses(code, arch=arch, types=types)
     hot = in_loops(code, inner_loops(code))
     found = [
-        *_local(code), *_narrow(code, hot), *_scalar(hot), *_wasteful(known), *_narrow_shared(hot),
-        *_moves(code, hot), *_tensor_cores(code, arch, ops),
+        *_local(code), *_narrow(code, hot), *_scalar(hot), *_scattered(known), *_conflicts(known),
+        *_narrow_shared(hot), *_moves(code, hot), *_tensor_cores(code, arch, ops),
     ]  # fmt: skip
     memory = [each for each in code if each.opcode in ACCESSING and each.predicate != "!PT"]
     seen = {access.instruction.address for access in known}
     return KernelFindings(tuple(found), len(memory), len(seen))
-
-
-ACCESSING = frozenset({"LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM"})
 
 
 def line_of(each: Instruction) -> str:
@@ -100,25 +99,34 @@ def _scalar(hot: Sequence[Instruction]) -> Iterator[KernelFinding]:
         yield _make("scalar loads in a loop", "note", what, loads)
 
 
-def _wasteful(known: Sequence[Access]) -> Iterator[KernelFinding]:
-    """From the addresses of the first warp."""
+def _scattered(known: Sequence[Access]) -> Iterator[KernelFinding]:
+    """Loads and stores of one pattern are taken together: what one leaves of a sector, the next may use."""
+    alike: dict[tuple[str, int, tuple[int, ...]], list[Access]] = {}
+    for each in known:
+        if each.space == "global" and each.excess >= WASTEFUL:
+            pattern = tuple(address - each.addresses[0] for address in each.addresses)
+            alike.setdefault((each.instruction.opcode, each.lane_bytes, pattern), []).append(each)
+    found = []
+    for (_, size, _), group in alike.items():
+        touched, least = sectors([each.addresses for each in group], size)
+        if touched >= WASTEFUL * least and touched - least >= WORTH_NAMING:
+            found.append((touched / least, touched, least, group))
+    if found:
+        found.sort(key=lambda row: -row[0])
+        _, touched, least, _ = found[0]
+        what = (
+            f"the lanes of a warp touch {touched} sectors of 32 bytes where {least} would hold what they move"
+        )
+        yield _make("not coalesced", "slow", what, [each.instruction for row in found for each in row[3]])
 
-    def finding(space: str, name: str, say: Callable[[Access], str]) -> Iterator[KernelFinding]:
-        shown = [each for each in known if each.space == space and each.excess >= WASTEFUL]
-        if shown:
-            worst = max(shown, key=lambda each: each.excess)
-            yield _make(name, "slow", say(worst), [each.instruction for each in shown])
 
-    yield from finding(
-        "global", "not coalesced",
-        lambda each: f"the lanes of a warp touch {each.transactions} sectors of 32 bytes where"
-        f" {each.least} would hold what they move",
-    )  # fmt: skip
-    yield from finding(
-        "shared", "bank conflicts",
-        lambda each: f"lanes want different words of one bank: {each.transactions} passes over shared"
-        f" memory instead of {each.least}",
-    )  # fmt: skip
+def _conflicts(known: Sequence[Access]) -> Iterator[KernelFinding]:
+    shown = [each for each in known if each.space == "shared" and each.excess >= WASTEFUL]
+    if shown:
+        shown.sort(key=lambda each: -each.excess)
+        what = f"lanes want different words of one bank: {shown[0].transactions} passes over shared memory"
+        what += f" instead of {shown[0].least}"
+        yield _make("bank conflicts", "slow", what, [each.instruction for each in shown])
 
 
 def _narrow_shared(hot: Sequence[Instruction]) -> Iterator[KernelFinding]:

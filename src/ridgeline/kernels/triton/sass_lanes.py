@@ -53,6 +53,7 @@ class Access:
     instruction: Instruction
     space: str  # global or shared
     lane_bytes: int
+    addresses: tuple[int, ...]  # of the lanes that take part
     transactions: int  # sectors of global memory, or passes over the banks of shared memory
     least: int  # that the same bytes need
 
@@ -188,11 +189,18 @@ def _address(warp: Warp, operand: str) -> Word | None:
 
 
 def _global(each: Instruction, addresses: Lanes) -> Access:
-    """Sectors of 32 bytes that are touched, against those that the same bytes would fill."""
     size = each.bits // 8
-    touched = np.unique((addresses[:, None] + np.arange(size)).ravel())
-    sectors = len(np.unique(touched // SECTOR))
-    return Access(each, "global", size, sectors, max(1, -(-len(touched) // SECTOR)))
+    return Access(each, "global", size, _tuple(addresses), *sectors([addresses], size))
+
+
+def sectors(addresses: Sequence[Sequence[int] | Lanes], size: int) -> tuple[int, int]:
+    """Sectors of 32 bytes that accesses of this size touch, and those that the same bytes would fill."""
+    touched = np.unique((np.array(addresses).ravel()[:, None] + np.arange(size)).ravel())
+    return len(np.unique(touched // SECTOR)), max(1, -(-len(touched) // SECTOR))
+
+
+def _tuple(addresses: Lanes) -> tuple[int, ...]:
+    return tuple(addresses.tolist())
 
 
 def _shared(each: Instruction, addresses: Lanes, active: np.ndarray) -> Access:
@@ -211,7 +219,7 @@ def _shared(each: Instruction, addresses: Lanes, active: np.ndarray) -> Access:
             words = np.unique((np.array(own)[:, None] + np.arange(0, max(size, 1), min(size, BANK))) // BANK)
             passes += int(np.bincount(words % BANKS).max())
             least += 1
-    return Access(each, "shared", size, passes, max(least, 1))
+    return Access(each, "shared", size, _tuple(addresses[active]), passes, max(least, 1))
 
 
 def _step(warp: Warp, each: Instruction, active: np.ndarray | None) -> None:
