@@ -56,7 +56,7 @@ def sass_of(made: Compiled, digest: str) -> KernelCode:
         )
     lines = tuple(
         CodeLine(f"/*{each.address:04x}*/ {each.text}", each.source, _source_text(each.path, each.source))
-        for each in read_instructions(sass)
+        for each in read_instructions(sass, made.name)
     )
     return KernelCode(made.name, digest, made.arch, "sass", lines)
 

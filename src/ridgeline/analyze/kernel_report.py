@@ -189,7 +189,7 @@ def _look(made: Compiled, ops: tuple[str, ...]) -> _Shown:
     sass = disassemble(made.cubin)
     if sass is None:
         return _Shown()
-    code = read_instructions(sass)
+    code = read_instructions(sass, made.name)
     inside = in_loops(code, inner_loops(code))
     return _Shown(
         evidence=read_evidence(code),

@@ -178,8 +178,8 @@ class NvrtcTactic(GpuTactic):
 
 def with_resources(made: Compiled) -> Compiled:
     """The kernel with the registers and the memory that its code states, for a report."""
-    registers, spills = resource_usage(made.cubin)
-    shared = made.shared + static_shared(made.cubin, made.arch)
+    registers, spills = resource_usage(made.cubin, made.name)
+    shared = made.shared + static_shared(made.cubin, made.arch, made.name)
     return replace(made, registers=registers, spills=spills, shared=shared)
 
 

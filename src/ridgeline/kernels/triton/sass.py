@@ -94,20 +94,26 @@ def run_tool(name: str, cubin: bytes, *options: str) -> subprocess.CompletedProc
         return subprocess.run(command, capture_output=True, text=True, timeout=DISASSEMBLE_S, check=False)
 
 
-def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread, and bytes of local memory (stack) per thread."""
-    shown = run_tool("cuobjdump", cubin, "--dump-resource-usage").stdout
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", shown)}
+def resource_usage(cubin: bytes, function: str = "") -> tuple[int, int]:
+    """Registers per thread, and bytes of local memory (stack) per thread, of a kernel."""
+    found = _resources(cubin, function)
     return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))
 
 
-def static_shared(cubin: bytes, arch: str) -> int:
+def static_shared(cubin: bytes, arch: str, function: str = "") -> int:
     """Bytes of shared memory that the code itself declares; the rest is asked for at a launch."""
-    shown = run_tool("cuobjdump", cubin, "--dump-resource-usage").stdout
-    found = re.search(r"SHARED:(\d+)", shown)
-    stated = int(found[1]) if found else 0
+    stated = _resources(cubin, function).get("SHARED", 0)
     # from sm_90 on the figure holds what the system reserves, for kernels that declare any
     return max(0, stated - RESERVED_SHARED) if int(arch.removeprefix("sm_")) >= 90 else stated
+
+
+def _resources(cubin: bytes, function: str) -> dict[str, int]:
+    """Code may hold several functions; without a name, the last of them."""
+    shown = run_tool("cuobjdump", cubin, "--dump-resource-usage").stdout
+    of_function = (
+        shown.partition(f" Function {function}:")[2].partition(" Function ")[0] if function else shown
+    )
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", of_function)}
 
 
 def disassemble(cubin: bytes) -> str | None:
@@ -119,8 +125,11 @@ def disassemble(cubin: bytes) -> str | None:
     return None if shown.returncode else shown.stdout
 
 
-def read_instructions(sass: str) -> tuple[Instruction, ...]:
-    """In the order of their addresses; padding is left out."""
+def read_instructions(sass: str, function: str = "") -> tuple[Instruction, ...]:
+    """In the order of their addresses; padding is left out. Without a function's name, of all of them."""
+    if function:
+        # sections of code are named after their function, and end at the next heading
+        sass = sass.partition(f"\n.text.{function}:\n")[2].partition("\n//----")[0]
     found: list[Instruction] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []  # labels of the next instruction
