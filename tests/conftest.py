@@ -38,6 +38,7 @@ LONGEST_FILES = (
     "test_torch_guards.py", "test_triton_rows.py", "test_gpu_networks.py", "test_semantics.py",
     "test_torch_backend.py",
 )  # fmt: skip
+GC_EVERY = 5000  # new objects; with the default of 700, a tenth of an export's time is the collector's
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"
 GPU_TESTS = Path(__file__).with_name("gpu")
 
@@ -94,6 +95,7 @@ def pytest_collection_finish() -> None:
     """What libraries and test files hold lives to the end: the collector need not look at it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_EVERY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
