@@ -64,8 +64,12 @@ def test_figures_have_units() -> None:
     shown = Tags(Rows((row,))._repr_html_()).texts
     assert shown[1:6] == ["step", "median", "arena", "share", "flops"]
     assert shown[6:] == ["a", "1.23 ms", "2.00 KiB", "25 %", "3.00 MFLOP"]
-    empty = Tags(Rows(({"median_us": None, "error": float("nan"), "passed": False},))._repr_html_())
-    assert empty.texts[-3:] == ["–", "–", "no"]
+    rows = (
+        {"median_us": None, "error": float("nan"), "note": ""},
+        {"median_us": 1.0, "error": 2.0, "note": ""},
+    )
+    empty = Tags(Rows(rows)._repr_html_()).texts
+    assert empty[1:] == ["median", "error", "–", "–", "1.00 µs", "2"], "no column without values"
 
 
 def test_names_are_text() -> None:

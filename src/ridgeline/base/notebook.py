@@ -70,7 +70,8 @@ def view_html(view: View) -> str:
 
 
 def _table_html(table: Table) -> str:
-    names = list(table.rows[0])
+    # a column without a value in any row is not shown; `to_pandas` has it
+    names = [name for name in table.rows[0] if any(row[name] not in (None, "") for row in table.rows)]
     numeric = {
         name
         for name in names
