@@ -3,8 +3,8 @@
     PYTHONPATH=src:. python -m bench.predict_check --target cuda [--calibration FILE] [--cases a,b] [--out F]
 
 The machine is calibrated first, unless a file is given, on networks of the calibration alone. Then each case
-is predicted as `ridge predict` does, built, profiled, and compared: by layer what a step adds to the run,
-and in all the captured run (a CPU: the run without transfers). No time of a case is read before it is predicted.
+is predicted as `ridge predict` does, built, profiled, and compared: by layer what a step adds to the run, and
+in all the captured run (on a CPU the run without transfers). No time of a case is read before its prediction.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
     flops = product_rates(target)
     tell("rates", 2, 3)
     base = stated_ceilings(target)
-    here = current_device().name if target.traits.is_gpu else f"{processor_name()}, {target.threads} threads"
+    here = current_device().name if target.traits.is_gpu else f"{processor_name()}, {_threads(target)}"
     return replace(
         base,
         threads=target.threads,
@@ -77,6 +77,10 @@ def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
         flops=flops,
         launch_us=launch_us(target),
     )
+
+
+def _threads(target: Target) -> str:
+    return "1 thread" if target.threads == 1 else f"{target.threads} threads"
 
 
 def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
