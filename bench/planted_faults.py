@@ -73,13 +73,16 @@ def _channels() -> Fault:
 
     def branch(channels: int) -> Branch:
         return Branch(
-            "float16[1,8,56,56] cha_x", f"float16[1,{channels},56,56] cha_y",
+            "float16[1,8,56,56] cha_x", "float16[1,8,56,56] cha_y",
             """cha_a = Conv (cha_x, cha_v) cha_r = Relu (cha_a)
-            cha_y = Conv <pads = [1, 1, 1, 1]> (cha_r, cha_w)""",
-            {"cha_v": half(channels, 8, 1, 1), "cha_w": half(channels, channels, 3, 3)},
+            cha_c = Conv <pads = [1, 1, 1, 1]> (cha_r, cha_w) cha_y = Conv (cha_c, cha_u)""",
+            {
+                "cha_v": half(channels, 8, 1, 1), "cha_w": half(channels, channels, 3, 3),
+                "cha_u": half(8, channels, 1, 1),
+            },
         )  # fmt: skip
 
-    return Fault("channels", "cha_y", branch(61), branch(64))
+    return Fault("channels", "cha_c", branch(61), branch(64))
 
 
 def _residual() -> Fault:

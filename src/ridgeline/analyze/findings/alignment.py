@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
+from ridgeline.analyze.findings.padding import copies_for, padded, resized
 from ridgeline.analyze.findings.subject import Place, Subject
 from ridgeline.base.spec import ITEM_BITS, TF32, Op, Site, TensorSpec
 from ridgeline.ir.quant import dequantizes
@@ -20,16 +20,6 @@ def wanted_multiple(op: Op, spec: TensorSpec) -> int:
     """Elements that one access moves; 1 where no tensor core multiplies such a type."""
     bits = ITEM_BITS[spec.dtype]
     return ACCESS_BITS // bits if bits <= TENSOR_CORE_BITS or op.math == TF32 else 1
-
-
-def padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-def resized(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
-    shape = list(spec.shape)
-    shape[axis] = size
-    return replace(spec, shape=tuple(shape))
 
 
 def operand(site: Site, name: str) -> str:
@@ -67,7 +57,9 @@ def _of_product(subject: Subject, place: Place, anchor: Op) -> Iterator[Finding]
         spec = site.specs.get(name)
         if name not in inputs and spec is not None and spec.shape[-1:] == (columns,):
             inputs[name] = resized(spec, -1, padded(columns, multiple))
-    gain = subject.gain_us([place], [subject.changed(place, inputs=inputs)])
+    more = (padded(depth, multiple), padded(columns, multiple))
+    copies = copies_for(subject, place, names[0], axis=-1, sizes=more)
+    gain = subject.gain_us([place], [subject.changed(place, inputs=inputs), *copies])
     if gain is None or gain <= 0:
         return
     sizes = {"K": depth, "N": columns}
@@ -81,7 +73,7 @@ def _of_product(subject: Subject, place: Place, anchor: Op) -> Iterator[Finding]
         gain_us=gain,
         evidence={
             "rows": math.prod(x.shape[:-1]), "K": depth, "N": columns, "dtype": x.dtype,
-            "multiple": multiple, "us": place.us or 0.0,
+            "multiple": multiple, "copies": len(copies), "us": place.us or 0.0,
         },
         nodes=place.named(anchor.op_type),
     )  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.analyze.findings.alignment import operand, padded, resized, wanted_multiple
+from ridgeline.analyze.findings.alignment import operand, wanted_multiple
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
+from ridgeline.analyze.findings.padding import copies_for, padded, resized
 from ridgeline.analyze.findings.subject import Place, Subject
 from ridgeline.base.spec import Op, TensorSpec
 
@@ -39,7 +40,8 @@ def _of_convolution(subject: Subject, place: Place, anchor: Op) -> Iterator[Find
         spec = site.specs.get(name)
         if name not in inputs and spec is not None and (axis := _channel_axis(spec, made, len(x.shape))):
             inputs[name] = resized(spec, axis, more_out)
-    gain = subject.gain_us([place], [subject.changed(place, inputs=inputs)])
+    copies = copies_for(subject, place, names[0], axis=1, sizes=(more_in, more_out))
+    gain = subject.gain_us([place], [subject.changed(place, inputs=inputs), *copies])
     if gain is None or gain <= 0:
         return
     pads = [f"{name} channels from {size} to {padded(size, multiple)}" for name, size in odd.items()]
@@ -51,7 +53,7 @@ def _of_convolution(subject: Subject, place: Place, anchor: Op) -> Iterator[Find
         gain_us=gain,
         evidence={
             "input_channels": channels, "output_channels": made, "kernel": "×".join(map(str, w.shape[2:])),
-            "dtype": x.dtype, "multiple": multiple, "us": place.us or 0.0,
+            "dtype": x.dtype, "multiple": multiple, "copies": len(copies), "us": place.us or 0.0,
         },
         nodes=place.named("Conv"),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
-from ridgeline.analyze.findings.subject import Place, Subject
+from ridgeline.analyze.findings.subject import MODELLED, SCALED, Place, Subject
 from ridgeline.base.spec import Body, Op, Site
 from ridgeline.kernels.elements import numpy_dtype
 
@@ -45,7 +45,7 @@ def _of_op(subject: Subject, place: Place, op: Op, text: str, spelling: Spelling
         tuple(ops),
         constants,
     )
-    gain = subject.gain_us([place], [subject.changed(place, body=body)])
+    gain = subject.swap_gain_us(place, [subject.changed(place, body=body)])
     if gain is None or gain <= 0:
         return
     spec = place.site.outputs[0]
@@ -54,6 +54,7 @@ def _of_op(subject: Subject, place: Place, op: Op, text: str, spelling: Spelling
         f"{op.op_type} has no kernel of ours: PyTorch runs it by itself",
         f"spell {op.op_type} as {text}, which fuses with what is beside it",
         gain_us=gain,
+        how=SCALED if subject.is_measured else MODELLED,
         evidence={"made": str(spec), "tactic": place.step.tactic, "us": place.us or 0.0},
     )  # fmt: skip
 

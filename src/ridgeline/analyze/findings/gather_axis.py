@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.analyze.findings.alignment import resized
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
+from ridgeline.analyze.findings.padding import resized
 from ridgeline.analyze.findings.subject import Place, Subject
 from ridgeline.base.spec import Op, Site, TensorSpec
 

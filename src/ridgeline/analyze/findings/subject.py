@@ -28,6 +28,9 @@ from ridgeline.targets.ceilings import find_ceilings
 
 # of the time of regions: the cost model does not tell smaller differences apart
 LEAST_PART = 0.02
+# of a region's time, where the model is compared with a measurement
+SURE_PART = 0.25
+SCALED = "its measured time, against the cost model as scaled to the times of this plan"
 MODELLED = "the cost model, asked for the region as it is and as it would be"
 
 
@@ -83,13 +86,12 @@ class Subject:
     def is_measured(self) -> bool:
         return all(step.median_us is not None for step in self.plan.steps)
 
-    @cached_property
-    def model_scale(self) -> float | None:
-        """How far times are from the cost model here: the median over all regions; None if none is known."""
+    def model_scale(self, apart_from: Place) -> float | None:
+        """How far times are from the cost model here: the median over the others; None if there are none."""
         ratios = [
             place.us / modelled
             for place in self.places
-            if place.us and place.site.is_inferred and (modelled := self.costs.model_us(place.site))
+            if place is not apart_from and place.us and (modelled := self.costs.model_us(place.site))
         ]
         return statistics.median(ratios) if ratios else None
 
@@ -142,6 +144,19 @@ class Subject:
         now_us, part = math.fsum(place.us or 0.0 for place in old), 1 - after / before
         return now_us * part if part >= LEAST_PART else None
 
+    def swap_gain_us(self, place: Place, new: Sequence[Site | None]) -> float | None:
+        """What it gains when another implementation runs a region's work, of which the model knows nothing.
+
+        Of measured times, against what the model says of the new sites, scaled as times here differ from it.
+        """
+        if not self.is_measured:
+            return self.gain_us([place], new)
+        after, scale = self.costs.all_us(site for site in new if site is not None), self.model_scale(place)
+        if any(site is None for site in new) or after is None or not place.us or scale is None:
+            return None
+        gain = place.us - scale * after
+        return gain if gain >= SURE_PART * place.us else None
+
     def finding(
         self,
         kind: str,
@@ -162,7 +177,7 @@ class Subject:
         named = tuple(dict.fromkeys(nodes or [name for place in places for name in place.region.sources]))
         return Finding(
             kind, named, what, change, dict(evidence or {}),
-            None if gain_us is None else round(gain_us, 3), share, how if gain_us is not None else "",
+            None if gain_us is None else round(gain_us, 3), share, "" if gain_us is None else how,
             step=places[0].step.name if len({place.step.name for place in places}) == 1 else "",
         )  # fmt: skip
 

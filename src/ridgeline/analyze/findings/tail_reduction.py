@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
-from ridgeline.analyze.findings.subject import Place, Subject
+from ridgeline.analyze.findings.subject import SCALED, Place, Subject
 from ridgeline.base.spec import Op, Site, TensorSpec
 
 # a reduction by parts of the same kind gives the same result
@@ -38,10 +38,9 @@ def _of_reduction(subject: Subject, place: Place, op: Op) -> Iterator[Finding]:
         _part(place, op, data, parts),
         _part(place, op, replace(data, shape=(*data.shape[:-1], parts)), 1),
     ]
-    after = subject.costs.all_us(stages)
-    scale = subject.model_scale
-    gain = None if after is None or scale is None else (place.us or 0.0) - scale * after
-    if gain is None or gain <= 0.1 * (place.us or 0.0):
+    # the model knows nothing of processors that wait: only a measured time tells
+    gain = subject.swap_gain_us(place, stages) if subject.is_measured else None
+    if gain is None:
         return
     yield subject.finding(
         "tail_reduction", [place],
@@ -49,7 +48,7 @@ def _of_reduction(subject: Subject, place: Place, op: Op) -> Iterator[Finding]:
         f"reduce in two steps: Reshape to {[*data.shape[:-1], parts, row // parts]}, {op.op_type} over the "
         f"last axis, then over the {parts} parts",
         gain_us=gain,
-        how="its time, against what the cost model says of the two steps, as far as the model is off here",
+        how=SCALED,
         evidence={"data": str(data), "results": made.numel, "parts": parts, "us": place.us or 0.0},
         nodes=place.named(op.op_type),
     )  # fmt: skip

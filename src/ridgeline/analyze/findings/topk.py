@@ -8,7 +8,7 @@ import numpy as np
 
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind
-from ridgeline.analyze.findings.subject import Place, Subject
+from ridgeline.analyze.findings.subject import MODELLED, SCALED, Place, Subject
 from ridgeline.base.spec import Body, Op, TensorSpec
 
 
@@ -37,7 +37,7 @@ def _of_maximum(subject: Subject, place: Place, op: Op, data: TensorSpec) -> Ite
         (Op(reduce, (inner.inputs[0], "axes"), (inner.outputs[0],), {"keepdims": 1}),),
         {"axes": np.array([axis])},
     )  # fmt: skip
-    gain = subject.gain_us([place], [subject.changed(place, body=body)])
+    gain = subject.swap_gain_us(place, [subject.changed(place, body=body)])
     if gain is None or gain <= 0:
         return
     yield subject.finding(
@@ -45,6 +45,7 @@ def _of_maximum(subject: Subject, place: Place, op: Op, data: TensorSpec) -> Ite
         f"TopK of one value along {data.shape[axis]} elements, of which only the value is used",
         f"replace TopK k=1 by {reduce} axes=[{axis}] keepdims=1",
         gain_us=gain,
+        how=SCALED if subject.is_measured else MODELLED,
         evidence={"k": 1, "axis": axis, "data": str(data), "us": place.us or 0.0},
         nodes=place.named("TopK"),
     )  # fmt: skip
