@@ -28,7 +28,7 @@ from ridgeline.targets.ceilings import find_ceilings
 
 # of the time of regions: the cost model does not tell smaller differences apart
 LEAST_PART = 0.02
-# of a region's time, where the model is compared with a measurement
+# of a region's time, where the model is compared with a measurement, or is a mere roofline
 SURE_PART = 0.25
 SCALED = "its measured time, against the cost model as scaled to the times of this plan"
 MODELLED = "the cost model, asked for the region as it is and as it would be"
@@ -142,7 +142,8 @@ class Subject:
         if not before or after is None:
             return None
         now_us, part = math.fsum(place.us or 0.0 for place in old), 1 - after / before
-        return now_us * part if part >= LEAST_PART else None
+        # a processor's roofline knows nothing of how its libraries differ (bench/results/findings-*.json)
+        return now_us * part if part >= (LEAST_PART if self.is_gpu else SURE_PART) else None
 
     def swap_gain_us(self, place: Place, new: Sequence[Site | None]) -> float | None:
         """What it gains when another implementation runs a region's work, of which the model knows nothing.
