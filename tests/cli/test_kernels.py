@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cross_models import mlp
+from ridgeline.analyze.kernel_findings import examine_code
 from ridgeline.analyze.kernel_occupancy import occupancy
 from ridgeline.analyze.kernel_report import report_kernels
 from ridgeline.builder import build
@@ -134,7 +135,7 @@ def test_without_disassembly_the_stored_facts_are_left(ridge: Ridge, cross_engin
 def test_an_engine_just_built_has_a_report_too() -> None:
     engine = build(mlp(), target="cuda:sm_90", level=1, verify="off")
     assert not engine.fused.kernels.compiled
-    rows = report_kernels(engine.plan, compile_steps(engine)).kernels
+    rows = report_kernels(engine.plan, compile_steps(engine), examine=examine_code).kernels
     assert {row.digest for row in rows} == {d for step in engine.plan.steps for d in step.kernels}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.analyze.kernel_finding import KernelFinding, KernelFindings
 from ridgeline.kernels.triton.sass import Instruction
 from ridgeline.kernels.triton.sass_lanes import Access, accesses, sectors
 from ridgeline.kernels.triton.sass_mix import count, in_loops, inner_loops
@@ -22,26 +22,6 @@ PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "M
 ACCESSING = frozenset({"LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM"})
 # tensor-core instructions of whole warpgroups, which these processors are built for
 WARPGROUP = {"sm_90": "HGMMA", "sm_100": "UTCHMMA"}
-
-
-@dataclass(frozen=True)
-class KernelFinding:
-    """`slow` costs time wherever it is; a `note` may be right for this kernel."""
-
-    name: str
-    severity: Literal["slow", "note"]
-    what: str
-    evidence: tuple[str, ...]  # instructions with their source lines
-    count: int  # of all such instructions
-
-
-@dataclass(frozen=True)
-class KernelFindings:
-    """All of one kernel, and of how many accesses the addresses could be computed."""
-
-    found: tuple[KernelFinding, ...]
-    accesses: int
-    accesses_known: int
 
 
 def examine_code(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.analyze.kernel_findings import KernelFinding, KernelFindings, examine_code
+from ridgeline.analyze.kernel_finding import Examine, KernelFinding, KernelFindings
 from ridgeline.analyze.kernel_occupancy import occupancy
 from ridgeline.base.grouping import grouped
 from ridgeline.errors import OptionError, PlanError, did_you_mean
@@ -74,16 +74,16 @@ class StepKernel:
 
 
 def report_kernels(
-    plan: Plan, compiled: Mapping[str, Compiled], *, pattern: str = "", with_evidence: bool = True
+    plan: Plan, compiled: Mapping[str, Compiled], *, pattern: str = "", examine: Examine | None = None
 ) -> KernelReport:
     """What `ridge kernels` shows. `compiled` holds the kernels of the plan's steps, by digest.
 
-    Those of plugins in CUDA C++ are there by the number of their step. Evidence takes a run of the
-    disassembler for each kernel.
+    Those of plugins in CUDA C++ are there by the number of their step. With `examine` every kernel is
+    disassembled, and its code is looked at.
     """
     found = find_kernels(plan, compiled, pattern)
-    rows = tuple(_row(kernel, plan, with_evidence=with_evidence) for kernel in found)
-    lacks_tool = with_evidence and any(row.evidence is None for row in rows)
+    rows = tuple(_row(kernel, plan, examine) for kernel in found)
+    lacks_tool = examine is not None and any(row.evidence is None for row in rows)
     with_kernel = {n for kernel in find_kernels(plan, compiled) for n in kernel.steps}
     return KernelReport(
         model=plan.model,
@@ -154,10 +154,10 @@ class _Shown:
     findings: KernelFindings = NOTHING_FOUND
 
 
-def _row(kernel: StepKernel, plan: Plan, *, with_evidence: bool) -> KernelRow:
+def _row(kernel: StepKernel, plan: Plan, examine: Examine | None) -> KernelRow:
     made, step = kernel.made, plan.steps[kernel.steps[0] - 1]
     held = occupancy(made)
-    shown = _look(made, tuple(step.op_types)) if with_evidence else _Shown()
+    shown = _Shown() if examine is None else _look(made, tuple(step.op_types), examine)
     return KernelRow(
         name=made.name,
         digest=kernel.digest,
@@ -185,7 +185,7 @@ def _row(kernel: StepKernel, plan: Plan, *, with_evidence: bool) -> KernelRow:
     )
 
 
-def _look(made: Compiled, ops: tuple[str, ...]) -> _Shown:
+def _look(made: Compiled, ops: tuple[str, ...], examine: Examine) -> _Shown:
     sass = disassemble(made.cubin)
     if sass is None:
         return _Shown()
@@ -196,7 +196,7 @@ def _look(made: Compiled, ops: tuple[str, ...]) -> _Shown:
         mix=count(code),
         loop_mix=count(inside) if inside else None,
         widths=_widths(code),
-        findings=examine_code(code, arch=made.arch, types=made.types, ops=ops),
+        findings=examine(code, arch=made.arch, types=made.types, ops=ops),
     )
 
 

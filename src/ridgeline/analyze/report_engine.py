@@ -326,4 +326,4 @@ def _kernel_rows(plan: Plan, compiled: Mapping[str, Compiled]) -> tuple[KernelRo
     needed = {digest for step in plan.steps for digest in step.kernels}
     if not needed or not needed <= compiled.keys():
         return ()
-    return report_kernels(plan, compiled, with_evidence=False).kernels
+    return report_kernels(plan, compiled).kernels

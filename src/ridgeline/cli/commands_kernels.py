@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,7 +53,7 @@ def kernels(
         code = _ptx(engine, described, ptx) if ptx else _sass(described, sass)
         emit(code, draw_code, as_json=json, schema="kernel_code", file=str(engine))
         return
-    report = report_kernels(described.plan, described.kernels, pattern=pattern, with_evidence=not no_sass)
+    report = report_kernels(described.plan, described.kernels, pattern=pattern, examine=_examine(not no_sass))
     emit(report, draw_kernels, as_json=json, schema="kernels", file=str(engine))
 
 
@@ -86,6 +86,15 @@ def _ptx(path: Path, described: Description, pattern: str) -> CodeReport:
         text = make_ptx(described_as, kernel.made.arch)
         made.append(ptx_of(text, kernel.made.name, kernel.digest, kernel.made.arch))
     return CodeReport(tuple(made))
+
+
+def _examine(wanted: bool) -> Any:
+    """What looks at the code of kernels. It computes with numpy, which the rest of the command is spared."""
+    if not wanted:
+        return None
+    from ridgeline.analyze.kernel_findings import examine_code
+
+    return examine_code
 
 
 def settle(
