@@ -33,7 +33,8 @@ import onnxruntime
 
 import ridgeline
 from bench.cases import CASES, Case
-from ridgeline.analyze.bench import Latency, Peer, bench
+from ridgeline.analyze.bench import Peer, bench
+from ridgeline.analyze.bench_figures import Latency
 from ridgeline.analyze.peers import ort_peer
 from ridgeline.errors import OptionError, RidgelineError, did_you_mean
 

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ridgeline.analyze.bench import BenchReport
+from ridgeline.analyze.bench_sweep import SweepReport
 from ridgeline.analyze.buckets import Proposal
 from ridgeline.analyze.compare import Comparison
 from ridgeline.analyze.diff import Diff
@@ -72,6 +73,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "sensitivity": ("`ridge debug precision`", SensitivityReport, ("source",)),
     "quantized": ("`ridge quantize`", QuantizeReport, ("file", "source")),
     "bench": ("`ridge bench`", BenchReport, ("file",)),
+    "bench_sweep": ("`ridge bench --sweep`", SweepReport, ("file",)),
     "profile": ("`ridge profile`", ProfileReport, ("file",)),
     "explanation": ("`ridge explain`", Explanation, ("file",)),
     "report": (

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ridgeline.analyze.bench import Feeds, Peer, bench
+from ridgeline.analyze.bench import Feeds, Peer, bench, bench_alone, bench_peers
+from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.analyze.headline import headline
 from ridgeline.analyze.show import summarise
+from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 
@@ -22,10 +26,32 @@ class Doubler:
     plan: Plan
     report: Report
     runs: int = 0
+    contexts: int = 0
+    spoiled: float = 0.0  # what every context but the first adds to its result
+
+    def context(self, *, wait: bool) -> DoublerContext:
+        assert wait, "what is measured is the planned engine, not what runs meanwhile"
+        self.contexts += 1
+        return DoublerContext(self, 0.0 if self.contexts == 1 else self.spoiled)
+
+
+@dataclass
+class DoublerContext:
+    engine: Doubler
+    spoiled: float
+    execute: Callable[[], None] = lambda: None
 
     def run(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
-        self.runs += 1
-        return {"y": feeds["x"] * 2}
+        self.engine.runs += 1
+        self.execute()
+        return {"y": feeds["x"] * 2 + np.float32(self.spoiled)}
+
+    @contextmanager
+    def timed_steps(
+        self, feeds: Feeds, times_ns: list[tuple[int, int]], clock: Callable[[], int]
+    ) -> Iterator[None]:
+        self.execute = lambda: times_ns.append((clock(), clock()))
+        yield
 
 
 @pytest.fixture
@@ -38,7 +64,9 @@ def test_alone_every_sample_is_one_query(engine: Doubler) -> None:
     (row,) = result.rows
     assert row.queries_per_sample == 1
     assert row.min_us <= row.median_us <= row.p90_us <= row.p95_us <= row.p99_us <= row.max_us
-    assert row.throughput_qps == pytest.approx(1e6 / row.mean_us)
+    assert row.throughput_qps == pytest.approx(row.queries / result.walltime_s)
+    assert row.throughput_qps <= 1e6 / row.mean_us * (1 + 1e-9), "one context runs one query at a time"
+    assert [part.part for part in result.parts] == ["h2d", "compute", "d2h"]
     assert engine.runs > row.queries + result.warmup_queries
     assert (result.shapes, result.types) == ({"x": (4, 4)}, {"x": "float32"})
 
@@ -73,6 +101,68 @@ def test_overhead_that_dominates_is_a_warning(engine: Doubler) -> None:
     engine.report = replace(engine.report, call_overhead_us=1e6)
     result = bench(engine, FEEDS, duration_s=0.01, warmup_ms=0)
     assert any("overhead-bound" in warning for warning in result.warnings)
+
+
+SHORT = BenchSettings(duration_s=0.0, warmup_ms=0.0, iterations=20)
+
+
+def test_contexts_side_by_side_are_counted_together_and_compared(engine: Doubler) -> None:
+    made = bench_alone(engine, FEEDS, replace(SHORT, concurrency=3))
+    report = made.report
+    assert {query.context for query in made.queries} == {0, 1, 2}
+    assert report.rows[0].queries == len(made.queries) == 60
+    assert (report.concurrency, len(report.contexts), report.passed) == (3, 2, True)
+    assert any("waiting for the others" in warning for warning in report.warnings)
+
+
+def test_a_context_that_computes_something_else_fails_the_gate(engine: Doubler) -> None:
+    engine.spoiled = 1.0
+    report = bench_alone(engine, FEEDS, replace(SHORT, concurrency=3)).report
+    assert [(check.context, check.output, check.max_difference) for check in report.contexts] == [
+        (1, "y", 1.0), (2, "y", 1.0),
+    ]  # fmt: skip
+    assert not report.passed
+
+
+def test_contexts_of_an_unverified_engine_must_be_equal(engine: Doubler) -> None:
+    engine.report, engine.spoiled = Report(), 1e-3
+    assert not bench_alone(engine, FEEDS, replace(SHORT, concurrency=2)).report.passed
+
+
+def test_bits_that_differ_within_the_tolerance_are_said(engine: Doubler) -> None:
+    engine.spoiled = 1e-6
+    report = bench_alone(engine, FEEDS, replace(SHORT, concurrency=2)).report
+    assert report.passed
+    assert any("not deterministic" in warning for warning in report.warnings)
+
+
+def test_without_transfers_a_cpu_says_that_nothing_changes(engine: Doubler) -> None:
+    report = bench_alone(engine, FEEDS, replace(SHORT, transfers=False)).report
+    assert any("changes nothing on a CPU" in warning for warning in report.warnings)
+
+
+def test_settings_that_would_be_ignored_are_errors(engine: Doubler) -> None:
+    with pytest.raises(OptionError, match="--no-graph is for engines on a GPU"):
+        bench_alone(engine, FEEDS, BenchSettings(graph=False))
+    with pytest.raises(OptionError, match="--concurrency, --avg-runs cannot be used beside --peers"):
+        bench_peers(engine, FEEDS, [], BenchSettings(concurrency=2, avg_runs=3))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"iterations": 0}, "--iterations is too small"),
+        ({"duration_s": float("nan")}, "--duration is no length of time"),
+        ({"warmup_ms": -1.0}, "--warmup is no length of time"),
+        ({"concurrency": 0}, "--concurrency is out of range"),
+        ({"concurrency": 65}, "--concurrency is out of range"),
+        ({"percentiles": (99.0, 101.0)}, "--percentile is out of range"),
+        ({"avg_runs": -1}, "--avg-runs is negative"),
+    ],
+)
+def test_settings_out_of_range_are_errors(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        BenchSettings(**wrong)
 
 
 def test_headline_puts_it_on_one_line(engine: Doubler) -> None:

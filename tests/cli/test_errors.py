@@ -137,9 +137,12 @@ def test_an_unknown_input_is_named(ridge: Ridge, here: Path, tiny_engine: Path) 
 
 
 def test_build_options_beside_an_engine_are_errors(ridge: Ridge, tiny_engine: Path) -> None:
-    code, _, stderr = ridge("bench", tiny_engine, "--shapes", "x=1x3x32x32", "--level", "2")
+    code, _, stderr = ridge("run", tiny_engine, "--shapes", "x=1x3x32x32", "--level", "2")
     assert code == 1
     assert "--shapes, --level can only be given to a build" in stderr
+    code, _, stderr = ridge("bench", tiny_engine, "--shapes", "x=1x3x32x32", "--level", "2")
+    assert code == 1
+    assert "--level can only be given to a build" in stderr
     code, _, stderr = ridge("run", tiny_engine, "--threads", "63")
     assert code == 1
     assert "--threads 63" in stderr

@@ -30,6 +30,7 @@ def documented(form: str) -> set[str]:
         ("model", ["show", "{model}"]),
         ("outputs", ["run", "{engine}", "--output", "made"]),
         ("bench", ["bench", "{engine}", "--duration", "0.01", "--warmup", "1"]),
+        ("bench_sweep", ["bench", "{engine}", "--sweep", "N=1,2", "--duration", "0", "--warmup", "0"]),
         ("profile", ["profile", "{engine}", "--rounds", "1"]),
         ("explanation", ["explain", "{engine}"]),
         ("checks", ["verify", "{engine}", "--model", "{model}"]),

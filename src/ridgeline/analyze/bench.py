@@ -1,23 +1,32 @@
 """Speed of an engine, alone or against peers in the same interleaved run, as rows with units.
 
 A row against a peer carries the difference of their outputs: a fast wrong answer is no result.
-Nothing here prints; `peers.py` makes the peers.
+Nothing here prints; `peers.py` makes the peers, `bench_run.py` measures an engine alone.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median, pstdev
+from statistics import median
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ridgeline.analyze import bench_warnings
+from ridgeline.analyze.bench_clocks import clock_warnings, watched_clocks
+from ridgeline.analyze.bench_figures import Average, Latency, PartTime, averages, latency_row, part_rows
+from ridgeline.analyze.bench_run import Query, QueryRunner, measure
+from ridgeline.analyze.bench_settings import BenchSettings, require_alone, require_possible
+from ridgeline.analyze.bench_transfers import make_runners
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.base.notebook import Notebook, Table, View
+from ridgeline.base.nvml import Nvml, open_nvml
 from ridgeline.base.spec import EPSILON
 from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.report import Report
@@ -25,9 +34,8 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import element_name, flattened
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
+OnRound: TypeAlias = Callable[[int, int], None]
 
-UNSTABLE = 0.025
-OVERHEAD_BOUND = 0.1
 # idle threads of onnxruntime and OpenMP spin for tens of ms and take a core from the next runner
 SETTLE_S = 0.05
 
@@ -39,25 +47,6 @@ class Peer:
     name: str
     run: Callable[[Feeds], Mapping[str, np.ndarray]]
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """One runner's figures, percentiles as trtexec counts them."""
-
-    name: str
-    note: str
-    queries: int
-    queries_per_sample: int
-    throughput_qps: float
-    min_us: float
-    max_us: float
-    mean_us: float
-    median_us: float
-    p90_us: float
-    p95_us: float
-    p99_us: float
-    variation: float  # coefficient of variation of the samples
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,20 @@ class Versus:
 
 
 @dataclass(frozen=True)
+class ContextCheck:
+    """The outputs of one context, of its last query beside the others, against those of the first context."""
+
+    context: int
+    output: str
+    max_difference: float
+    tolerance: float | None  # None: they must be equal
+
+    @property
+    def agrees(self) -> bool:
+        return self.max_difference <= (self.tolerance or 0.0)
+
+
+@dataclass(frozen=True)
 class BenchReport(Notebook):
     """A bench run: the engine first, then its peers."""
 
@@ -101,15 +104,34 @@ class BenchReport(Notebook):
     versus: tuple[Versus, ...]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+    concurrency: int = 1
+    transfers: bool = True
+    graph: bool = True  # asked for; on a GPU whose steps cannot be captured a note says so
+    parts: tuple[PartTime, ...] = ()  # of a query of the engine
+    averages: tuple[Average, ...] = ()
+    contexts: tuple[ContextCheck, ...] = ()  # of the second and later ones
 
     def _view(self) -> View:
         versus = tuple({**vars(row), "agrees": row.agrees} for row in self.versus)
-        tables = (Table("", tuple(map(vars, self.rows))), Table("Against the peers", versus))
+        tables = (
+            Table("", tuple(map(vars, self.rows))),
+            Table("Parts of a query", tuple(map(vars, self.parts))),
+            Table("Against the peers", versus),
+        )
         return View(f"{self.model}, {self.target}, {self.threads} threads", tables, self.warnings)
 
     @property
     def passed(self) -> bool:
-        return all(row.agrees for row in self.versus)
+        return all(row.agrees for row in self.versus) and all(row.agrees for row in self.contexts)
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """A report with what it was made from: every query of the engine alone, and the outputs."""
+
+    report: BenchReport
+    queries: tuple[Query, ...]
+    outputs: Mapping[str, Any]
 
 
 def bench(
@@ -119,43 +141,105 @@ def bench(
     peers: Sequence[Peer] = (),
     duration_s: float = 3.0,
     warmup_ms: float = 200.0,
-    on_round: Callable[[int, int], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> BenchReport:
     """Run each for about `duration_s`. Alone, a sample is one query; with peers, one or a few in a row."""
-    outputs = engine.run(feeds)
-    versus_outputs = [differences(outputs, peer.run(feeds)) for peer in peers]
-    runners = [partial(run, feeds) for run in (engine.run, *(peer.run for peer in peers))]
-    warmup_queries = sum(_warm_up(runner, warmup_ms) for runner in runners)
-    began = perf_counter()
+    settings = BenchSettings(duration_s=duration_s, warmup_ms=warmup_ms)
     if peers:
-        timings = interleave(
-            runners, budget_s=duration_s * len(runners), settle_s=SETTLE_S, on_round=on_round
-        )
-    else:
-        timings = interleave(runners, budget_s=duration_s, min_sample_us=0, on_round=on_round)
-    walltime_s = perf_counter() - began
+        return bench_peers(engine, feeds, peers, settings, on_round=on_round)
+    return bench_alone(engine, feeds, settings, on_round=on_round).report
 
-    plan, report = engine.plan, engine.report
-    rows = [_latency("ridgeline", "", timings[0])]
-    rows += [_latency(p.name, p.note, t) for p, t in zip(peers, timings[1:], strict=True)]
+
+def bench_alone(
+    engine: Engine,
+    feeds: Feeds,
+    settings: BenchSettings,
+    *,
+    on_round: OnRound | None = None,
+    open_gpus: Callable[[], Nvml] = open_nvml,
+) -> BenchRun:
+    """The engine without peers: any number of contexts side by side, every query kept."""
+    target, percentiles = engine.plan.target, settings.percentiles
+    is_gpu = target.traits.is_gpu
+    require_possible(settings, target)
+    with ExitStack() as stack:
+        runners = make_runners(engine, feeds, settings, stack)
+        clocks = stack.enter_context(watched_clocks(open_gpus)) if is_gpu else None
+        measured = measure(runners, settings, on_round=on_round)
+        outputs = runners[0].outputs()
+        contexts = _compare_contexts(runners, engine.report)
+    samples = Timing(tuple(query.latency_us for query in measured.queries))
+    row = latency_row("ridgeline", samples, percentiles, qps=measured.throughput_qps)
+    parts = part_rows(measured.queries, percentiles, on_gpu=is_gpu)
+    warnings = [
+        *_common_warnings([row], engine.report, percentiles),
+        *bench_warnings.side_by_side(
+            settings.concurrency, target.threads, None if is_gpu else len(os.sched_getaffinity(0))
+        ),
+        *(bench_warnings.bound_elsewhere(parts) if is_gpu else ()),
+        *(clock_warnings(clocks) if clocks is not None else ()),
+        *_differing(contexts),
+    ]
+    if not (settings.transfers or is_gpu):
+        warnings.append("--no-transfers changes nothing on a CPU: steps read the caller's memory")
+    report = BenchReport(
+        **_about(engine, feeds),
+        warmup_queries=measured.warmup_queries, warmup_ms=settings.warmup_ms, walltime_s=measured.walltime_s,
+        rows=(row,), versus=(), warnings=tuple(warnings), concurrency=settings.concurrency,
+        transfers=settings.transfers, graph=settings.graph, parts=parts,
+        averages=averages(measured.queries, settings.avg_runs), contexts=contexts,
+    )  # fmt: skip
+    return BenchRun(report, measured.queries, outputs)
+
+
+def bench_peers(
+    engine: Engine,
+    feeds: Feeds,
+    peers: Sequence[Peer],
+    settings: BenchSettings,
+    *,
+    on_round: OnRound | None = None,
+) -> BenchReport:
+    """The engine and its peers in turns, one context each, outputs compared first."""
+    require_alone(settings)
+    run = engine.context(wait=True).run
+    outputs = run(feeds)
+    versus_outputs = [differences(outputs, peer.run(feeds)) for peer in peers]
+    runners = [partial(each, feeds) for each in (run, *(peer.run for peer in peers))]
+    warmup_queries = sum(_warm_up(runner, settings.warmup_ms) for runner in runners)
+    began = perf_counter()
+    timings = interleave(
+        runners, budget_s=settings.duration_s * len(runners), settle_s=SETTLE_S, on_round=on_round
+    )
+    walltime_s = perf_counter() - began
+    rows = [latency_row("ridgeline", timings[0], settings.percentiles)]
+    rows += [
+        latency_row(peer.name, timing, settings.percentiles, note=peer.note)
+        for peer, timing in zip(peers, timings[1:], strict=True)
+    ]
     return BenchReport(
-        model=plan.model,
-        target=str(plan.target),
-        threads=plan.target.threads,
-        shapes={name: tuple(array.shape) for name, array in flattened(feeds).items()},
-        types={name: element_name(array) for name, array in flattened(feeds).items()},
-        warmup_queries=warmup_queries,
-        warmup_ms=warmup_ms,
-        walltime_s=walltime_s,
-        call_overhead_us=report.call_overhead_us,
-        rows=tuple(rows),
+        **_about(engine, feeds),
+        warmup_queries=warmup_queries, warmup_ms=settings.warmup_ms, walltime_s=walltime_s, rows=tuple(rows),
         versus=tuple(
-            _versus(peer, apart, timings[0], timing, report)
+            _versus(peer, apart, timings[0], timing, engine.report)
             for peer, apart, timing in zip(peers, versus_outputs, timings[1:], strict=True)
         ),
-        warnings=_warnings(rows, report),
-        versions=dict(report.versions),
-    )
+        warnings=tuple(_common_warnings(rows, engine.report, settings.percentiles)),
+    )  # fmt: skip
+
+
+def _about(engine: Engine, feeds: Feeds) -> dict[str, Any]:
+    """The fields of a report that say what was run."""
+    plan, arrays = engine.plan, flattened(feeds)
+    return {
+        "model": plan.model,
+        "target": str(plan.target),
+        "threads": plan.target.threads,
+        "shapes": {name: tuple(array.shape) for name, array in arrays.items()},
+        "types": {name: element_name(array) for name, array in arrays.items()},
+        "call_overhead_us": engine.report.call_overhead_us,
+        "versions": dict(engine.report.versions),
+    }
 
 
 def _warm_up(call: Callable[[], object], warmup_ms: float) -> int:
@@ -166,24 +250,35 @@ def _warm_up(call: Callable[[], object], warmup_ms: float) -> int:
     return queries
 
 
-def _latency(name: str, note: str, timing: Timing) -> Latency:
-    samples = timing.samples_us
-    mean = fmean(samples)
-    return Latency(
-        name=name,
-        note=note,
-        queries=len(samples) * timing.inner,
-        queries_per_sample=timing.inner,
-        throughput_qps=1e6 / mean if mean else 0.0,
-        min_us=timing.min_us,
-        max_us=timing.percentile(100),
-        mean_us=mean,
-        median_us=timing.median_us,
-        p90_us=timing.percentile(90),
-        p95_us=timing.percentile(95),
-        p99_us=timing.percentile(99),
-        variation=pstdev(samples) / mean if mean else 0.0,
-    )
+def _common_warnings(rows: Sequence[Latency], report: Report, percentiles: Sequence[float]) -> list[str]:
+    return [
+        *bench_warnings.unstable({row.name: row.variation for row in rows}),
+        *bench_warnings.overhead_bound(report.call_overhead_us, rows[0].median_us),
+        *bench_warnings.too_few(rows[0], percentiles),
+    ]
+
+
+def _compare_contexts(runners: Sequence[QueryRunner], report: Report) -> tuple[ContextCheck, ...]:
+    """Every context ran the same inputs; a result that another one spoiled shows here."""
+    first = runners[0].outputs()
+    checks = []
+    for index, runner in enumerate(runners[1:], start=1):
+        worst, tolerance = _worst(differences(runner.outputs(), first), report)
+        if worst is not None:
+            checks.append(ContextCheck(index, worst.output, worst.max_difference, tolerance))
+    return tuple(checks)
+
+
+def _differing(contexts: Sequence[ContextCheck]) -> list[str]:
+    """Contexts whose bits differ, though within what verification allows."""
+    apart = [check for check in contexts if check.max_difference and check.agrees]
+    if not apart:
+        return []
+    worst = max(apart, key=lambda check: check.max_difference)
+    return [
+        f"not deterministic: outputs of {len(apart)} contexts differ from the first's in their bits, "
+        f"by {worst.max_difference:.2g} at most ({worst.output})"
+    ]
 
 
 def _versus(peer: Peer, apart: Sequence[Difference], ours: Timing, theirs: Timing, report: Report) -> Versus:
@@ -220,20 +315,3 @@ def _tolerance(difference: Difference, report: Report) -> float | None:
         return None
     known = [check.tolerance for check in report.checks if check.output == difference.output]
     return 2 * max(known) + 8 * EPSILON["float32"] * difference.scale if known else None
-
-
-def _warnings(rows: Sequence[Latency], report: Report) -> tuple[str, ...]:
-    found = []
-    unstable = [f"{row.name} {row.variation * 100:.1f} %" for row in rows if row.variation > UNSTABLE]
-    if unstable:
-        found.append(
-            f"unstable: coefficient of variation {', '.join(unstable)}, above {UNSTABLE * 100} %; "
-            "a longer --duration or a quieter machine gives better figures"
-        )
-    overhead, median_us = report.call_overhead_us, rows[0].median_us
-    if overhead is not None and overhead > OVERHEAD_BOUND * median_us:
-        found.append(
-            f"overhead-bound: {overhead:.1f} µs of {median_us:.1f} µs per call "
-            "are spent outside the steps; a larger batch per call spreads them"
-        )
-    return tuple(found)

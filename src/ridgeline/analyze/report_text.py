@@ -47,10 +47,10 @@ def _csv_row(step: ReportStep) -> Sequence[object]:
         step.bound_us, step.bound_by, step.roofline, step.limiter, second.tactic if second else "",
         second.behind if second else None, step.why,
     )  # fmt: skip
-    return [_plain_cell(cell) if isinstance(cell, str) else cell for cell in row]
+    return [plain_cell(cell) if isinstance(cell, str) else cell for cell in row]
 
 
-def _plain_cell(text: str) -> str:
+def plain_cell(text: str) -> str:
     shown = visible(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 

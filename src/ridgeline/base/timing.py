@@ -61,8 +61,13 @@ class Timing:
     def percentile(self, p: float) -> float:
         """As trtexec counts it: the largest sample once the top (100 - p) percent are set aside."""
         n = len(self.samples_us)
-        # trtexec writes (1 - p / 100) * n; in float64 that is just under 1 and p90 of ten the maximum
-        return self._ascending[max(n - 1 - int((100 - p) * n / 100), 0)]
+        return self._ascending[max(n - 1 - set_aside(p, n), 0)]
+
+
+def set_aside(p: float, n: int) -> int:
+    """How many of `n` samples lie above percentile `p`; with none, the percentile is the maximum."""
+    # in float64 the product is just under 1 for p90 of ten and p99.9 of a thousand, which is no reason
+    return int(round((100 - p) * n / 100, 9))
 
 
 def paired_ratio(base: Timing, other: Timing) -> float:

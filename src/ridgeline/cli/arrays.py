@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ridgeline.base.arrays import load_arrays
+from ridgeline.base.spec import TensorSpec
 from ridgeline.cli.arguments import parse_pairs
 from ridgeline.errors import OptionError, did_you_mean
+from ridgeline.kernels.elements import numpy_dtype
 
 
 def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
@@ -26,6 +29,36 @@ def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
             if name in arrays:
                 raise OptionError(f"--input gives {name!r} twice", got=text)
             arrays[name] = array
+    return arrays
+
+
+def split_raw(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of ``--input`` that name files of numpy's, and those that name any other file."""
+    raw = [text for text in given if "=" in text and Path(text).suffix not in (".npy", ".npz")]
+    return [text for text in given if text not in raw], raw
+
+
+def read_raw_inputs(given: Sequence[str], specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
+    """Arrays from raw bytes, as trtexec loads them: row by row, in this machine's byte order."""
+    arrays: dict[str, np.ndarray] = {}
+    pairs = parse_pairs(given, option="--input", example="--input x=image.bin")
+    for name, file in pairs.items():
+        if name not in specs:
+            raise OptionError(f"the engine has no input {name!r}", help=did_you_mean(name, list(specs)))
+        dtype, shape = numpy_dtype(specs[name].dtype), specs[name].shape
+        wanted = prod(shape) * dtype.itemsize
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise OptionError(f"{file!r} cannot be read", got=error.strerror or str(error)) from error
+        if len(content) != wanted:
+            raise OptionError(
+                f"{file!r} does not hold the bytes of {name!r}",
+                got=f"{len(content):,} bytes",
+                want=f"{wanted:,} bytes: {specs[name]}, row by row",
+                help=f"--shapes {name}=… names another shape; a .npy file brings its own",
+            )
+        arrays[name] = np.frombuffer(content, dtype).reshape(shape).copy()
     return arrays
 
 

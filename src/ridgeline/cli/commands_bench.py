@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ridgeline.cli.arguments import (
-    AsJson,
-    EngineOrModel,
-    Inputs,
-    Seed,
-    Trust,
-    parse_names,
-)
+from ridgeline.cli.arguments import AsJson, EngineOrModel, Seed, Trust, parse_names
+from ridgeline.cli.bench_options import ADDED, AsCsv, InputFiles, Rebuild, SweepOption, require_no_more, take
 from ridgeline.cli.exits import FAILED_GATE
-from ridgeline.cli.files import is_engine_file, require_file
+from ridgeline.cli.files import is_engine_file, require_file, require_writable, write_atomically
 from ridgeline.cli.render import emit, say_error, talk
-from ridgeline.cli.shared_options import with_build_options
+from ridgeline.cli.shared_options import with_options
 
 PEERS = ("ort", "torch")
 # without these tactics each ONNX op is one PyTorch call
 NOT_OP_BY_OP = ("ort", "cpp", "onednn", "mkl")
 
 
-@with_build_options
+def _with_bench_options(command: Any) -> Any:
+    return with_options(command, ADDED, take)
+
+
+@_with_bench_options
 def bench(
     engine: EngineOrModel,
     peers: Annotated[str, typer.Option(metavar="ort,torch", help="peers to run side by side")] = "",
@@ -35,49 +34,148 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="the ONNX file an ENGINE was built from, for the peers"),
     ] = None,
-    duration: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to measure each for")] = 3.0,
-    warmup: Annotated[
-        float, typer.Option(min=0.0, metavar="MS", help="milliseconds to warm each up")
-    ] = 200.0,
-    input: Inputs = None,
+    sweep: SweepOption = "",
+    rebuild: Rebuild = False,
+    input: InputFiles = None,
     seed: Seed = 0,
     trust: Trust = False,
+    csv: AsCsv = False,
     json: AsJson = False,
     *,
     options: dict[str, Any],
+    settings: Any,
+    exports: dict[str, Path],
 ) -> None:
     """Measure latency and throughput; with peers, in one interleaved run, outputs compared.
 
-    Exit status 3 when an output differs from a peer's by more than verification allows.
+    Beside an ENGINE, --shapes are the sizes to run it at; beside a MODEL, those to build it for. Exit status
+    3 when an output differs from a peer's, or between contexts, by more than verification allows.
 
     Examples:
 
       ridge bench model.onnx --peers ort,torch
 
-      ridge bench model.ridge --peers ort --model model.onnx --duration 10
-    """
-    from ridgeline.analyze.bench import bench as measure
-    from ridgeline.cli.arrays import read_inputs
-    from ridgeline.cli.draw_bench import draw_bench
-    from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
-    from ridgeline.cli.progress import StageProgress
+      ridge bench model.ridge --shapes x=8x3x224x224 --concurrency 4 --percentile 99,99.9
 
+      ridge bench model.onnx --sweep batch=1..64
+    """
     rivals = parse_names(peers, option="--peers", known=PEERS)
+    _require_compatible(
+        sweep, rivals, exports, {"--input": bool(input), "--rebuild": rebuild, "--csv": csv}, json
+    )
+    for flag, path in exports.items():
+        require_writable(path, option=flag, source=engine)
     if model is not None:
         require_file(model)
-    given = read_inputs(input)
+    if sweep:
+        _sweep(engine, sweep, options, settings, seed=seed, rebuild=rebuild, trust=trust, csv=csv, json=json)
+        return
+    from ridgeline.analyze.bench_export import report_csv
+    from ridgeline.cli.draw_bench import draw_bench, draw_csv
+    from ridgeline.cli.engines import load_or_build, tell_notes
+
+    sizes = _run_sizes(engine, options)
     built = load_or_build(engine, options, trust=trust)
-    feeds = complete_feeds(built, given, seed=seed)
-    opponents = _peers(rivals, model or engine, built)
-    with StageProgress(talk) as progress:
-        report = measure(
-            built, feeds, peers=opponents, duration_s=duration, warmup_ms=warmup,
-            on_round=lambda done, total: progress("measuring", done, total),
-        )  # fmt: skip
+    feeds = _feeds(input, built, seed=seed, sizes=sizes)
+    made = _measure(built, feeds, _peers(rivals, model or engine, built), settings)
+    _export(made, built, feeds, exports)
     tell_notes(built)
-    emit(report, draw_bench, as_json=json, schema="bench", file=str(engine))
-    if not report.passed:
-        say_error("an output differs from a peer's by more than verification allows")
+    draw = partial(draw_csv, text=report_csv(made.report)) if csv else draw_bench
+    emit(made.report, draw, as_json=json, schema="bench", file=str(engine))
+    _gate(made.report.passed, "a peer's" if rivals else "that of another context")
+
+
+def _measure(built: Any, feeds: Mapping[str, Any], opponents: Sequence[Any], settings: Any) -> Any:
+    from ridgeline.analyze.bench import BenchRun, bench_alone, bench_peers
+    from ridgeline.cli.progress import StageProgress
+
+    with StageProgress(talk) as progress:
+        on_round = partial(progress, "measuring")
+        if not opponents:
+            return bench_alone(built, feeds, settings, on_round=on_round)
+        return BenchRun(bench_peers(built, feeds, opponents, settings, on_round=on_round), (), {})
+
+
+def _require_compatible(
+    sweep: str, rivals: Sequence[str], exports: Mapping[str, Path], more: dict[str, bool], json: bool
+) -> None:
+    """Options that would be ignored beside others are errors."""
+    require_no_more("--json", {"--csv": json and more["--csv"]})
+    given = dict.fromkeys(exports, True)
+    if sweep:
+        require_no_more("--sweep", {"--peers": bool(rivals), **given, "--input": more["--input"]})
+    else:
+        require_no_more("a run without --sweep", {"--rebuild": more["--rebuild"]})
+    if rivals:
+        require_no_more("--peers", {flag: True for flag in given if flag != "--export-profile"})
+
+
+def _run_sizes(engine: Path, options: dict[str, Any]) -> dict[str, str] | None:
+    """Of an engine that is built already, --shapes are the sizes to run it at."""
+    return options.pop("profiles", None) if is_engine_file(engine) else None
+
+
+def _feeds(
+    given: Sequence[str] | None, built: Any, *, seed: int, sizes: Mapping[str, str] | None
+) -> dict[str, Any]:
+    from ridgeline.cli.arrays import read_inputs, read_raw_inputs, split_raw
+    from ridgeline.cli.engines import complete_feeds, require_same_sizes, run_shapes
+
+    arrays, raw = split_raw(given or ())
+    found = read_inputs(arrays) | read_raw_inputs(raw, run_shapes(built.plan, sizes or {}) if raw else {})
+    require_same_sizes(found, sizes or {})
+    return complete_feeds(built, found, seed=seed, sizes=sizes)
+
+
+def _export(made: Any, built: Any, feeds: Mapping[str, Any], exports: Mapping[str, Path]) -> None:
+    from ridgeline.analyze.bench_export import layers_text, times_text, write_outputs
+
+    for flag, path in exports.items():
+        if flag == "--export-output":
+            write_atomically(path, partial(write_outputs, made.outputs, path))
+            continue
+        text = (
+            times_text(made.queries, path)
+            if flag == "--export-times"
+            else layers_text(built.profile(feeds), path)
+        )
+        content = text.encode("utf-8")
+        write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    for path in exports.values():
+        talk.print(f"wrote {path}", style="dim")
+
+
+def _sweep(
+    engine: Path, text: str, options: dict[str, Any], settings: Any, *, seed: int, rebuild: bool, trust: bool,
+    csv: bool, json: bool,
+) -> None:  # fmt: skip
+    from ridgeline.analyze.bench_export import sweep_csv
+    from ridgeline.analyze.bench_sweep import parse_sweep, shapes_at, sweep
+    from ridgeline.cli.draw_bench import draw_csv, draw_sweep
+    from ridgeline.cli.engines import run_shapes
+    from ridgeline.cli.progress import StageProgress
+    from ridgeline.cli.sweep_engines import engines_for
+
+    asked = parse_sweep(text)
+    sizes = _run_sizes(engine, options)
+    engine_at, wanted = engines_for(engine, asked, options, rebuild=rebuild, trust=trust)
+
+    def feeds_at(built: Any, size: int) -> dict[str, Any]:
+        shapes = shapes_at(built.plan.inputs, run_shapes(built.plan, sizes or {}), wanted.dim, size)
+        return built.example_inputs(seed=seed, shapes=shapes)  # type: ignore[no-any-return]
+
+    with StageProgress(talk) as progress:
+        report = sweep(
+            engine_at, feeds_at, wanted, settings, rebuilt=rebuild, on_size=partial(progress, "measuring")
+        )
+    draw = partial(draw_csv, text=sweep_csv(report)) if csv else draw_sweep
+    emit(report, draw, as_json=json, schema="bench_sweep", file=str(engine))
+    _gate(report.passed, "that of another context")
+
+
+def _gate(passed: bool, other: str) -> None:
+    if not passed:
+        say_error(f"an output differs from {other} by more than verification allows")
         raise typer.Exit(FAILED_GATE)
 
 

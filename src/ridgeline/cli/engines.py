@@ -69,6 +69,26 @@ def complete_feeds(
     return {name: given[name] if name in given else random[name] for name in known}
 
 
+def run_shapes(plan: Plan, sizes: Mapping[str, str]) -> dict[str, TensorSpec]:
+    """The shapes to run at: those of `--shapes`, and the planned ones for the other inputs."""
+    known = [port.name for port in plan.inputs]
+    for name in sizes:
+        if name not in known:
+            raise OptionError(f"the engine has no input {name!r}", help=did_you_mean(name, known))
+    return _shapes_beside(plan, _asked_shapes(sizes))
+
+
+def require_same_sizes(given: Mapping[str, np.ndarray], sizes: Mapping[str, str]) -> None:
+    """Raise if an array of the user's has another shape than `--shapes` asks for."""
+    for name, shape in _asked_shapes(sizes).items():
+        if name in given and given[name].shape != shape:
+            raise OptionError(
+                f"the array given for {name!r} has another shape than --shapes",
+                got="x".join(map(str, given[name].shape)),
+                want="x".join(map(str, shape)),
+            )
+
+
 def tell_notes(engine: Engine) -> None:
     """Print what did not go as planned on this machine. It is known after the engine has run."""
     for note in dict.fromkeys(engine.notes):

@@ -30,6 +30,8 @@ from ridgeline.cli.arguments import (
 )
 
 Command = Callable[..., None]
+# parameters of commands that are made from options, and are no options themselves
+TAKEN = ("options", "settings", "exports")
 # of every command that may build an engine, and of `ridge build` alone; each is None or False if not given
 BUILDING = {
     "shapes": Shapes, "threads": Threads, "level": Level, "cache": Cache, "verify": VerifyMode,
@@ -69,7 +71,7 @@ def with_options(
         command(*args, **given, **taken)
 
     signature = inspect.signature(command, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.name != "options"]
+    own = [each for each in signature.parameters.values() if each.name not in TAKEN]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(kind), annotation=kind)
         for name, kind in added.items()

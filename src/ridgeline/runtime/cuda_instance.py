@@ -57,6 +57,10 @@ class CudaInstance(Instance):
             self.raise_device_error(error)
             raise
 
+    def run_eagerly(self, reason: str) -> None:
+        """From now on the steps are queued one by one, without a graph."""
+        self.graph, self.why_eager = None, reason
+
     def require_usable(self) -> None:
         if self.fatal_error:
             raise DeviceError(
