@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fake_machine import make_machine, read_machine
 from ridgeline.analyze.bench import Feeds, Peer, bench, bench_alone, bench_peers
 from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.analyze.headline import headline
@@ -139,6 +141,18 @@ def test_bits_that_differ_within_the_tolerance_are_said(engine: Doubler) -> None
 def test_without_transfers_a_cpu_says_that_nothing_changes(engine: Doubler) -> None:
     report = bench_alone(engine, FEEDS, replace(SHORT, transfers=False)).report
     assert any("changes nothing on a CPU" in warning for warning in report.warnings)
+
+
+def test_a_clock_that_follows_the_load_and_a_quota_are_said(engine: Doubler, tmp_path: Path) -> None:
+    quiet = read_machine(make_machine(tmp_path / "quiet"))
+    governor = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    changes = {governor: "powersave\n", "sys/fs/cgroup/user.slice/cpu.max": "50000 100000\n"}
+    slow = read_machine(make_machine(tmp_path / "slow", changes))
+    said = bench_alone(engine, FEEDS, SHORT, host=quiet).report.warnings
+    assert not any("governor" in warning or "quota" in warning for warning in said)
+    said = bench_alone(engine, FEEDS, SHORT, host=slow).report.warnings
+    assert any(warning.startswith("governor performance, powersave: ") for warning in said)
+    assert any(warning.startswith("quota 0.50 of 2 CPUs: ") for warning in said)
 
 
 def test_settings_that_would_be_ignored_are_errors(engine: Doubler) -> None:

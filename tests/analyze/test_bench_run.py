@@ -200,6 +200,9 @@ def test_clocks_are_read_while_it_runs() -> None:
     with watched_clocks(no_driver) as seen:
         pass
     assert seen.why_not == "there is no driver"
+    with watched_clocks(lambda: Nvml(FakeNvml(absent=("nvmlDeviceGetCount_v2",)))) as seen:
+        pass
+    assert seen.why_not == "counting the GPUs failed"
 
 
 def test_times_are_exported_query_by_query() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -71,6 +75,23 @@ def test_the_engine_runs_as_before_afterwards(mlp: ridgeline.Engine) -> None:
         bench_alone(mlp, feeds, settings)
     for name, array in mlp.run(feeds).items():
         np.testing.assert_array_equal(array, before[name])
+
+
+def test_the_command_measures_what_it_was_asked_for(
+    ridge: Callable[..., tuple[int, str, str]], here: Path, mlp: ridgeline.Engine
+) -> None:
+    mlp.save(here / "m.ridge")
+    quick = ("--duration", "0.05", "--warmup", "5")
+    code, stdout, stderr = ridge("bench", "m.ridge", *quick, "--no-transfers", "--streams", "2", "--json")
+    assert code == 0, stderr
+    made = json.loads(stdout)
+    assert [part["part"] for part in made["parts"]] == ["enqueue", "compute"]
+    assert (made["concurrency"], made["transfers"], made["graph"]) == (2, False, True)
+    code, stdout, stderr = ridge("bench", "m.ridge", *quick, "--no-graph", "--export-times", "t.csv")
+    assert code == 0, stderr
+    assert all(word in stdout for word in ("enqueue", "host to device", "compute", "device to host"))
+    (first, *_) = csv.DictReader((here / "t.csv").read_text().splitlines())
+    assert all(float(first[name]) > 0 for name in ("enqueue_us", "h2d_us", "compute_us", "d2h_us"))
 
 
 def test_clocks_are_watched(mlp: ridgeline.Engine) -> None:

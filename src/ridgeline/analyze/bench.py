@@ -24,6 +24,7 @@ from ridgeline.analyze.bench_figures import Average, Latency, PartTime, averages
 from ridgeline.analyze.bench_run import Query, QueryRunner, measure
 from ridgeline.analyze.bench_settings import BenchSettings, require_alone, require_possible
 from ridgeline.analyze.bench_transfers import make_runners
+from ridgeline.analyze.doctor_host import HostFacts
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.nvml import Nvml, open_nvml
@@ -157,8 +158,12 @@ def bench_alone(
     *,
     on_round: OnRound | None = None,
     open_gpus: Callable[[], Nvml] = open_nvml,
+    host: HostFacts | None = None,
 ) -> BenchRun:
-    """The engine without peers: any number of contexts side by side, every query kept."""
+    """The engine without peers: any number of contexts side by side, every query kept.
+
+    Warnings about the clocks of a CPU are made from `host`, those about a GPU's are read while it runs.
+    """
     target, percentiles = engine.plan.target, settings.percentiles
     is_gpu = target.traits.is_gpu
     require_possible(settings, target)
@@ -178,6 +183,7 @@ def bench_alone(
         ),
         *(bench_warnings.bound_elsewhere(parts) if is_gpu else ()),
         *(clock_warnings(clocks) if clocks is not None else ()),
+        *(bench_warnings.host_limits(host) if host is not None and not is_gpu else ()),
         *_differing(contexts),
     ]
     if not (settings.transfers or is_gpu):

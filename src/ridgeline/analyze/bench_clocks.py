@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
@@ -31,21 +31,16 @@ class Clocks:
 @contextmanager
 def watched_clocks(open_gpus: Callable[[], Nvml], interval_s: float = INTERVAL_S) -> Iterator[Clocks]:
     """Inside, the clocks of PyTorch's current GPU are read. A figure is never worth a failed benchmark."""
-    seen = Clocks()
-    try:
-        nvml = open_gpus()
-    except NvmlError as error:
-        seen.why_not = error.what
-        yield seen
-        return
-    with closing(nvml):
-        device = _current(nvml.devices())
-        if device is None:
-            seen.why_not = "NVML does not say which of its GPUs is PyTorch's"
+    seen, stop = Clocks(), Event()
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(closing(open_gpus()))
+            device = _current(nvml.devices())
+            seen.index, seen.max_mhz = device.index, device.number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
+        except NvmlError as error:
+            seen.why_not = error.what
             yield seen
             return
-        seen.index, seen.max_mhz = device.index, device.number("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
-        stop = Event()
         thread = Thread(target=_watch, args=(device, seen, stop, interval_s), daemon=True)
         thread.start()
         try:
@@ -89,11 +84,13 @@ def _watch(device: NvmlDevice, seen: Clocks, stop: Event, interval_s: float) -> 
             seen.reasons.append(reasons)
 
 
-def _current(devices: Sequence[NvmlDevice]) -> NvmlDevice | None:
+def _current(devices: Sequence[NvmlDevice]) -> NvmlDevice:
     """The only one, or the one with the UUID that PyTorch names."""
     if len(devices) == 1:
         return devices[0]
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     uuid = str(getattr(properties, "uuid", ""))
     matching = [each for each in devices if uuid and (each.text("nvmlDeviceGetUUID") or "").endswith(uuid)]
-    return matching[0] if len(matching) == 1 else None
+    if len(matching) != 1:
+        raise NvmlError("NVML does not say which of its GPUs is PyTorch's")
+    return matching[0]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ridgeline.analyze.bench_figures import Latency, PartTime, percentile_name
+from ridgeline.analyze.doctor_cpu import judge_host
+from ridgeline.analyze.doctor_host import HostFacts
 from ridgeline.base.timing import set_aside
 
 UNSTABLE = 0.025
@@ -61,6 +63,13 @@ def too_few(row: Latency, percentiles: Sequence[float]) -> Iterator[str]:
             f"too few samples: {names} of {samples} of {row.name} is the largest of them; "
             f"{needed:,} or more are needed, which --iterations or a longer --duration gives"
         )
+
+
+def host_limits(host: HostFacts) -> Iterator[str]:
+    """Of a CPU: what `ridge doctor` finds about its clock and its quota. Its load may be our own build's."""
+    for row in judge_host(host, {}):
+        if row.name in ("governor", "quota") and row.verdict == "distorts":
+            yield f"{row.name} {row.value}: {row.reason}; {row.fix}"
 
 
 def side_by_side(concurrency: int, threads: int, cores: int | None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ridgeline.cli.exits import FAILED_GATE
 from ridgeline.cli.files import is_engine_file, require_file, require_writable, write_atomically
 from ridgeline.cli.render import emit, say_error, talk
 from ridgeline.cli.shared_options import with_options
+from ridgeline.errors import OptionError
 
 PEERS = ("ort", "torch")
 # without these tactics each ONNX op is one PyTorch call
@@ -60,9 +61,9 @@ def bench(
       ridge bench model.onnx --sweep batch=1..64
     """
     rivals = parse_names(peers, option="--peers", known=PEERS)
-    _require_compatible(
-        sweep, rivals, exports, {"--input": bool(input), "--rebuild": rebuild, "--csv": csv}, json
-    )
+    require_no_more("--json", {"--csv": csv and json})
+    more = {"--input": bool(input), "--avg-runs": bool(settings.avg_runs)}
+    _require_compatible(sweep, rivals, exports, more, rebuild=rebuild)
     for flag, path in exports.items():
         require_writable(path, option=flag, source=engine)
     if model is not None:
@@ -87,25 +88,27 @@ def bench(
 
 def _measure(built: Any, feeds: Mapping[str, Any], opponents: Sequence[Any], settings: Any) -> Any:
     from ridgeline.analyze.bench import BenchRun, bench_alone, bench_peers
+    from ridgeline.analyze.doctor import CACHE
+    from ridgeline.analyze.doctor_host import read_host
     from ridgeline.cli.progress import StageProgress
 
     with StageProgress(talk) as progress:
         on_round = partial(progress, "measuring")
         if not opponents:
-            return bench_alone(built, feeds, settings, on_round=on_round)
+            host = read_host(CACHE.expanduser())
+            return bench_alone(built, feeds, settings, on_round=on_round, host=host)
         return BenchRun(bench_peers(built, feeds, opponents, settings, on_round=on_round), (), {})
 
 
 def _require_compatible(
-    sweep: str, rivals: Sequence[str], exports: Mapping[str, Path], more: dict[str, bool], json: bool
+    sweep: str, rivals: Sequence[str], exports: Mapping[str, Path], more: dict[str, bool], *, rebuild: bool
 ) -> None:
-    """Options that would be ignored beside others are errors."""
-    require_no_more("--json", {"--csv": json and more["--csv"]})
+    """Options that would be ignored beside others are errors; `more` are those that a sweep would ignore."""
     given = dict.fromkeys(exports, True)
     if sweep:
-        require_no_more("--sweep", {"--peers": bool(rivals), **given, "--input": more["--input"]})
-    else:
-        require_no_more("a run without --sweep", {"--rebuild": more["--rebuild"]})
+        require_no_more("--sweep", {"--peers": bool(rivals), **given, **more})
+    elif rebuild:
+        raise OptionError("--rebuild is for --sweep", help="add --sweep batch=1..64, or leave it out")
     if rivals:
         require_no_more("--peers", {flag: True for flag in given if flag != "--export-profile"})
 

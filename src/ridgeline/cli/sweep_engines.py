@@ -13,6 +13,7 @@ from ridgeline.errors import OptionError
 from ridgeline.frontend.from_onnx import load
 from ridgeline.frontend.ports import ports
 from ridgeline.options import parse_profile
+from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.runtime.engine import Engine
 
 
@@ -31,6 +32,7 @@ def engines_for(
         wanted = Sweep(find_dim(engine.plan.inputs, asked.dim), asked.sizes)
         require_sizes(engine.plan, wanted.dim, wanted.sizes)
         return (lambda _: engine), wanted
+    load_plugins()
     inputs = ports(load(path).model.graph.inputs, what="input")
     wanted = Sweep(find_dim(inputs, asked.dim), asked.sizes)
     given = parse_profile(options.get("profiles") or {})
