@@ -55,6 +55,13 @@ def test_iterations_and_contexts_are_counted(ridge: Ridge, tiny_engine: Path) ->
     assert warm["rows"][0]["queries"] == 10, "the least that is run"
 
 
+def test_without_transfers_a_cpu_says_that_nothing_changes(ridge: Ridge, tiny_engine: Path) -> None:
+    made = bench(ridge, tiny_engine, *QUICK, "--no-transfers")
+    assert made["transfers"] is False
+    assert any("changes nothing on a CPU" in warning for warning in made["warnings"])
+    assert bench(ridge, tiny_engine, *QUICK)["transfers"] is True
+
+
 def test_percentiles_and_averages_are_those_asked_for(ridge: Ridge, tiny_engine: Path) -> None:
     made = bench(
         ridge, tiny_engine, *QUICK, "--percentile", "50,99", "--percentile", "99.9", "--avg-runs", "5"
