@@ -19,7 +19,7 @@ import pytest
 from fake_nvml import H200, FakeNvml
 from ridgeline.analyze.bench_clocks import Clocks, clock_warnings, watched_clocks
 from ridgeline.analyze.bench_export import require_suffix, times_text, write_outputs
-from ridgeline.analyze.bench_figures import averages, latency_row, part_rows
+from ridgeline.analyze.bench_figures import averages, flat_row, latency_row, part_rows
 from ridgeline.analyze.bench_run import Measured, Query, Stamps, measure
 from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.analyze.bench_sweep import find_dim, parse_sweep
@@ -135,6 +135,11 @@ def test_percentiles_are_those_asked_for() -> None:
     assert {part.part: part.median_us for part in parts} == {
         "enqueue": 1.0, "h2d": 2.0, "compute": 3.0, "d2h": 4.0,
     }  # fmt: skip
+
+
+def test_a_row_for_tables_has_a_column_for_each_percentile() -> None:
+    row = flat_row(latency_row("ridgeline", Timing((1.0, 2.0)), (50.0, 99.9)))
+    assert (row["p50_us"], row["p99.9_us"], "percentiles_us" in row) == (1.0, 2.0, False)
 
 
 def test_a_part_that_was_not_measured_has_no_row() -> None:

@@ -20,7 +20,15 @@ import numpy as np
 
 from ridgeline.analyze import bench_warnings
 from ridgeline.analyze.bench_clocks import clock_warnings, watched_clocks
-from ridgeline.analyze.bench_figures import Average, Latency, PartTime, averages, latency_row, part_rows
+from ridgeline.analyze.bench_figures import (
+    Average,
+    Latency,
+    PartTime,
+    averages,
+    flat_row,
+    latency_row,
+    part_rows,
+)
 from ridgeline.analyze.bench_run import Query, QueryRunner, measure
 from ridgeline.analyze.bench_settings import BenchSettings, require_alone, require_possible
 from ridgeline.analyze.bench_transfers import make_runners
@@ -115,8 +123,8 @@ class BenchReport(Notebook):
     def _view(self) -> View:
         versus = tuple({**vars(row), "agrees": row.agrees} for row in self.versus)
         tables = (
-            Table("", tuple(map(vars, self.rows))),
-            Table("Parts of a query", tuple(map(vars, self.parts))),
+            Table("", tuple(map(flat_row, self.rows))),
+            Table("Parts of a query", tuple(map(flat_row, self.parts))),
             Table("Against the peers", versus),
         )
         return View(f"{self.model}, {self.target}, {self.threads} threads", tables, self.warnings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Any
 
 from ridgeline.analyze.bench_run import Query
 from ridgeline.base.timing import Timing
@@ -64,6 +65,12 @@ class Average:
     h2d_us: float | None
     compute_us: float | None
     d2h_us: float | None
+
+
+def flat_row(row: Any) -> dict[str, Any]:
+    """A row's fields, with a column for each percentile."""
+    values = {name: value for name, value in vars(row).items() if name != "percentiles_us"}
+    return values | {f"p{name}_us": value for name, value in row.percentiles_us.items()}
 
 
 def percentile_name(percentile: float) -> str:

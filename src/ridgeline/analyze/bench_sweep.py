@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.analyze.bench import BenchReport, bench_alone
+from ridgeline.analyze.bench_figures import flat_row
 from ridgeline.analyze.bench_settings import BenchSettings
+from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.options import DimRange
@@ -46,7 +48,7 @@ class SweepRow:
 
 
 @dataclass(frozen=True)
-class SweepReport:
+class SweepReport(Notebook):
     """A bench run for each size of one dim."""
 
     model: str
@@ -61,6 +63,12 @@ class SweepReport:
     rows: tuple[SweepRow, ...]
     passed: bool  # contexts side by side computed the same
     versions: dict[str, str]
+
+    def _view(self) -> View:
+        hidden = ("shapes", "warnings")
+        rows = [{k: v for k, v in flat_row(row).items() if k not in hidden} for row in self.rows]
+        about = f"{self.model}, {self.target}, {self.threads} threads: speed against {self.dim}"
+        return View(about, (Table("", tuple(rows)),), ())
 
     @property
     def best(self) -> int:
