@@ -29,6 +29,7 @@ class Doubler:
     report: Report
     runs: int = 0
     contexts: int = 0
+    shows_steps: bool = True
     spoiled: float = 0.0  # what every context but the first adds to its result
 
     def context(self, *, wait: bool) -> DoublerContext:
@@ -52,7 +53,8 @@ class DoublerContext:
     def timed_steps(
         self, feeds: Feeds, times_ns: list[tuple[int, int]], clock: Callable[[], int]
     ) -> Iterator[None]:
-        self.execute = lambda: times_ns.append((clock(), clock()))
+        if self.engine.shows_steps:
+            self.execute = lambda: times_ns.append((clock(), clock()))
         yield
 
 
@@ -153,6 +155,14 @@ def test_a_clock_that_follows_the_load_and_a_quota_are_said(engine: Doubler, tmp
     said = bench_alone(engine, FEEDS, SHORT, host=slow).report.warnings
     assert any(warning.startswith("governor performance, powersave: ") for warning in said)
     assert any(warning.startswith("quota 0.50 of 2 CPUs: ") for warning in said)
+
+
+def test_parts_that_cannot_be_measured_are_said(engine: Doubler) -> None:
+    engine.shows_steps = False
+    made = bench_alone(engine, FEEDS, SHORT)
+    assert made.report.parts == ()
+    assert all(query.compute_us is None for query in made.queries)
+    assert any("only whole queries" in warning for warning in made.report.warnings)
 
 
 def test_settings_that_would_be_ignored_are_errors(engine: Doubler) -> None:

@@ -196,6 +196,8 @@ def bench_alone(
     ]
     if not (settings.transfers or is_gpu):
         warnings.append("--no-transfers changes nothing on a CPU: steps read the caller's memory")
+    if not parts:
+        warnings.append("the steps could not be told from the rest of a query: there are only whole queries")
     report = BenchReport(
         **_about(engine, feeds),
         warmup_queries=measured.warmup_queries, warmup_ms=settings.warmup_ms, walltime_s=measured.walltime_s,
