@@ -127,6 +127,8 @@ def test_csv_has_one_row_for_each_runner(ridge: Ridge, tiny_engine: Path) -> Non
     code, stdout, stderr = ridge("bench", tiny_engine, *QUICK, "--csv", "--percentile", "50")
     assert code == 0, stderr
     (row,) = csv.DictReader(io.StringIO(stdout))
+    code, _, stderr = ridge("bench", tiny_engine, *QUICK, "--csv")
+    assert "warning: too few samples: p95, p99 of 12" in stderr
     assert (row["name"], row["queries"]) == ("ridgeline", "12")
     assert float(row["min_us"]) <= float(row["p50_us"]) <= float(row["max_us"])
     assert float(row["compute_median_us"]) > 0

@@ -82,6 +82,7 @@ def bench(
     _export(made, built, feeds, exports)
     tell_notes(built)
     draw = partial(draw_csv, text=report_csv(made.report)) if csv else draw_bench
+    _tell_warnings(made.report.warnings if csv else ())
     emit(made.report, draw, as_json=json, schema="bench", file=str(engine))
     _gate(made.report.passed, "a peer's" if rivals else "that of another context")
 
@@ -172,8 +173,15 @@ def _sweep(
             engine_at, feeds_at, wanted, settings, rebuilt=rebuild, on_size=partial(progress, "measuring")
         )
     draw = partial(draw_csv, text=sweep_csv(report)) if csv else draw_sweep
+    _tell_warnings([f"at {row.size}: {each}" for row in report.rows for each in row.warnings] if csv else ())
     emit(report, draw, as_json=json, schema="bench_sweep", file=str(engine))
     _gate(report.passed, "that of another context")
+
+
+def _tell_warnings(warnings: Sequence[str]) -> None:
+    """Beside CSV, which has no room for them."""
+    for warning in warnings:
+        talk.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
 def _gate(passed: bool, other: str) -> None:
