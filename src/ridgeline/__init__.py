@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ridgeline import errors
+from ridgeline.base.version import VERSION
 
 if TYPE_CHECKING:
     from ridgeline import onnx_backend
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.engine import Engine
     from ridgeline.torch_in.module import compile_module as compile
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Engine", "__version__", "build", "compile", "errors", "load", "onnx_backend", "quantize",
     "register_op", "verify_engine", "write_report",

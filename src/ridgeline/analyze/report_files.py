@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 from ridgeline.analyze.findings.in_graph import find_all
@@ -15,6 +14,7 @@ from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.files import path_given, require_place, whole_file
 from ridgeline.base.result_json import document, to_json
 from ridgeline.base.spec import Target
+from ridgeline.base.version import VERSION
 from ridgeline.errors import OptionError, TargetError, did_you_mean
 from ridgeline.plan.trace import Trace
 from ridgeline.runtime.embedded_kernels import collect
@@ -89,7 +89,7 @@ def format_of(given: str | None, path: Path | None) -> str:
 
 def report_text(report: EngineReport, kind: str, *, source: str = "") -> str:
     """The whole file; `source` is the engine file that it was read from."""
-    made_by = f"ridgeline {version('ridgeline')}"
+    made_by = f"ridgeline {VERSION}"
     if kind == "html":
         return report_page(report, made_by=made_by)
     if kind == "md":
