@@ -22,8 +22,7 @@ from ridgeline.analyze.diff import diff
 from ridgeline.analyze.diff_sides import trace_side
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.runtime.engine import Engine
-from ridgeline.tactics.cache import TimingCache
-from ridgeline.targets.ceilings import processor_name
+from ridgeline.tactics.cache import TimingCache, cpu_name
 
 SLOWER = (1.15, 1.6)
 LEAST_SHARE = 0.02
@@ -87,7 +86,7 @@ def main() -> None:
         rows.append({"equal": [r.name for r in equal.slower], "planted": sorted(found), "noise": equal.noise})
         print(repeat, rows[-1], flush=True)
     made = {
-        "date": str(date.today()), "device": processor_name(), "threads": args.threads, "case": args.case,
+        "date": str(date.today()), "device": cpu_name(), "threads": args.threads, "case": args.case,
         "planted": layers, "planted_factor": round(factor, 3), "repeats": args.repeats,
         "silent_on_equal_builds": silent, "named_the_planted_layer": named, "rows": rows,
     }  # fmt: skip

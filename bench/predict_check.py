@@ -24,14 +24,15 @@ import torch
 
 import ridgeline
 from bench.cases import CASES as CPU_CASES
-from ridgeline.analyze.calibrate import calibrate, net_us
+from ridgeline.analyze.calibrate import calibrate
 from ridgeline.analyze.predict import predict
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.target_files import read_target, write_target
 from ridgeline.options import make_options
 from ridgeline.runtime.device import current_device
+from ridgeline.tactics.cache import cpu_name
 from ridgeline.targets import target_named
-from ridgeline.targets.ceilings import processor_name, stated_ceilings
+from ridgeline.targets.ceilings import stated_ceilings
 
 GPU_DEFAULT = (
     "resnet50_b1", "resnet50_b32", "bert_base_s128_b1", "bert_base_s128_b32", "vit_b16_b1", "vit_b16_b32",
@@ -72,7 +73,7 @@ def check(
     engine = ridgeline.build(source, target=target, verify="off", **options)
     row: dict[str, Any] = {"case": name, "build_s": round(time.perf_counter() - began, 1)}
     trace = engine.profile(engine.example_inputs())
-    measured = {step.name: net_us(step) for step in trace.steps}
+    measured = {step.name: step.net_us for step in trace.steps}
     row |= {"measured_us": round(trace.total_us, 1), "steps": len(measured), "how": trace.how}
     for how, found in predictions.items():
         layers = {step.name: step.us for step in found.steps}
@@ -108,7 +109,7 @@ def main() -> None:
     names = (
         args.cases.split(",") if args.cases else [*(GPU_DEFAULT + tuple(FURTHER) if is_gpu else CPU_DEFAULT)]
     )
-    device: Any = current_device() if is_gpu else processor_name()
+    device: Any = current_device() if is_gpu else cpu_name()
     made: dict[str, Any] = {
         "date": str(date.today()), "device": asdict(device) if is_dataclass(device) else device,
         "torch": torch.__version__, "calibration_s": round(seconds, 1), "points": len(calibrated.points),

@@ -150,5 +150,7 @@ def test_a_benchmark_needs_its_rows(tmp_path: Path) -> None:
     slower = {**raw, "rows": [{"name": "ridgeline", "median_us": 12.0}]}
     found = diff(bench_side(raw, tmp_path), bench_side(slower, tmp_path))
     assert found.total_ratio == pytest.approx(1.2)
+    with pytest.raises(OptionError, match="with a benchmark only"):
+        diff(bench_side(raw, tmp_path), trace_side(measured(1)))
     with pytest.raises(OptionError, match="not a whole benchmark"):
         bench_side({**raw, "rows": []}, tmp_path)

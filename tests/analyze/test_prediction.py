@@ -65,6 +65,12 @@ def test_what_if_moves_what_it_should() -> None:
     assert {step.limiter for step in base.steps} == {"memory"}
 
 
+@pytest.mark.parametrize("knob", ["bandwidth", "peak", "sms", "clock", "l2"])
+def test_every_knob_moves_something(knob: str) -> None:
+    model = model_of(Transformer(1024, 4096, 16, 8, 256, layers=1), Rows(((16384, 4096),)))
+    assert predicted(model, **{knob: 2.0}).total_us < 0.999 * predicted(model).total_us
+
+
 def test_half_precision_is_predicted_faster() -> None:
     model = model_of(Transformer(1024, 4096, 16, 8, 256, layers=1), dtype=SINGLE)
     times = {
@@ -108,7 +114,7 @@ def test_a_processor_is_measured_and_its_own_networks_are_predicted(tmp_path: Pa
 
 
 def test_the_networks_of_a_calibration_are_models() -> None:
-    assert [name for name, _ in graphs("cpu")] == list(CPU_GRAPHS)
+    assert [name for name, _ in graphs(is_gpu=False)] == list(CPU_GRAPHS)
     assert len(GPU_GRAPHS) > 1
 
 

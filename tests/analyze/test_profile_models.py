@@ -8,6 +8,7 @@ and ONNX Runtime.
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import pytest
 from bench.cases import CASES
@@ -17,7 +18,7 @@ import ridgeline
 from ridgeline.base import timing
 from ridgeline.errors import RidgelineError
 
-MODEL, ROUNDS = "ppocr6_rec", 5
+MODEL, ROUNDS = "ppocr6_rec", 9
 
 
 @pytest.mark.parametrize("without", [(), ("ort",)], ids=["all tactics", "without ort"])
@@ -32,8 +33,10 @@ def test_steps_add_up_and_the_hottest_are_hot(
     engine = ridgeline.build(path, profiles=case.profiles, level=0, verify="off", threads=1, without=without)
     monkeypatch.setattr(timing, "perf_counter_ns", time.process_time_ns)
     trace = engine.profile(case.draw(), rounds=ROUNDS)
-    # the bench asks for a tenth; on a machine that others use, medians of short steps leave their pauses out
-    assert abs(trace.coverage - 1) <= 0.2, (trace.steps_us, trace.total_us)
+    # by round: the sum of medians leaves out pauses that the median of the whole run has
+    rounds = zip(*(step.samples_us for step in trace.steps), strict=True)
+    shares = [sum(steps) / whole for steps, whole in zip(rounds, trace.total_samples_us, strict=True)]
+    assert abs(median(shares) - 1) <= 0.10, shares
     if not without:
         # level 0 gives the whole graph to a library: there is one step, and its nodes are listed
         assert [step.tactic for step in trace.steps] == ["ort"]

@@ -17,15 +17,14 @@ from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target
 from ridgeline.builder import build
 from ridgeline.errors import TargetError
-from ridgeline.plan.trace import StepTime, Trace
+from ridgeline.plan.trace import Trace
 from ridgeline.runtime.device import current_device, is_here
 from ridgeline.runtime.engine import Engine
+from ridgeline.tactics.cache import cpu_name
 from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
-from ridgeline.targets.ceilings import processor_name, stated_ceilings
-
-# tactics that run many regions as one step: then no region has a time of its own
-SPANS = {"cpu": ("ort",), "cuda": ()}
+from ridgeline.targets import TacticOptions, machine_of
+from ridgeline.targets.ceilings import stated_ceilings
 
 
 class Tell(Protocol):
@@ -44,7 +43,10 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
         raise TargetError(f"{target} is not this machine", help="calibrate on the machine itself")
     rated = measure_rates(target, tell=tell)
     points: list[Point] = []
-    for name, model in graphs(target.kind):
+    # what runs many regions as one step leaves none of them a time of its own
+    tactics = machine_of(target).tactics(TacticOptions({}))
+    spans = tuple(tactic.name for tactic in tactics if tactic.takes_spans)
+    for name, model in graphs(is_gpu=target.traits.is_gpu):
 
         def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
             tell(name, done, total, f"{stage} {detail}")
@@ -53,7 +55,7 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
         level = 2 if len(model.graph.output) == 1 else 1
         engine = build(
             model, target=target.kind, threads=target.threads, level=level, verify="off", progress=tell_stage,
-            without=SPANS[target.kind],
+            without=spans,
         )  # fmt: skip
         trace = engine.profile(engine.example_inputs())
         points += points_of(engine, trace, CostModel(rated))
@@ -68,7 +70,7 @@ def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
     flops = product_rates(target)
     tell("rates", 2, 3)
     base = stated_ceilings(target)
-    here = current_device().name if target.traits.is_gpu else f"{processor_name()}, {_threads(target)}"
+    here = current_device().name if target.traits.is_gpu else f"{cpu_name()}, {_threads(target)}"
     return replace(
         base,
         threads=target.threads,
@@ -91,7 +93,7 @@ def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
     for step in trace.steps:
         site = sites.get(step.name)
         if site is not None and site.is_inferred:
-            seen.setdefault(site.key, []).append(net_us(step))
+            seen.setdefault(site.key, []).append(step.net_us)
     for key, times in seen.items():
         site = next(site for site in sites.values() if site.key == key)
         modelled = cost.modelled_us(site, tactics)
@@ -99,8 +101,3 @@ def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
         measured = sum(times) / len(times)
         if modelled and measured > 0:
             yield Point(found.family, found.values, measured, modelled)
-
-
-def net_us(step: StepTime) -> float:
-    """What a step adds to the run: its own work and the pause before it, without what ran beside others."""
-    return step.median_us + (step.gap_us or 0.0) - (step.overlap_us or 0.0)

@@ -339,10 +339,10 @@ CPU_GRAPHS: dict[str, Sequence[Network]] = {
 }
 
 
-def graphs(kind: str) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """What a calibration of a machine of this kind measures, one graph after the other."""
-    for name, networks in (GPU_GRAPHS if kind == "cuda" else CPU_GRAPHS).items():
-        graph = Graph(name.replace(" ", "_"), HALF if kind == "cuda" else SINGLE)
+def graphs(*, is_gpu: bool) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """What a calibration measures, one graph after the other."""
+    for name, networks in (GPU_GRAPHS if is_gpu else CPU_GRAPHS).items():
+        graph = Graph(name.replace(" ", "_"), HALF if is_gpu else SINGLE)
         for network in networks:
             network.add_to(graph)
         yield name, graph.model()

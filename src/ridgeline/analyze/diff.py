@@ -12,7 +12,7 @@ from statistics import NormalDist, median
 
 import numpy as np
 
-from ridgeline.analyze.diff_sides import Part, Side
+from ridgeline.analyze.diff_sides import Part, Side, require_comparable
 
 RESAMPLES = 400
 SEED = 0
@@ -74,6 +74,7 @@ class Diff:
 
 def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     """Match, compare and judge."""
+    require_comparable(a, b)
     groups = match(a.parts, b.parts)
     both = [(ours, theirs) for ours, theirs in groups if ours and theirs]
     logs = [math.log(u / t) for t, u in ((_us(x), _us(y)) for x, y in both) if t and u]
@@ -119,7 +120,6 @@ def match(a: Sequence[Part], b: Sequence[Part]) -> list[tuple[list[Part], list[P
             parent.append(mine)
             for node in part.sources or (part.name,):
                 other = owner.setdefault(node, mine)
-                # only across: two steps of one engine may come from one node (a Split), and stay two rows
                 parent[root(mine)] = root(other)
             placed.append((mine, part, is_first))
     groups: dict[int, tuple[list[Part], list[Part]]] = {}

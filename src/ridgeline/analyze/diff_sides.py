@@ -15,6 +15,7 @@ from ridgeline.runtime.description import read_description
 
 BENCH = "ridgeline/bench/"
 TRACE = "ridgeline/trace/"
+BENCHMARK = "benchmark"
 HELP = "an engine (.ridge), a profile (ridge profile --save FILE) or a benchmark (ridge bench --json > FILE)"
 
 
@@ -67,6 +68,16 @@ def read_side(path: Path) -> Side:
     raise OptionError(f"{str(path)!r} cannot be compared", got=form or "JSON of another form", want=HELP)
 
 
+def require_comparable(a: Side, b: Side) -> None:
+    """A benchmark has runners where engines and profiles have steps."""
+    if (a.kind == BENCHMARK) != (b.kind == BENCHMARK):
+        raise OptionError(
+            "a benchmark compares with a benchmark only",
+            got=f"{a.kind} and {b.kind}",
+            help="profile both engines: ridge profile ENGINE --save FILE",
+        )
+
+
 def engine_side(plan: Plan, versions: Mapping[str, str] | None = None) -> Side:
     parts = [
         Part(
@@ -99,7 +110,7 @@ def bench_side(raw: Mapping[str, Any], path: Path) -> Side:
         rows: Sequence[Mapping[str, Any]] = raw["rows"]
         parts = tuple(Part(str(row["name"]), (str(row["name"]),), float(row["median_us"])) for row in rows)
         return Side(
-            "benchmark", str(raw["model"]), str(raw["target"]), parts, parts[0].us, (), dict(raw["versions"])
+            BENCHMARK, str(raw["model"]), str(raw["target"]), parts, parts[0].us, (), dict(raw["versions"])
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OptionError(f"{str(path)!r} is not a whole benchmark", got=repr(error), want=HELP) from error

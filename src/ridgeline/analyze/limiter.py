@@ -78,7 +78,7 @@ class _Shares:
 
 def _shares(step: StepTime, ceilings: Ceilings) -> _Shares:
     is_product = step.op_class in (*PRODUCTS, "recurrent", "library span")
-    is_tensor = is_product and ceilings.kind != "cpu" and step.precision in TENSOR_TYPES
+    is_tensor = is_product and ceilings.is_gpu and step.precision in TENSOR_TYPES
     # outside products the arithmetic is done in float32, whatever the storage is
     dtype = step.precision if is_product else "float32"
     return _Shares(

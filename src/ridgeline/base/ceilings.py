@@ -10,12 +10,17 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ridgeline.base.spec import TRAITS
+
 # what large transfers and products reach of the maker's figures, where nothing was measured: medians of
 # published measurements on Hopper (4.3 of 4.8 TB/s, 790 of 989 TFLOP/s)
 REACHABLE_BYTES, REACHABLE_FLOPS = 0.88, 0.80
 # half of the peak at a few hundred KiB: a copy that small ends before memory is busy
 DEFAULT_LAUNCH_US = 1.0
 PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
+# L2 has no figure in data sheets. Rates that were measured or published, in TB/s
+L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
+L2_OVER_MEMORY = 2.5
 WARPGROUPS = ("sm_90", "sm_100", "sm_103", "sm_110")
 # a type without a figure of its own: the types to ask instead, and its rate as a share of theirs. Tensor
 # cores since Turing multiply int8 at twice the rate of float16
@@ -67,7 +72,19 @@ class Ceilings:
     copy: tuple[tuple[float, float], ...] = ()  # bytes read and written, and the rate that such a copy has
     flops: Mapping[str, float] = field(default_factory=dict)  # reached by large products, by type
     points: tuple[Point, ...] = ()
+    l2_factor: float = 1.0  # of a machine that was made up: its L2 is so much larger and faster
     sources: Mapping[str, str] = field(default_factory=dict)  # of each stated figure, its address
+
+    @property
+    def is_gpu(self) -> bool:
+        return TRAITS[self.kind].is_gpu
+
+    @property
+    def l2_bytes_per_us(self) -> float:
+        """What L2 delivers to all processors: a known rate of its architecture, else a multiple of memory."""
+        if self.arch in L2_TB_S:
+            return 1e6 * L2_TB_S[self.arch] * self.l2_factor
+        return L2_OVER_MEMORY * self.memory_bytes_per_us * self.l2_factor
 
     @property
     def is_measured(self) -> bool:
@@ -139,6 +156,7 @@ class Ceilings:
             sms=None if self.sms is None else max(1, round(self.sms * sms)),
             clock_mhz=None if self.clock_mhz is None else self.clock_mhz * clock,
             l2_bytes=None if self.l2_bytes is None else round(self.l2_bytes * l2),
+            l2_factor=self.l2_factor * l2,
             peak_bytes=None if self.peak_bytes is None else self.peak_bytes * bandwidth,
             peak_flops={name: rate * arithmetic for name, rate in self.peak_flops.items()},
             copy=tuple((size, rate * bandwidth) for size, rate in self.copy),

@@ -13,9 +13,6 @@ from ridgeline.base.target_files import ceilings_of_arch
 REGISTERS = 65_536  # of one processor
 # what kernels reach of the maker's figures: less than a plain copy or a square product do
 REACHABLE_BYTES, REACHABLE_PLAIN_FLOPS = 0.80, 0.67
-# L2 has no figure in data sheets. Rates that were measured or published, in TB/s; else a multiple of memory's
-L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
-L2_OVER_MEMORY = 2.5
 LANES, MHZ = 128, 1500.0  # of one processor; a usual clock
 LEAST_SHARED = 49_152  # every GPU allows a block this much
 
@@ -36,14 +33,13 @@ class Device:
 def device_with(ceilings: Ceilings) -> Device:
     """What models of kernels need of a machine."""
     memory = REACHABLE_BYTES / COPY_SHARE * ceilings.memory_bytes_per_us
-    l2 = 1e6 * L2_TB_S[ceilings.arch] if ceilings.arch in L2_TB_S else L2_OVER_MEMORY * memory
     return Device(
         sms=ceilings.sms or 1,
         shared_bytes=ceilings.shared_bytes or LEAST_SHARED,
         flops=ceilings.flops_per_us("float16"),
         plain_flops=REACHABLE_PLAIN_FLOPS / REACHABLE_FLOPS * _plain_flops(ceilings),
         bytes=memory,
-        l2_bytes=l2,
+        l2_bytes=ceilings.l2_bytes_per_us,
         has_warpgroups=ceilings.has_warpgroups,
     )
 

@@ -97,6 +97,11 @@ class StepTime:
     inside: tuple[NodeTime, ...] = ()  # of a library's span
     work: tuple[NodeWork, ...] = ()
 
+    @property
+    def net_us(self) -> float:
+        """What it adds to the run: its own work and the pause before it, without what ran beside others."""
+        return self.median_us + (self.gap_us or 0.0) - (self.overlap_us or 0.0)
+
 
 @dataclass(frozen=True)
 class HostTime:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.ir.body_class import compute_type
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
 
-CODES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn")
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 # images that lie plane by plane are read element by element: as far apart as four doublings of a size
 PLANES = 16
@@ -33,7 +33,7 @@ class Features:
 def features_of(site: Site) -> Features:
     """Sizes of the op that decides the region, and how much the rest of it computes for each result."""
     anchor = main_op(site)
-    dtype = compute_dtype(site, anchor)
+    dtype = compute_type(site.body, site.specs)
     family, sizes = _sizes(anchor, site)
     made = next((site.specs[name].numel for name in anchor.outputs if name in site.specs), 1)
     rest = (body_flops(site.body, site.specs) - op_flops(anchor, site.specs)) / max(made, 1)
@@ -45,23 +45,6 @@ def features_of(site: Site) -> Features:
 def main_op(site: Site) -> Op:
     """The op with the most arithmetic; of ops that only move elements, the first."""
     return max(site.body.ops, key=lambda op: op_flops(op, site.specs))
-
-
-def compute_dtype(site: Site, anchor: Op) -> str:
-    """The type of the operands that are multiplied: codes if both come from codes, else floats."""
-    types = [site.specs[name].dtype for name in anchor.inputs if name in site.specs]
-    makers = [site.body.producer(name) for name in anchor.inputs[:2]]
-    read = [
-        site.specs[maker.inputs[0]].dtype
-        for maker in makers
-        if maker is not None and maker.op_type == "DequantizeLinear" and maker.inputs[0] in site.specs
-    ]
-    if len(read) == 2 and all(dtype in CODES for dtype in read):
-        return read[0]
-    if anchor.math:
-        return anchor.math
-    floats = [dtype for dtype in types if dtype.startswith(("float", "bfloat"))]
-    return (floats or types or [""])[0]
 
 
 def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from ridgeline.base.ceilings import Ceilings
@@ -16,9 +15,9 @@ from ridgeline.base.spec import Target
 from ridgeline.base.target_files import ceilings_of_arch, known_ceilings, known_targets, read_target
 from ridgeline.errors import TargetError, did_you_mean
 from ridgeline.runtime.device import current_device, is_here
+from ridgeline.tactics.cache import cpu_name
 
 CALIBRATIONS = Path("~/.cache/ridgeline/targets")
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def find_ceilings(target: Target) -> Ceilings:
@@ -34,7 +33,7 @@ def find_ceilings(target: Target) -> Ceilings:
         return stated_ceilings(target)
     raise TargetError(
         "nothing is known of this processor",
-        got=processor_name(),
+        got=cpu_name(),
         want="a calibration of it",
         help="ridge calibrate measures it, in under a minute",
     )
@@ -60,13 +59,13 @@ def named_ceilings(name: str) -> Ceilings:
 def stated_ceilings(target: Target) -> Ceilings:
     """What makers say of this machine or architecture; of a processor, nothing but its name."""
     if not target.traits.is_gpu:
-        return Ceilings(name="cpu", kind=target.kind, arch=target.arch, title=processor_name())
+        return Ceilings(name="cpu", kind=target.kind, arch=target.arch, title=cpu_name())
     return _of_this_gpu() if is_here(target) else ceilings_of_arch(target.arch)
 
 
 def calibration_path(target: Target) -> Path:
     """Where the calibration of this machine is kept."""
-    name = current_device().name if target.traits.is_gpu else f"{processor_name()} {target.threads} threads"
+    name = current_device().name if target.traits.is_gpu else f"{cpu_name()} {target.threads} threads"
     return CALIBRATIONS.expanduser() / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".toml")
 
 
@@ -77,13 +76,3 @@ def _of_this_gpu() -> Ceilings:
     named = next((name for name in known_targets() if name in words), None)
     found = known_ceilings(named) if named is not None else ceilings_of_arch(device.arch)
     return replace(found, sms=device.multiprocessors, shared_bytes=device.shared_bytes or found.shared_bytes)
-
-
-@cache
-def processor_name() -> str:
-    try:
-        lines = CPUINFO.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
