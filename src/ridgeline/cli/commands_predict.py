@@ -95,7 +95,9 @@ def _predict_llm(
 
 
 def calibrate(
-    target: Annotated[str, typer.Option(metavar="cpu|cuda", help="what to measure")] = "cuda",
+    target: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="what to measure (default: the GPU if there is one)")
+    ] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="of the processor (default: all cores)")] = None,
     rates: Annotated[
         bool, typer.Option("--rates", help="only copies, products and a launch: seconds, no networks")
@@ -106,7 +108,7 @@ def calibrate(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure what this machine can do, and keep it for predictions and rooflines: under three minutes.
+    """Measure what this machine can do, and keep it for predictions and rooflines: a few minutes.
 
     Examples:
 
@@ -119,9 +121,11 @@ def calibrate(
     from ridgeline.cli.draw_predict import draw_ceilings
     from ridgeline.cli.progress import StageProgress
     from ridgeline.options import make_options
+    from ridgeline.runtime.device import why_no_gpu
     from ridgeline.targets import target_named
     from ridgeline.targets.ceilings import calibration_path
 
+    target = target or ("cpu" if why_no_gpu() else "cuda")
     if target not in ("cpu", "cuda"):
         raise OptionError("only this machine can be measured", got=target, want="cpu or cuda")
     named = target_named(make_options({"target": target, "threads": threads}))

@@ -35,7 +35,7 @@ def find_ceilings(target: Target) -> Ceilings:
         "nothing is known of this processor",
         got=cpu_name(),
         want="a calibration of it",
-        help="ridge calibrate measures it, in under a minute",
+        help="ridge calibrate --target cpu measures it",
     )
 
 
