@@ -12,7 +12,8 @@ import pytest
 
 from ridgeline.analyze.calibrate import measure_rates, points_of
 from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
-from ridgeline.analyze.calibration_networks import CPU_GRAPHS, GPU_GRAPHS, Rows, Transformer, graphs
+from ridgeline.analyze.calibration_networks import Rows, Transformer
+from ridgeline.analyze.calibration_sets import CPU_GRAPHS, GPU_GRAPHS, graphs
 from ridgeline.analyze.predict import Prediction, predict
 from ridgeline.analyze.predict_llm import predict_llm, read_decoder
 from ridgeline.base.ceilings import Point

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from statistics import median
 from typing import Protocol
 
-from ridgeline.analyze.calibration_networks import graphs
+from ridgeline.analyze.calibration_sets import graphs
 from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target
@@ -25,6 +26,8 @@ from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import TacticOptions, machine_of
 from ridgeline.targets.ceilings import stated_ceilings
+
+LEVEL = 2  # the first that tries runners-up in their places, as a build does
 
 
 class Tell(Protocol):
@@ -51,10 +54,8 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
         def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
             tell(name, done, total, f"{stage} {detail}")
 
-        # in a graph of one network neighbours are searched for as in a build; in one of many, left out
-        level = 2 if len(model.graph.output) == 1 else 1
         engine = build(
-            model, target=target.kind, threads=target.threads, level=level, verify="off", progress=tell_stage,
+            model, target=target.kind, threads=target.threads, level=LEVEL, verify="off", progress=tell_stage,
             without=spans,
         )  # fmt: skip
         trace = engine.profile(engine.example_inputs())
@@ -98,6 +99,6 @@ def points_of(engine: Engine, trace: Trace, cost: CostModel) -> Iterator[Point]:
         site = next(site for site in sites.values() if site.key == key)
         modelled = cost.modelled_us(site, tactics)
         found = features_of(site)
-        measured = sum(times) / len(times)
+        measured = median(times)
         if modelled and measured > 0:
             yield Point(found.family, found.values, measured, modelled)

@@ -10,6 +10,7 @@ import onnx.parser
 
 OPSET = 23
 HALF, SINGLE = "float16", "float"
+DRAWN = 1 << 16
 NUMPY = {HALF: np.float16, SINGLE: np.float32}
 
 
@@ -25,7 +26,8 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._rng = np.random.default_rng(0)
+        # one draw for all: weights of a large graph would take longer to draw than to multiply
+        self._drawn = np.random.default_rng(0).standard_normal(DRAWN, dtype=np.float32)
 
     def input(self, *shape: int) -> str:
         name = f"x{len(self.inputs)}"
@@ -36,8 +38,9 @@ class Graph:
         """Random values that keep activations at about one."""
         summed = float(np.prod(shape[1:]) if len(shape) > 2 else shape[0])
         spread = summed**-0.5 if scale is None else scale
-        values = self._rng.standard_normal(shape, dtype=np.float32) * spread
-        return self.constant(values.astype(NUMPY[self.dtype]))
+        # no two weights are the same: what is the same is computed once
+        shifted = np.roll(self._drawn, len(self.weights)) * spread
+        return self.constant(np.resize(shifted.astype(NUMPY[self.dtype]), shape))
 
     def constant(self, values: np.ndarray) -> str:
         name = f"w{len(self.weights)}"

@@ -26,6 +26,8 @@ LONGEST_GAP_US = 5.0
 # a last wave less full than this leaves so many processors idle that it shows in the whole
 FULL_WAVES = 0.75
 MANY_WAVES = 4
+# of a function for each operation that it counts as: a chain of Erf, Tanh, Sin and Softplus took twelve
+INSTRUCTIONS = 10
 PRODUCTS = ("product", "convolution", "attention")
 # types whose products run on tensor cores where there are any
 TENSOR_TYPES = ("tf32", "float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
@@ -114,8 +116,8 @@ def _judge(step: StepTime, ceilings: Ceilings, shares: _Shares) -> tuple[Limiter
     if wave:
         return "tail/wave", wave
     is_long = us >= MANY_LAUNCHES * ceilings.least_launch_us
-    if step.op_class not in PRODUCTS and is_long and arithmetic > memory:
-        counted = f"{arithmetic:.0%} of arithmetic, where each function counts as a few operations"
+    if step.op_class not in PRODUCTS and is_long and INSTRUCTIONS * arithmetic > memory:
+        counted = f"{arithmetic:.0%} of arithmetic, where a function of tens of instructions counts as a few"
         return "ALU/SFU", f"{counted}, against {memory:.0%} of memory"
     far = [f"{memory:.0%} of memory"] + [f"{arithmetic:.0%} of arithmetic"] * math.isfinite(arithmetic)
     few = _few_blocks(step, ceilings)

@@ -63,9 +63,14 @@ def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:
         return "product", (made.numel / max(columns, 1), columns, depth, _lanes(depth), _lanes(columns))
     if kind & Kind.ROW or anchor.op_type.startswith(("Reduce", "Global", "ArgM")):
         length = _row_length(anchor, given, made)
-        return "rows", (given.numel / length, length, _order(given))
+        return "reduction" if made.numel < given.numel else "rows", (
+            given.numel / length, length, _order(given),
+        )  # fmt: skip
     if anchor.op_type in POOLS:
-        return "pool", (made.numel, given.numel / made.numel, _order(given))
+        window = math.prod(anchor.attrs.get("kernel_shape", (1,)))
+        return anchor.op_type, (made.numel, given.numel / made.numel, window, _order(given))
+    if anchor.op_type == "Concat":
+        return "Concat", (made.numel, len(anchor.inputs), _order(made))
     if kind & Kind.POINTWISE:
         return "pointwise", (made.numel, _order(given))
     return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel, _order(given))

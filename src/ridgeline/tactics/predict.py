@@ -22,8 +22,11 @@ POINTWISE_US, ROWS_US = 1.0, 1.4
 # cuBLAS: 128x768x768 3.4 µs, 128x2304x768 4.2, 128x768x3072 7.1; 4096³ at 628 TFLOP/s
 CUBLAS_US, CUBLAS_US_PER_DEPTH, CUBLAS_SHARE = 2.1, 1.13e-3, 0.82
 ALGORITHM_STEP = 0.01  # the library lists its best guess first
-# fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3; at batch 32 half the peak
-CUDNN_US, CUDNN_US_PER_DEPTH, CUDNN_SHARE = 5.2, 1.5e-3, 0.5
+# fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3
+CUDNN_US, CUDNN_US_PER_DEPTH = 5.2, 1.5e-3
+# large images: 25088 pixels of 256 channels 44 µs, 6272 of 512 49; 401408 of 64 68, as if they were 128
+CUDNN_LARGE_US, CUDNN_LARGE_US_PER_DEPTH, CUDNN_SHARE, CUDNN_CHANNELS = 4.0, 1e-3, 0.95, 128
+FLOOR_SHARE = 0.5  # of the peak, op by op
 # Hopper's tensor maps want rows at multiples of 16 bytes (cuTensorMapEncodeTiled); without them libraries
 # multiply by mma instead of wgmma, which reaches 75 % at most (vllm-project/vllm#7174). Not measured here
 TENSOR_MAP_BITS, WITHOUT_TENSOR_MAPS = 128, 0.75
@@ -94,8 +97,11 @@ def cudnn_us(site: Site, conv: ConvSite, rest: Site | None, device: Device) -> f
     if conv.groups > 1:
         return CUDNN_US + CUDNN_DEPTHWISE_READS * _moving_us(site, device) + _rest(rest, device)
     depth = math.prod(conv.kernel) * conv.x.shape[1]
-    fixed_us = CUDNN_US + CUDNN_US_PER_DEPTH * depth
-    return max(fixed_us, _library(site, CUDNN_SHARE, device)) + _rest(rest, device)
+    filled = conv.channels / (math.ceil(conv.channels / CUDNN_CHANNELS) * CUDNN_CHANNELS)
+    large_us = CUDNN_LARGE_US + CUDNN_LARGE_US_PER_DEPTH * depth
+    return max(
+        CUDNN_US + CUDNN_US_PER_DEPTH * depth, large_us + _library(site, CUDNN_SHARE * filled, device)
+    ) + _rest(rest, device)
 
 
 def sdpa_us(site: Site, backend: str, device: Device, *, is_causal: bool) -> float:
@@ -144,5 +150,5 @@ def _op_us(op: Op, site: Site, device: Device) -> float:
     made = site.specs[op.outputs[0]].numel if op.outputs[0] in site.specs else 0
     depth = flops / (2 * made) if made else 0.0
     is_half = any(site.specs[name].dtype in HALVES for name in op.inputs if name in site.specs)
-    rate = CUDNN_SHARE * device.flops if is_half else device.plain_flops
+    rate = FLOOR_SHARE * device.flops if is_half else device.plain_flops
     return NO_OVERLAP_US + fixed + per_depth * depth + max(moving_us, flops / rate)
