@@ -20,8 +20,8 @@ from ridgeline.tactics.cpu.cpp import GeneratedCpp
 def test_level_0_compiles_only_what_it_takes(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: set[tuple[str, str]] = set()
 
-    def note(tactic: Tactic, todo: Iterable[tuple[Site, Any, Config]]) -> list[Exception]:
-        jobs.update((site.key, tactic.name) for site, _, _ in todo if tactic.name.startswith("cpp."))
+    def note(todo: Iterable[tuple[Tactic, Site, Any, Config]], **_: Any) -> list[Exception]:
+        jobs.update((site.key, tactic.name) for tactic, site, _, _ in todo if tactic.name.startswith("cpp."))
         return []
 
     for module in (loop, launches):

@@ -79,7 +79,7 @@ def test_one_loop_serves_every_timer(
     context = context_of(transformer() if "cuda" in target or "null" in target else mlp(), target, level)
     if timer is Replayed:  # the GPU is not here: nothing is compiled for it or captured on it
         context = replace(context, timer=Replayed())
-        monkeypatch.setattr(loop, "precompile", lambda *_: None)
+        monkeypatch.setattr(loop, "precompile", lambda *_, **__: None)
     assert type(context.timer) is timer
     made = select(context)
     assert {region.name for step in made.steps for region in step.regions} >= {r.name for r in context.work}

@@ -73,7 +73,7 @@ def _compiled() -> None:
     """All kernels of the module at once: one by one takes minutes."""
     sites = [make_site(name, rows, columns) for name in OPS for rows in ROWS for columns in COLUMNS]
     sites += [make_site("Softmax", 64, 65536, "float32")]
-    precompile(TACTIC, [(s, offered(TACTIC, s), config) for s in sites for config in held_configs(s)])
+    precompile([(TACTIC, s, offered(TACTIC, s), config) for s in sites for config in held_configs(s)])
 
 
 def words_of(call: Call) -> Tensor:

@@ -171,9 +171,9 @@ def test_source_is_a_function_of_the_site(cache_dir: Path) -> None:
     for _ in range(2):
         site = conv_site(inputs, {"group": 24, "pads": (1, 1, 1, 1)})
         offer = offered(tactic, site)
-        jobs += [(site, offer, config) for config in offer.configs]
-    assert precompile(tactic, jobs) == []
-    sources = [offer.cpp_source(config) for _, offer, config in jobs]
+        jobs += [(tactic, site, offer, config) for config in offer.configs]
+    assert precompile(jobs) == []
+    sources = [offer.cpp_source(config) for _, _, offer, config in jobs]
     assert sources[: len(sources) // 2] == sources[len(sources) // 2 :]
 
 

@@ -220,7 +220,7 @@ def test_cache_is_filled_ahead_and_reused(tmp_path: Path) -> None:
     tactic = CppPointwise(cache_dir=tmp_path)
     inputs = {"x": random(5)}
     site = make_site([Op("Neg", ("x",), ("z",))], inputs, ["z"])
-    assert precompile(tactic, [(site, offered(tactic, site), {"threads": 1})] * 2) == []
+    assert precompile([(tactic, site, offered(tactic, site), {"threads": 1})] * 2) == []
     (library,) = tmp_path.glob("*.so")
     before = library.stat().st_ino
     offered(tactic, site).bind({"threads": 1}, {})

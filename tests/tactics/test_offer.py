@@ -84,7 +84,7 @@ def test_what_fails_ahead_is_returned_and_nothing_is_read_again(tmp_path: Path) 
     tactic = Picky()
     tactic.cache_dir = tmp_path
     offer = require_offer(tactic, SITE)
-    failed = precompile(tactic, [(SITE, offer, config) for config in offer.configs])
+    failed = precompile([(tactic, SITE, offer, config) for config in offer.configs])
     assert [str(error) for error in failed] == ["no text of this width"]
     assert len(list(tmp_path.glob("*.so"))) == 1
     assert tactic.reads == 1

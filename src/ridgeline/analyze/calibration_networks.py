@@ -31,11 +31,13 @@ class Transformer:
     layers: int = 4
     is_causal: bool = False
     is_gated: bool = False
+    is_masked: bool = False
 
     def add_to(self, net: Graph) -> None:
         x = net.input(self.B, self.S, self.E)
+        mask = (net.input(self.B, 1, 1, self.S),) if self.is_masked else ()
         for _ in range(self.layers):
-            x = self._layer(net, x)
+            x = self._layer(net, x, mask)
         net.output(self._norm(net, x), 3)
 
     def _norm(self, net: Graph, x: str) -> str:
@@ -48,11 +50,11 @@ class Transformer:
         product = net.op("MatMul", x, net.weight(given, made))
         return product if self.is_gated else net.op("Add", product, net.weight(made, scale=0.1))
 
-    def _layer(self, net: Graph, x: str) -> str:
+    def _layer(self, net: Graph, x: str, mask: tuple[str, ...]) -> str:
         h = self._norm(net, x)
         q, k, v = (self._linear(net, h, self.E, self.E) for _ in range(3))
         heads = {"q_num_heads": self.H, "kv_num_heads": self.H, "is_causal": int(self.is_causal)}
-        attended = net.op("Attention", q, k, v, **heads)
+        attended = net.op("Attention", q, k, v, *mask, **heads)
         x = net.op("Add", x, self._linear(net, attended, self.E, self.E))
         h = self._norm(net, x)
         if self.is_gated:
@@ -246,12 +248,13 @@ class Joined:
         for _ in range(self.pieces):
             made.append(net.op("Relu", _conv(net, made[-1], self.width, self.width)))
         for count in (4, 10, self.pieces):
-            net.output(net.op("Concat", *made[1 : count + 1], axis=1), 4)
+            joined = net.op("Concat", *made[1 : count + 1], axis=1)
+            net.output(_conv(net, joined, count * self.width, 32), 4)
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Pooling and means over maps of several sizes."""
+    """Pooling and means over maps of several sizes, each before a convolution."""
 
     B: int
     C: tuple[int, ...]
@@ -261,10 +264,13 @@ class Pools:
         size = self.size
         for width in self.C:
             x = net.op("Relu", _conv(net, net.input(self.B, width, size, size), width, width))
-            made = net.op("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
-            net.output(made, 4)
-            net.output(net.op("AveragePool", x, kernel_shape=(2, 2), strides=(2, 2)), 4)
-            net.output(net.op("AveragePool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 4)
+            pooled = (
+                net.op("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+                net.op("AveragePool", x, kernel_shape=(2, 2), strides=(2, 2)),
+                net.op("AveragePool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+            )
+            for made in pooled:
+                net.output(_conv(net, made, width, 32), 4)
             net.output(net.op("Flatten", net.op("GlobalAveragePool", x)), 2)
             size //= 2
 
@@ -286,7 +292,7 @@ class Maps:
             for _ in range(2):
                 x, last = self._step(net, x, last, width), width
             x = net.op("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2))
-        net.output(x, 4)
+        net.output(_conv(net, x, last, 32), 4)
 
     def _step(self, net: Graph, x: str, given: int, made: int) -> str:
         if not self.has_norm:

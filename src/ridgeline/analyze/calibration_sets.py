@@ -24,34 +24,39 @@ from ridgeline.analyze.calibration_networks import (
     Transformer,
 )
 
-# layers as a language model has them: those of a wide one are larger than L2 and come from memory
-TRANSFORMERS: tuple[Network, ...] = (
-    Transformer(512, 2048, 8, 1, 64),
-    Transformer(1024, 4096, 16, 1, 128),
-    Transformer(640, 2560, 10, 1, 256, is_causal=True),
-    Transformer(1024, 2816, 16, 1, 640, is_gated=True, is_causal=True),
-    Transformer(1024, 4096, 16, 8, 256),
-    Transformer(640, 2560, 10, 24, 200),
-    Transformer(512, 2048, 8, 6, 480, is_causal=True),
-    Transformer(1280, 5120, 20, 4, 1024, is_causal=True),
-    Transformer(1536, 4096, 12, 1, 1, is_gated=True),
-    Transformer(256, 512, 4, 1, 900),
-)
+# weights of one graph together stay in L2 as those of a small model do, or come from memory
+TRANSFORMERS: dict[str, Sequence[Network]] = {
+    "short sequences": (Transformer(512, 2048, 8, 1, 64),),
+    "masked sequences": (
+        Transformer(1024, 4096, 16, 1, 128, is_masked=True),
+        Transformer(1024, 4096, 16, 8, 256, is_masked=True),
+    ),
+    "sequences": (Transformer(640, 2560, 10, 1, 256, is_causal=True), Transformer(256, 512, 4, 1, 900)),
+    "long sequences": (
+        Transformer(1024, 2816, 16, 1, 640, is_gated=True, is_causal=True),
+        Transformer(1280, 5120, 20, 4, 1024, is_causal=True),
+    ),
+    "batches of sequences": (
+        Transformer(640, 2560, 10, 24, 200),
+        Transformer(512, 2048, 8, 6, 480, is_causal=True),
+    ),
+    "single tokens": (Transformer(1536, 4096, 12, 1, 1, is_gated=True),),
+}
 CONVOLUTIONS: dict[str, Sequence[Network]] = {
     "bottlenecks": (Convolutions(1, (64, 128, 256, 512), size=192),),
     "inverted residuals": (Separable(1, (24, 40, 80, 128)),),
-    "gated residuals": (Separable(1, (16, 48, 96), kernel=5, size=192, is_gated=True),),
-    "small images": (Grouped(1, (64, 208), 16, 192), Blocks(1, (80, 160, 320), 48), Pools(1, (64,), 96)),
+    "gated residuals": (Separable(1, (16, 64), kernel=5, size=192, is_gated=True),),
+    "patches": (Blocks(1, (80, 160, 320), 48), Pools(1, (64,), 96)),
     "batches of bottlenecks": (Convolutions(24, (64, 128, 256, 512), size=192),),
     "batches of inverted residuals": (Separable(24, (24, 40, 80, 128)),),
     "batches of gated residuals": (Separable(12, (16, 48, 96), kernel=5, size=192, is_gated=True),),
-    "batches of groups": (Grouped(12, (64, 144, 320), 16, 192), Joined(12, 32, 40), Joined(6, 40, 14)),
+    "batches of groups": (Grouped(12, (64, 208), 16, 192), Joined(12, 32, 40), Joined(6, 40, 14)),
     "batches of patches": (Blocks(12, (80, 160, 320), 48),),
     "large maps": (
         Maps(1, (48, 96, 160), 384, 512),
         Maps(6, (64,), 208, 208),
         Maps(12, (128,), 96, 96),
-        Maps(6, (64, 128, 256), 128, 128),
+        Maps(6, (64, 128), 128, 128),
     ),
     "wide maps": (
         Maps(12, (320,), 40, 40),
@@ -62,22 +67,16 @@ CONVOLUTIONS: dict[str, Sequence[Network]] = {
 }
 ROWS: dict[str, Sequence[Network]] = {
     "rows": (
-        Rows(((96, 640), (160, 2560), (640, 512), (3136, 80))),
-        Rows(((2048, 640), (4096, 1024), (16384, 192), (60000, 80), (2048, 5120), (12288, 640))),
+        Rows(((96, 640), (640, 512), (3136, 80))),
+        Rows(((2048, 640), (16384, 192), (60000, 80), (2048, 5120), (12288, 640))),
     ),
     "attention": (Attentions((
-        (1, 10, 160, 160, 64, ""), (24, 12, 160, 160, 64, ""), (12, 16, 320, 320, 64, ""),
         (16, 8, 80, 80, 32, ""), (1, 12, 1, 640, 64, ""),
-        (1, 16, 384, 384, 64, "causal"), (6, 12, 640, 640, 64, "causal"), (2, 16, 1280, 1280, 128, "causal"),
-        (1, 16, 96, 96, 64, "added"), (24, 16, 160, 160, 64, "added"), (1, 10, 640, 640, 64, "added"),
-        (6, 10, 640, 640, 64, "added"),
+        (6, 12, 640, 640, 64, "causal"), (2, 16, 1280, 1280, 128, "causal"),
+        (1, 10, 640, 640, 64, "added"), (6, 10, 640, 640, 64, "added"),
     )),),
 }  # fmt: skip
-GPU_GRAPHS: dict[str, Sequence[Network]] = {
-    **{f"transformer {place + 1}": (network,) for place, network in enumerate(TRANSFORMERS)},
-    **CONVOLUTIONS,
-    **ROWS,
-}
+GPU_GRAPHS: dict[str, Sequence[Network]] = {**TRANSFORMERS, **CONVOLUTIONS, **ROWS}
 CPU_GRAPHS: dict[str, Sequence[Network]] = {
     "transformers": (Transformer(256, 1024, 4, 1, 32, layers=1), Transformer(512, 2048, 8, 1, 96, layers=1)),
     "convolutions": (

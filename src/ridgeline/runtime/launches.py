@@ -18,7 +18,7 @@ from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
 from ridgeline.tactics.base import Launch, Offer, Refused
-from ridgeline.tactics.offer import precompile, read_offer
+from ridgeline.tactics.offer import Job, precompile, read_offer
 
 # shapes of one step whose launches are kept, as many as a context keeps instances
 KEPT_LAUNCHES = 8
@@ -56,16 +56,15 @@ class Launches:
 
     def compile_ahead(self, sites: Sequence[tuple[int, Site]]) -> None:
         """What these sites will compile, several at a time instead of one by one."""
-        jobs: dict[str, list[tuple[Site, Offer, Config]]] = {}
+        jobs: list[Job] = []
         for index, site in sites:
             step = self._steps[index]
             offer = self._offer(step.tactic, site)
             if isinstance(offer, Refused) or not offer.compiles:
                 continue
             if self._is_offered(index, step.tactic, offer, step.config):
-                jobs.setdefault(step.tactic, []).append((site, offer, step.config))
-        for name, todo in jobs.items():
-            precompile(self._tactics[name], todo)
+                jobs.append((self._tactics[step.tactic], site, offer, step.config))
+        precompile(jobs)
 
     def launch(self, index: int, site: Site) -> Launch:
         with self._own.lock:

@@ -87,12 +87,11 @@ def offered(context: SelectionContext, site: Site) -> Competitors:
 
 def precompile_all(context: SelectionContext, candidates: Sequence[tuple[Site, Candidate]]) -> None:
     """Compile what will be bound, several kernels at a time."""
-    for i, tactic in enumerate(context.fused.tactics.values()):
-        jobs = [(s, context.offer(tactic, s), c.config) for s, c in candidates if c.tactic == tactic.name]
-        if jobs:
-            context.options.tell("compile", i, len(context.fused.tactics), tactic.name)
-            precompile(tactic, jobs)
-    context.options.tell("compile", len(context.fused.tactics), len(context.fused.tactics))
+    tactics = context.fused.tactics
+    jobs = [(tactics[c.tactic], s, context.offer(tactics[c.tactic], s), c.config) for s, c in candidates]
+    context.options.tell("compile", 0, 1)
+    precompile(jobs, on_done=lambda done, total: context.options.tell("compile", done, total))
+    context.options.tell("compile", 1, 1)
 
 
 def only_offered(context: SelectionContext, entry: Entry, site: Site) -> Entry:

@@ -63,17 +63,16 @@ def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:
         return "product", (made.numel / max(columns, 1), columns, depth, _lanes(depth), _lanes(columns))
     if kind & Kind.ROW or anchor.op_type.startswith(("Reduce", "Global", "ArgM")):
         length = _row_length(anchor, given, made)
-        return "reduction" if made.numel < given.numel else "rows", (
-            given.numel / length, length, _order(given),
-        )  # fmt: skip
+        family = "reduction" if made.numel < given.numel else "rows"
+        return family, (given.numel / length, length, *_orders(given, made))
     if anchor.op_type in POOLS:
         window = math.prod(anchor.attrs.get("kernel_shape", (1,)))
-        return anchor.op_type, (made.numel, given.numel / made.numel, window, _order(given))
+        return anchor.op_type, (made.numel, given.numel / made.numel, window, *_orders(given, made))
     if anchor.op_type == "Concat":
-        return "Concat", (made.numel, len(anchor.inputs), _order(made))
+        return "Concat", (made.numel, len(anchor.inputs), *_orders(given, made))
     if kind & Kind.POINTWISE:
-        return "pointwise", (made.numel, _order(given))
-    return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel, _order(given))
+        return "pointwise", (made.numel, *_orders(given, made))
+    return ("movement" if kind & Kind.MOVEMENT else anchor.op_type), (made.numel, *_orders(given, made))
 
 
 def _convolution(
@@ -86,12 +85,12 @@ def _convolution(
     if groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
         family = "pointwise convolution"
     lanes = (width,) if groups > 1 else (_lanes(width), _lanes(channels))
-    return family, (made.numel / channels, channels, depth, *lanes, _order(given))
+    return family, (made.numel / channels, channels, depth, *lanes, *_orders(given, made))
 
 
-def _order(given: TensorSpec) -> float:
+def _orders(*specs: TensorSpec) -> tuple[float, ...]:
     """Whether images lie pixel by pixel or plane by plane; other tensors have one order."""
-    return 1.0 if given.layout == "channels_last" or len(given.shape) != 4 else PLANES
+    return tuple(1.0 if spec.layout == "channels_last" or len(spec.shape) != 4 else PLANES for spec in specs)
 
 
 def _lanes(size: float) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Config, Site
 from ridgeline.errors import BuildError, failure
 from ridgeline.kernels.cpp.compiler import compile_many
-from ridgeline.kernels.triton.compiler import compile_kernels
+from ridgeline.kernels.triton.compiler import KernelStore, compile_kernels
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Bind, Launch, Offer, Refused, Tactic
 from ridgeline.tactics.constant_ops import offer_evaluated, without_constant_ops
@@ -65,22 +67,34 @@ def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Con
     return offer.kernels(config) if isinstance(offer, Offer) and offer.has(config) else ()
 
 
-def precompile(tactic: Tactic, jobs: Iterable[tuple[Site, Offer | Refused, Config]]) -> list[Exception]:
-    """Compile what these sites will bind, several at a time. What fails here fails again when it is bound."""
-    sources: list[str] = []
-    by_arch: dict[str, list[Kernel]] = {}
+Job: TypeAlias = tuple[Tactic, Site, Offer | Refused, Config]
+
+
+def precompile(jobs: Iterable[Job], *, on_done: Callable[[int, int], None] | None = None) -> list[Exception]:
+    """Compile what these sites will bind, several at a time. What fails here fails again when it is bound.
+
+    All tactics together: one after the other, processes would wait for the longest kernel of each.
+    """
+    sources: dict[Path, list[str]] = {}
+    kernels: dict[str, list[Kernel]] = {}
+    stores: dict[str, KernelStore] = {}
     failed: list[Exception] = []
-    for site, offer, config in jobs:
+    for tactic, site, offer, config in jobs:
         if isinstance(offer, Refused):
             continue
         try:
-            by_arch.setdefault(site.target.arch, []).extend(offer.kernels(config))
-            sources += [offer.cpp_source(config)] if offer.cpp_source is not None else []
+            found = offer.kernels(config)
+            if found:
+                key = f"{site.target.arch} {id(tactic.store)}"
+                stores[key] = tactic.store
+                kernels.setdefault(key, []).extend(found)
+            if offer.cpp_source is not None:
+                sources.setdefault(tactic.cache_dir, []).append(offer.cpp_source(config))
         except Exception as error:
             failed.append(error)
-    if sources:
-        failed += compile_many(sources, cache_dir=tactic.cache_dir)
-    for arch, kernels in by_arch.items():
-        made = compile_kernels(kernels, arch, store=tactic.store)
+    for folder, texts in sources.items():
+        failed += compile_many(texts, cache_dir=folder)
+    for key, wanted in kernels.items():
+        made = compile_kernels(wanted, key.split()[0], store=stores[key], on_done=on_done)
         failed += [answer for answer in made if isinstance(answer, Exception)]
     return failed
