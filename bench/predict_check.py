@@ -5,6 +5,7 @@
 The machine is calibrated first, unless a file is given, on networks of the calibration alone. Then each case
 is predicted as `ridge predict` does, built, profiled, and compared: by layer what a step adds to the run, and
 in all the captured run (on a CPU the run without transfers). No time of a case is read before its prediction.
+With `--measured FILE` nothing is built: predictions are compared with what an earlier run measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -25,12 +25,10 @@ import torch
 import ridgeline
 from bench.cases import CASES as CPU_CASES
 from ridgeline.analyze.calibrate import calibrate
-from ridgeline.analyze.predict import predict
-from ridgeline.base.ceilings import Ceilings
+from ridgeline.analyze.predict import Prediction, predict
+from ridgeline.base.spec import Target
 from ridgeline.base.target_files import read_target, write_target
 from ridgeline.options import make_options
-from ridgeline.runtime.device import current_device
-from ridgeline.tactics.cache import cpu_name
 from ridgeline.targets import target_named
 from ridgeline.targets.ceilings import stated_ceilings
 
@@ -65,27 +63,51 @@ def cpu_sources(names: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield name, str(CPU_CASES[name].path()), {"profiles": CPU_CASES[name].profiles}
 
 
-def check(
-    name: str, source: str, options: dict[str, Any], target: str, known: dict[str, Ceilings]
-) -> dict[str, Any]:
-    predictions = {how: predict(source, c, make_options(options)) for how, c in known.items()}
+def measure(source: str, options: dict[str, Any], target: str) -> dict[str, Any]:
+    """The model built and profiled."""
     began = time.perf_counter()
     engine = ridgeline.build(source, target=target, verify="off", **options)
-    row: dict[str, Any] = {"case": name, "build_s": round(time.perf_counter() - began, 1)}
+    build_s = time.perf_counter() - began
     trace = engine.profile(engine.example_inputs())
-    measured = {step.name: step.net_us for step in trace.steps}
-    row |= {"measured_us": round(trace.total_us, 1), "steps": len(measured), "how": trace.how}
-    for how, found in predictions.items():
-        layers = {step.name: step.us for step in found.steps}
-        errors = sorted(abs(layers[n] - us) / us for n, us in measured.items() if n in layers and us > 0)
-        row[how] = {
-            "predicted_us": round(found.total_us, 1),
-            "end_to_end": round(found.total_us / trace.total_us - 1, 4),
-            "median_layer": round(median(errors), 4) if errors else None,
-            "p75_layer": round(errors[3 * len(errors) // 4], 4) if errors else None,
-            "layers": len(errors),
-        }
-    return row
+    return {
+        "build_s": round(build_s, 1), "how": trace.how, "measured_us": round(trace.total_us, 1),
+        "steps": {step.name: round(step.net_us, 3) for step in trace.steps},
+    }  # fmt: skip
+
+
+def compared(measured: dict[str, Any], found: Prediction) -> dict[str, Any]:
+    layers = {step.name: step.us for step in found.steps}
+    steps = {name: us for name, us in measured["steps"].items() if name in layers and us > 0}
+    errors = sorted(abs(layers[name] - us) / us for name, us in steps.items())
+    return {
+        "predicted_us": round(found.total_us, 1),
+        "end_to_end": round(found.total_us / measured["measured_us"] - 1, 4),
+        "median_layer": round(median(errors), 4) if errors else None,
+        "p75_layer": round(errors[3 * len(errors) // 4], 4) if errors else None,
+        "layers": len(errors),
+        "steps": {name: round(layers[name], 3) for name in steps},
+    }
+
+
+def summary(rows: list[dict[str, Any]], how: str) -> dict[str, Any]:
+    """Over all layers of the ten of the table, and of the others."""
+    made: dict[str, Any] = {}
+    for group, is_in in (("table", True), ("further", False)):
+        chosen = [
+            row for row in rows if how in row and (row["case"] in (*GPU_DEFAULT, *CPU_DEFAULT)) is is_in
+        ]
+        errors = [
+            abs(us - row["steps"][name]) / row["steps"][name]
+            for row in chosen
+            for name, us in row[how]["steps"].items()
+        ]
+        if errors:
+            made[group] = {
+                "median_layer": round(median(errors), 4),
+                "worst_median_layer": max(row[how]["median_layer"] for row in chosen),
+                "worst_end_to_end": max((row[how]["end_to_end"] for row in chosen), key=abs),
+            }
+    return made
 
 
 def main() -> None:
@@ -96,12 +118,16 @@ def main() -> None:
     parser.add_argument("--cases", default="")
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/ridge-predict"))
+    parser.add_argument("--measured", type=Path, help="an earlier result: nothing is built")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     is_gpu = args.target == "cuda"
-    target = target_named(make_options({"target": args.target}))
     began = time.perf_counter()
-    calibrated = read_target(args.calibration) if args.calibration else calibrate(target)
+    if args.calibration:
+        calibrated = read_target(args.calibration)
+    else:
+        calibrated = calibrate(target_named(make_options({"target": args.target})))
+    target = Target(calibrated.kind, calibrated.arch, calibrated.threads)
     seconds = time.perf_counter() - began
     args.folder.mkdir(parents=True, exist_ok=True)
     write_target(calibrated, args.folder / "calibration.toml")
@@ -109,21 +135,33 @@ def main() -> None:
     names = (
         args.cases.split(",") if args.cases else [*(GPU_DEFAULT + tuple(FURTHER) if is_gpu else CPU_DEFAULT)]
     )
-    device: Any = current_device() if is_gpu else cpu_name()
     made: dict[str, Any] = {
-        "date": str(date.today()), "device": asdict(device) if is_dataclass(device) else device,
+        "date": str(date.today()), "calibrated_on": calibrated.measured,
         "torch": torch.__version__, "calibration_s": round(seconds, 1), "points": len(calibrated.points),
         "rows": [],
     }  # fmt: skip
+    fields = ("build_s", "how", "measured_us", "steps")
+    rows = json.loads(args.measured.read_text())["rows"] if args.measured else []
+    earlier = {row["case"]: {field: row[field] for field in fields} for row in rows if "steps" in row}
     out = args.out or Path(f"bench/results/prediction-{args.target}-{date.today()}.json")
     for name, source, options in gpu_sources(names, args.folder) if is_gpu else cpu_sources(names):
         try:
-            made["rows"].append(check(name, source, options, args.target, known))
+            found = {how: predict(source, c, make_options(options)) for how, c in known.items()}
+            row = {"case": name, **(earlier.get(name) or measure(source, options, args.target))}
+            made["rows"].append(row | {how: compared(row, one) for how, one in found.items()})
         except Exception as error:  # a case that fails must not lose the others
             made["rows"].append({"case": name, "error": f"{type(error).__name__}: {error}"[:300]})
-        print(json.dumps(made["rows"][-1]), flush=True)
+        made |= {how: summary(made["rows"], how) for how in known}
+        print(json.dumps(_short(made["rows"][-1])), flush=True)
         out.write_text(json.dumps(made, indent=1))
         gc.collect()
+    print(json.dumps({how: made.get(how) for how in known}))
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """Without its layers."""
+    cut = {key: _short(value) if isinstance(value, dict) else value for key, value in row.items()}
+    return {key: value for key, value in cut.items() if key != "steps"}
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Joined:
-    """Pieces of a few channels that are joined: four of them, and all."""
+    """Pieces of a few channels that are joined: two of them, six, and all."""
 
     B: int
     width: int
@@ -247,7 +247,7 @@ class Joined:
         made = [net.input(self.B, self.width, self.size, self.size)]
         for _ in range(self.pieces):
             made.append(net.op("Relu", _conv(net, made[-1], self.width, self.width)))
-        for count in (4, 10, self.pieces):
+        for count in (2, 6, self.pieces):
             joined = net.op("Concat", *made[1 : count + 1], axis=1)
             net.output(_conv(net, joined, count * self.width, 32), 4)
 

@@ -89,8 +89,12 @@ def _convolution(
 
 
 def _orders(*specs: TensorSpec) -> tuple[float, ...]:
-    """Whether images lie pixel by pixel or plane by plane; other tensors have one order."""
-    return tuple(1.0 if spec.layout == "channels_last" or len(spec.shape) != 4 else PLANES for spec in specs)
+    """Whether images lie pixel by pixel or plane by plane; a single pixel has one order, as other tensors."""
+
+    def is_image(spec: TensorSpec) -> bool:
+        return len(spec.shape) == 4 and math.prod(spec.shape[2:]) > 1
+
+    return tuple(PLANES if is_image(s) and s.layout != "channels_last" else 1.0 for s in specs)
 
 
 def _lanes(size: float) -> float:
