@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
@@ -28,6 +29,8 @@ from ridgeline.targets import TacticOptions, machine_of
 from ridgeline.targets.ceilings import stated_ceilings
 
 LEVEL = 2  # the first that tries runners-up in their places, as a build does
+
+LARGEST_FALL = 10  # of a rate, from one size of a copy to one four times as large
 
 
 class Tell(Protocol):
@@ -66,10 +69,13 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
 def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
     """Copies, products and a launch alone: seconds."""
     tell("rates", 0, 3)
+    machine_of(target).prepare()  # as many threads as the result says
     copy = tuple(copy_curve(target))
     tell("rates", 1, 3)
     flops = product_rates(target)
     tell("rates", 2, 3)
+    launch = launch_us(target)
+    tell("rates", 3, 3)
     base = stated_ceilings(target)
     here = current_device().name if target.traits.is_gpu else f"{cpu_name()}, {_threads(target)}"
     return replace(
@@ -78,8 +84,23 @@ def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:
         measured=f"{date.today()} on {here}",
         copy=copy,
         flops=flops,
-        launch_us=launch_us(target),
+        launch_us=launch,
     )
+
+
+def doubt(found: Ceilings) -> str:
+    """Why these rates may not be the machine's own, or nothing.
+
+    A copy leaves one cache for the next at a loss of a few times at most; threads that wait for each other
+    on a busy machine lose a hundred times.
+    """
+    for (_, before), (nbytes, rate) in pairwise(found.copy):
+        if rate < before / LARGEST_FALL:
+            return (
+                f"a copy of {nbytes:,.0f} bytes ran at {rate / 1e3:.3g} GB/s, a smaller one at"
+                f" {before / 1e3:.3g}: the machine was busy; calibrate again when it is quiet"
+            )
+    return ""
 
 
 def _threads(target: Target) -> str:

@@ -116,7 +116,7 @@ def calibrate(
 
       ridge calibrate --target cpu -o laptop.toml
     """
-    from ridgeline.analyze.calibrate import calibrate, measure_rates
+    from ridgeline.analyze.calibrate import calibrate, doubt, measure_rates
     from ridgeline.base.target_files import write_target
     from ridgeline.cli.draw_predict import draw_ceilings
     from ridgeline.cli.progress import StageProgress
@@ -135,6 +135,8 @@ def calibrate(
     with StageProgress(talk) as progress:
         measure = measure_rates if rates else calibrate
         found = measure(named, tell=progress)
+    if why := doubt(found):
+        talk.print(f"warning: {why}", style="yellow", soft_wrap=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_target(found, path)
     emit(found, draw_ceilings, as_json=json, schema="ceilings", file=str(path))
