@@ -71,6 +71,23 @@ def test_a_slower_machine_is_not_a_slower_layer_but_fails_as_a_whole() -> None:
     assert any("the machine, not a layer" in note for note in found.notes)
 
 
+def one_row(us: float) -> Trace:
+    """An engine of one step, steady."""
+    samples = tuple(us * (1 + 0.001 * (i % 5)) for i in range(ROUNDS))
+    row = step(1, "all", float(np.median(samples)), samples_us=samples)
+    return trace(row, total_us=row.median_us, total_samples_us=samples, rounds=ROUNDS)
+
+
+def test_a_change_of_the_only_row_is_not_the_machines() -> None:
+    found = diff(trace_side(one_row(1000.0)), trace_side(one_row(1500.0)))
+    assert [row.ratio for row in found.rows] == [pytest.approx(1.5)]
+    assert [row.verdict for row in found.rows] == ["slower"]
+    assert not any("the machine" in note for note in found.notes)
+    drifted = diff(trace_side(one_row(1000.0)), trace_side(one_row(1080.0)))
+    assert not drifted.failed
+    assert drifted.rows[0].ratio == pytest.approx(1.08)
+
+
 def fused(a: StepTime, b: StepTime) -> StepTime:
     return replace(
         a, name=f"{a.name}+{b.name}", sources=a.sources + b.sources, median_us=a.median_us + b.median_us
@@ -154,3 +171,29 @@ def test_a_benchmark_needs_its_rows(tmp_path: Path) -> None:
         diff(bench_side(raw, tmp_path), trace_side(measured(1)))
     with pytest.raises(OptionError, match="not a whole benchmark"):
         bench_side({**raw, "rows": []}, tmp_path)
+
+
+def test_a_slower_benchmark_fails_the_gate(ridge: Ridge, tmp_path: Path) -> None:
+    def bench(name: str, us: float, noise: float = 1.05) -> Path:
+        row = {"name": "ridgeline", "median_us": us, "min_us": us * 0.98, "p90_us": us * 0.98 * noise}
+        raw = {"schema": "ridgeline/bench/1", "rows": [row], "model": "m", "target": "cpu", "versions": {}}
+        (tmp_path / name).write_text(json.dumps(raw))
+        return tmp_path / name
+
+    a, slow, near = bench("a.json", 10.0), bench("slow.json", 18.0), bench("near.json", 10.8)
+    status, out, err = ridge("diff", a, slow)
+    assert status == 3
+    assert "+80.0 %" in out
+    assert "the machine" not in out
+    assert "nothing changed" not in out
+    assert "slower beyond noise" in err
+    assert ridge("diff", a, near)[0] == 0
+    assert ridge("diff", a, bench("busy.json", 18.0, noise=2.0))[0] == 0
+    assert ridge("diff", a, slow, "--fail-over", "100%")[0] == 0
+
+
+def test_a_model_is_no_measurement(ridge: Ridge, tiny_model: Path) -> None:
+    status, _, err = ridge("diff", tiny_model, tiny_model)
+    assert status == 1
+    assert "cannot be compared" in err
+    assert "codec" not in err

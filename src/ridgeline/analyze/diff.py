@@ -23,6 +23,8 @@ NORMAL_MAD = 1.4826  # a standard deviation from a median absolute deviation
 FAIL_OVER = 0.03
 # clocks and neighbours make a whole run this much slower from one day to the next
 MACHINES_OWN = 0.10
+# with fewer rows, what they share cannot be told from what one of them lost
+FEWEST_SHARED = 3
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     groups = match(a.parts, b.parts)
     both = [(ours, theirs) for ours, theirs in groups if ours and theirs]
     logs = [math.log(u / t) for t, u in ((_us(x), _us(y)) for x, y in both) if t and u]
-    shared = math.exp(median(logs)) if logs else 1.0
-    spread = NORMAL_MAD * median(abs(log - math.log(shared)) for log in logs) if logs else 0.0
+    shared, noise = _shared(logs)
+    spread = noise if len(logs) >= FEWEST_SHARED else MACHINES_OWN / 2
     draw = np.random.default_rng(SEED)
     rows = [
         _change(ours, theirs, total_us=a.total_us, shared=shared, spread=spread, rows=len(both), draw=draw,
@@ -96,11 +98,19 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
         total_low=low,
         total_high=high,
         shared=shared,
-        noise=spread,
+        noise=noise,
         rows=tuple(sorted(rows, key=lambda row: -(row.of_total or 0.0))),
         notes=tuple(_notes(a, b, shared)),
         fail_over=fail_over,
     )
+
+
+def _shared(logs: Sequence[float]) -> tuple[float, float]:
+    """The factor that rows have in common, and how far they differ from it anyway."""
+    if len(logs) < FEWEST_SHARED:
+        return 1.0, 0.0
+    middle = median(logs)
+    return math.exp(middle), NORMAL_MAD * median(abs(log - middle) for log in logs)
 
 
 def match(a: Sequence[Part], b: Sequence[Part]) -> list[tuple[list[Part], list[Part]]]:
@@ -202,7 +212,10 @@ def _total(a: Side, b: Side, draw: np.random.Generator) -> tuple[float | None, f
     ratio = b.total_us / a.total_us
     samples = [np.asarray(side.total_samples_us) for side in (a, b)]
     if min(map(len, samples)) < 2:
-        return ratio, None, None
+        if a.total_spread is None or b.total_spread is None:
+            return ratio, None, None
+        least = max(a.total_spread, b.total_spread)
+        return ratio, ratio / least, ratio * least
     # two runs of one engine differ by more than their samples do: clocks and neighbours change between them
     within = [float(np.percentile(s, 90) / np.percentile(s, 10)) for s in samples]
     wide = _quantile((1 - CONFIDENCE) / 2) * _bootstrap_sd(samples[0], samples[1], draw)
@@ -248,8 +261,13 @@ def _notes(a: Side, b: Side, shared: float) -> list[str]:
     if a.target != b.target:
         notes.append(f"the targets differ: {a.target} and {b.target}")
     if abs(shared - 1) >= FAIL_OVER:
-        notes.append(f"all rows of B take {shared:.3f} times as long: the machine, not a layer")
-    if not a.total_samples_us or not b.total_samples_us:
+        notes.append(
+            f"the median row of B takes {shared:.3f} times as long, which is taken off every row: the"
+            " machine, not a layer"
+        )
+    if a.total_spread is not None and b.total_spread is not None:
+        notes.append("benchmarks keep no samples: the run as a whole is judged, by its least and its p90")
+    elif not a.total_samples_us or not b.total_samples_us:
         notes.append("without samples no change of a time can be told from noise: profile both engines")
     for name in sorted({*(a.versions or {}), *(b.versions or {})}):
         old, new = (side.versions.get(name, "–") if side.versions else "–" for side in (a, b))

@@ -46,6 +46,7 @@ class Side:
     total_us: float | None
     total_samples_us: tuple[float, ...] = ()
     versions: Mapping[str, str] | None = None
+    total_spread: float | None = None  # of a benchmark: p90 over the least, which has no samples
 
 
 def read_side(path: Path) -> Side:
@@ -58,6 +59,10 @@ def read_side(path: Path) -> Side:
         raw = parse_json(text)
     except FileNotFoundError:
         raise OptionError(f"there is no file {str(path)!r}", want=HELP) from None
+    except UnicodeDecodeError:
+        raise OptionError(
+            f"{str(path)!r} cannot be compared", got="a file that is no text", want=HELP
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise OptionError(f"{str(path)!r} cannot be compared", got=first_line(error), want=HELP) from error
     form = str(raw.get("format") or raw.get("schema") or "") if isinstance(raw, dict) else ""
@@ -110,7 +115,14 @@ def bench_side(raw: Mapping[str, Any], path: Path) -> Side:
         rows: Sequence[Mapping[str, Any]] = raw["rows"]
         parts = tuple(Part(str(row["name"]), (str(row["name"]),), float(row["median_us"])) for row in rows)
         return Side(
-            BENCHMARK, str(raw["model"]), str(raw["target"]), parts, parts[0].us, (), dict(raw["versions"])
-        )
+            BENCHMARK, str(raw["model"]), str(raw["target"]), parts, parts[0].us, (), dict(raw["versions"]),
+            _spread(rows[0]),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OptionError(f"{str(path)!r} is not a whole benchmark", got=repr(error), want=HELP) from error
+
+
+def _spread(row: Mapping[str, Any]) -> float | None:
+    """How far the queries of a benchmark differ; None where its file does not tell."""
+    high, low = row.get("p90_us"), row.get("min_us")
+    return float(high) / float(low) if high and low else None

@@ -28,7 +28,8 @@ def draw_diff(report: Diff, console: Console, *, every: bool) -> None:
     console.print()
     shown = [row for row in report.rows if every or row.verdict != "same"]
     if not shown:
-        console.print("  nothing changed beyond noise")
+        what = "no layer changed" if report.is_total_slower else "nothing changed"
+        console.print(f"  {what} beyond noise")
         return
     grid = table(
         "layer", "A", "B", "change", "interval", "of the run", "", "what is different",
