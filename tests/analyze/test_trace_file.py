@@ -35,6 +35,16 @@ def cpu_trace() -> Trace:
     )
 
 
+def test_steps_of_a_processor_follow_one_another(tmp_path: Path) -> None:
+    """Each median is right, and yet one step ends after the next has started."""
+    steps = (step(1, "a", 100.0), step(2, "b", 50.0, start_us=99.0), step(3, "c", 10.0, start_us=149.5))
+    file = save_timeline(trace(*steps), tmp_path / "trace.json")
+    events = json.loads(file.read_text())["traceEvents"]
+    assert not any("early" in str(event["args"].get("name")) for event in events if event["ph"] == "M")
+    placed = [(e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 2]
+    assert placed == [(0.0, 100.0), (100.0, 50.0), (150.0, 10.0)]
+
+
 @pytest.fixture(params=[gpu_trace, cpu_trace])
 def events(request: pytest.FixtureRequest, tmp_path: Path) -> list[dict[str, Any]]:
     file = save_timeline(request.param(), tmp_path / "trace.json")

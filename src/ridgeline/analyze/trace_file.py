@@ -84,9 +84,11 @@ def timeline(trace: Trace) -> dict[str, Any]:
 
 def _place(trace: Trace) -> list[Placed]:
     steps, kernels = Lanes(), Lanes()
-    made = []
+    made: list[Placed] = []
     for step in trace.steps:
-        start, us = step.start_us, step.median_us
+        # steps without kernels follow one another; medians of their starts and of their times need not meet
+        start = max(step.start_us, made[-1].start_us + made[-1].us if made else 0.0)
+        us = step.median_us
         if step.kernels:
             start = min(kernel.start_us for kernel in step.kernels)
             us = max(kernel.start_us + kernel.us for kernel in step.kernels) - start
