@@ -15,7 +15,7 @@ from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
 from ridgeline.analyze.calibration_networks import Rows, Transformer
 from ridgeline.analyze.calibration_sets import CPU_GRAPHS, GPU_GRAPHS, graphs
 from ridgeline.analyze.predict import Prediction, predict
-from ridgeline.analyze.predict_llm import predict_llm, read_decoder
+from ridgeline.analyze.predict_llm import Decoder, predict_llm, read_decoder
 from ridgeline.base.ceilings import Point
 from ridgeline.base.spec import Target
 from ridgeline.base.target_files import known_ceilings, read_target, write_target
@@ -186,6 +186,36 @@ def test_a_decoder_is_counted_as_its_makers_count_it(tmp_path: Path) -> None:
     narrow = predict_llm(read_decoder(path, "int4"), h200)
     assert narrow.decode_us < one.decode_us / 3
     assert one.largest_batch == int((h200.memory_bytes - decoder.weight_bytes) / (2048 * 131_072))
+
+
+def test_what_a_configuration_leaves_out_or_cannot_say(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+
+    def read(**changed: object) -> Decoder:
+        path.write_text(json.dumps({name: v for name, v in {**LLAMA, **changed}.items() if v is not None}))
+        return read_decoder(path)
+
+    assert read(hidden_act=None).parameters == 8_030_261_248, "a gate is the default beside intermediate_size"
+    assert read(hidden_act=None, hidden_activation="gelu_pytorch_tanh").is_gated
+    assert not read(hidden_act="gelu_new").is_gated
+    assert not read(hidden_act="gelu_pytorch_tanh", model_type="starcoder2").is_gated
+    with pytest.raises(OptionError, match="mixture of experts"):
+        read(num_local_experts=8)
+    with pytest.raises(OptionError, match="the cache holds the prompt"):
+        predict_llm(read(), known_ceilings("l4"), prompt=512, context=100)
+
+
+def test_what_if_and_the_source_of_the_figures_are_told(ridge: Ridge, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    _, out, _ = ridge("predict", path, "--target", "l4", "--what-if", "bandwidth=2")
+    assert "bandwidth ×2" in out
+    assert "88% of its bandwidth" in " ".join(out.split())
+    assert "e+0" not in out
+    told = json.loads(ridge("predict", path, "--target", "l4", "--what-if", "bandwidth=2", "--json")[1])
+    assert told["source"] == "as the maker states"
+    assert told["file"] == str(path)
+    assert told["what_if"] == {"bandwidth": 2.0}
 
 
 def test_the_command_takes_a_configuration(ridge: Ridge, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from ridgeline.errors import OptionError, first_line
 
 # B batch, S tokens of the prompt, T tokens in the cache, E width, F hidden width, H heads, G key-value heads
 
+# layers of these have two products, up and down, and no gate
+PLAIN_ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "relu", "quick_gelu")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 WEIGHT_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "int8", "int4")
 
 
@@ -98,6 +101,7 @@ class LlmPrediction:
     memory_bytes: int | None
     ridge: float  # flops for each byte at which memory and arithmetic take equally long
     operators: tuple[Operator, ...]
+    what_if: dict[str, float] = field(default_factory=dict)  # figures that were multiplied
 
     def phase_us(self, phase: str) -> float:
         return math.fsum(op.us for op in self.operators if op.phase == phase)
@@ -133,6 +137,12 @@ def predict_llm(
 ) -> LlmPrediction:
     """Prefill of `prompt` tokens, and one step of decoding behind `context` tokens (else the prompt's)."""
     seen = prompt if context is None else context
+    if seen < prompt:
+        raise OptionError(
+            "the cache holds the prompt, and what was made after it",
+            got=f"{seen} tokens in the cache behind a prompt of {prompt}",
+            want=f"--context {prompt} or more",
+        )
     operators = [
         *_phase(decoder, ceilings, "prefill", batch, prompt, prompt, is_causal=True),
         *_phase(decoder, ceilings, "decode", batch, 1, seen, is_causal=False),
@@ -208,6 +218,12 @@ def read_decoder(path: Path, weight_dtype: str | None = None) -> Decoder:
     heads = _size(sizes, path, "num_attention_heads", "n_head")
     dtype = str(sizes.get("torch_dtype") or sizes.get("dtype") or "float16")
     stored = weight_dtype or dtype
+    if experts := next((name for name in EXPERTS if (sizes.get(name) or 0) not in (0, 1)), ""):
+        raise OptionError(
+            "a mixture of experts is not predicted: which weights a token reads depends on it",
+            got=f"{experts} = {str(sizes[experts])[:20]}",
+            want="the configuration of a dense decoder",
+        )
     if stored not in WEIGHT_TYPES or dtype not in ITEM_BITS:
         raise OptionError("weights of this type are not known", got=stored, want=", ".join(WEIGHT_TYPES))
     return Decoder(
@@ -221,9 +237,18 @@ def read_decoder(path: Path, weight_dtype: str | None = None) -> Decoder:
         vocabulary=_size(sizes, path, "vocab_size"),
         dtype=dtype,
         weight_dtype=stored,
-        is_gated=str(sizes.get("hidden_act", "")).lower() in ("silu", "swish", "swiglu", "gelu_pytorch_tanh"),
+        is_gated=_is_gated(sizes),
         is_tied=bool(sizes.get("tie_word_embeddings", False)),
     )
+
+
+def _is_gated(sizes: Mapping[str, Any]) -> bool:
+    """Whether gate, up and down are three products. Configurations leave out what is their type's default."""
+    names = ("hidden_act", "hidden_activation", "activation_function")
+    stated = next((str(sizes[name]).lower() for name in names if sizes.get(name)), "")
+    if sizes.get("model_type") == "starcoder2":  # the one that has Gemma's activation without a gate
+        return False
+    return stated not in PLAIN_ACTIVATIONS if stated else "intermediate_size" in sizes
 
 
 def _size(sizes: Mapping[str, Any], path: Path, *names: str, default: int | None = None) -> int:

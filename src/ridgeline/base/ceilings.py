@@ -15,6 +15,7 @@ from ridgeline.base.spec import TRAITS
 # what large transfers and products reach of the maker's figures, where nothing was measured: medians of
 # published measurements on Hopper (4.3 of 4.8 TB/s, 790 of 989 TFLOP/s)
 REACHABLE_BYTES, REACHABLE_FLOPS = 0.88, 0.80
+AS_STATED = "as the maker states"
 # half of the peak at a few hundred KiB: a copy that small ends before memory is busy
 DEFAULT_LAUNCH_US = 1.0
 PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
@@ -92,7 +93,7 @@ class Ceilings:
 
     @property
     def source(self) -> str:
-        return f"measured {self.measured}" if self.measured else "as the maker states"
+        return f"measured {self.measured}" if self.measured else AS_STATED
 
     def bytes_per_us(self, nbytes: float = math.inf) -> float:
         """The rate of a copy that reads and writes this many bytes; between two measured sizes, between."""

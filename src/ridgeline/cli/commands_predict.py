@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,7 @@ def predict(
     found = predict(model, named_ceilings(target), options, what_if=read_knobs(what_if or []))
     emit(
         found, lambda report, console: draw_prediction(report, console, top=top), as_json=json,
-        schema="prediction", source=str(model),
+        schema="prediction", file=str(model),
     )  # fmt: skip
 
 
@@ -88,10 +89,11 @@ def _predict_llm(
     from ridgeline.targets.ceilings import named_ceilings
 
     require_file(path)
-    ceilings = named_ceilings(target).what_if(**read_knobs(what_if or []))
+    knobs = read_knobs(what_if or [])
+    ceilings = named_ceilings(target).what_if(**knobs)
     given = {name: value for name, value in sizes.items() if value is not None}
-    found = predict_llm(read_decoder(path, weights), ceilings, **given)
-    emit(found, draw_llm, as_json=as_json, schema="llm_prediction", source=str(path))
+    found = replace(predict_llm(read_decoder(path, weights), ceilings, **given), what_if=knobs)
+    emit(found, draw_llm, as_json=as_json, schema="llm_prediction", file=str(path))
 
 
 def calibrate(
@@ -153,7 +155,7 @@ def read_knobs(given: list[str]) -> dict[str, float]:
             factor = 0.0
         if name not in KNOBS or not 0 < factor < 1e6:
             raise OptionError(
-                "a what-if does not read", got=text, want=f"KNOB=FACTOR; knobs: {', '.join(KNOBS)}"
+                "a what-if does not read", got=text, want=f"KNOB=FACTOR, above 0; knobs: {', '.join(KNOBS)}"
             )
         knobs[name] = factor
     return knobs

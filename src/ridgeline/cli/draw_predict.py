@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from rich.console import Console
 
 from ridgeline.analyze.predict import Prediction, slowest
 from ridgeline.analyze.predict_llm import LlmPrediction
 from ridgeline.analyze.show import short_ops
-from ridgeline.base.ceilings import Ceilings
+from ridgeline.base.ceilings import AS_STATED, REACHABLE_BYTES, REACHABLE_FLOPS, Ceilings
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, number, percent, plural, size
 
@@ -19,17 +20,16 @@ TERA = 1e6
 def draw_prediction(report: Prediction, console: Console, *, top: int) -> None:
     title = report.title or report.target
     console.print(f"{report.model}  on {title}, {report.precision}", style="bold")
-    knobs = ", ".join(f"{name} ×{factor:g}" for name, factor in report.what_if.items())
     put_lines(
         [
             ("time", f"{duration(report.total_us)} a run, in {plural(len(report.steps), 'step')}"),
             ("roofline", duration(report.bound_us)),
-            ("throughput", f"{number(1e6 / report.total_us)} runs/s" if report.total_us else ""),
+            ("throughput", f"{_count(1e6 / report.total_us)} runs/s" if report.total_us else ""),
             ("shapes", ", ".join(f"{name} {spec}" for name, spec in report.shapes.items())),
             ("weights", size(report.weight_bytes) + ("; they do not fit" if report.fits is False else "")),
             ("energy", f"{number(report.energy_mj)} mJ a run at its power limit" if report.energy_mj else ""),
-            ("what if", knobs),
-            ("figures", report.source),
+            ("what if", _knobs(report.what_if)),
+            ("figures", _figures(report.source)),
             (
                 "not in it",
                 f"{plural(len(report.unknown), 'step')} of open sizes" if report.unknown else "",
@@ -63,7 +63,8 @@ def draw_llm(report: LlmPrediction, console: Console) -> None:
             ("prefill", _rate(report.prefill_us, report.prefill_tokens_per_s)),
             ("decode", _rate(report.decode_us, report.decode_tokens_per_s)),
             ("ridge", f"{report.ridge:.0f} flops for each byte: below it an operator waits for memory"),
-            ("figures", report.source),
+            ("what if", _knobs(report.what_if)),
+            ("figures", _figures(report.source)),
         ],
         console,
     )  # fmt: skip
@@ -75,14 +76,30 @@ def draw_llm(report: LlmPrediction, console: Console) -> None:
     for op in report.operators:
         share = op.us / report.phase_us(op.phase)
         grid.add_row(
-            op.phase, op.name, number(op.flops / 1e9), size(op.bytes), f"{op.intensity:.1f}", op.bound,
+            op.phase, op.name, _count(op.flops / 1e9), size(op.bytes), f"{op.intensity:.1f}", op.bound,
             duration(op.us), percent(share),
         )  # fmt: skip
     put(grid, console, title="Operators")
 
 
+def _knobs(what_if: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} ×{factor:g}" for name, factor in what_if.items())
+
+
+def _figures(source: str) -> str:
+    """A maker's figures are never reached in full, and what is taken of them is said."""
+    if source != AS_STATED:
+        return source
+    reached = f"{REACHABLE_FLOPS:.0%} of its arithmetic and {REACHABLE_BYTES:.0%} of its bandwidth"
+    return f"{source}; {reached} are taken"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else number(value)
+
+
 def _rate(us: float, tokens_per_s: float) -> str:
-    return f"at least {duration(us)}, at most {number(tokens_per_s)} tokens/s"
+    return f"at least {duration(us)}, at most {_count(tokens_per_s)} tokens/s"
 
 
 def draw_ceilings(report: Ceilings, console: Console) -> None:
