@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.devices import device_with
+from ridgeline.base.spec import Target
 from ridgeline.base.target_files import (
     KNOWN,
     STANDS_FOR,
@@ -20,7 +22,8 @@ from ridgeline.base.target_files import (
     write_target,
 )
 from ridgeline.errors import TargetError
-from ridgeline.targets.ceilings import named_ceilings
+from ridgeline.targets import ceilings
+from ridgeline.targets.ceilings import calibration_path, named_ceilings
 
 MEASURED = Ceilings(
     name="mine", kind="cuda", arch="sm_90", title='a "GPU"\n', measured="2026-11-16 on a GPU", sms=10,
@@ -106,3 +109,16 @@ def test_an_unknown_target_names_those_that_are_known(tmp_path: Path) -> None:
         named_ceilings("h2OO")
     with pytest.raises(TargetError, match="no target file"):
         named_ceilings(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_this_processor_is_known_once_it_was_calibrated_as_the_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr(ceilings, "CALIBRATIONS", tmp_path)
+    monkeypatch.setattr(ceilings, "available_cores", lambda: cores)
+    with pytest.raises(TargetError) as refused:
+        named_ceilings("cpu")
+    assert refused.value.help == f"ridge calibrate --target cpu --threads {cores} measures it"
+    write_target(MEASURED, calibration_path(Target("cpu", platform.machine(), cores)))
+    assert named_ceilings("cpu").copy == MEASURED.copy

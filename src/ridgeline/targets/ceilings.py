@@ -14,6 +14,7 @@ from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import Target
 from ridgeline.base.target_files import ceilings_of_arch, known_ceilings, known_targets, read_target
 from ridgeline.errors import TargetError, did_you_mean
+from ridgeline.options import available_cores
 from ridgeline.runtime.device import current_device, is_here
 from ridgeline.tactics.cache import cpu_name
 
@@ -33,9 +34,9 @@ def find_ceilings(target: Target) -> Ceilings:
         return stated_ceilings(target)
     raise TargetError(
         "nothing is known of this processor",
-        got=cpu_name(),
+        got=f"{cpu_name()}, {target.threads} thread{'' if target.threads == 1 else 's'}",
         want="a calibration of it",
-        help="ridge calibrate --target cpu measures it",
+        help=f"ridge calibrate --target cpu --threads {target.threads} measures it",
     )
 
 
@@ -44,8 +45,10 @@ def named_ceilings(name: str) -> Ceilings:
     if name in known_targets():
         return known_ceilings(name)
     if name in ("cpu", "cuda"):
-        arch = platform.machine() if name == "cpu" else current_device().arch
-        return find_ceilings(Target(name, arch))
+        if name == "cuda":
+            return find_ceilings(Target(name, current_device().arch))
+        # as many threads as a build and `ridge calibrate` take, unless they are told otherwise
+        return find_ceilings(Target(name, platform.machine(), available_cores()))
     if name.endswith(".toml") or Path(name).is_file():
         return read_target(Path(name))
     known = [*known_targets(), "cpu", "cuda"]
