@@ -9,6 +9,8 @@ from ridgeline.base.spec import Body, Op
 from ridgeline.ir.op_row import Specs
 from ridgeline.ir.ops import row_of
 
+PICKS = ("Gather", "Slice")  # they read of their first input what they put out
+
 
 def body_flops(body: Body, specs: Specs) -> int:
     return sum(op_flops(op, specs) for op in body.ops)
@@ -21,9 +23,9 @@ def body_bytes(body: Body, specs: Specs) -> int:
 
 
 def bytes_read(body: Body, name: str, specs: Specs) -> int:
-    """All of an input; of a table that is only looked up, no more than what is found there."""
+    """All of an input; where rows are looked up or cut out of it, no more than those."""
     readers = body.consumers(name)
-    found = [op.outputs[0] for op in readers if op.op_type == "Gather" and op.inputs[0] == name]
+    found = [op.outputs[0] for op in readers if op.op_type in PICKS and op.inputs[0] == name]
     is_table = bool(readers) and len(found) == len(readers) and all(n in specs for n in found)
     whole = specs[name].nbytes
     return min(whole, sum(specs[n].nbytes for n in found)) if is_table else whole
