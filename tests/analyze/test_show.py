@@ -42,6 +42,7 @@ def test_tactics_are_ordered_by_time(plan: Plan, report: Report) -> None:
 
 def test_memory_says_who_owns_it(plan: Plan, report: Report) -> None:
     rows = {row.kind: row for row in summarise(plan, report).memory}
+    assert [*rows][:2] == ["arena", "inputs"], "outputs lie in the arena"
     assert rows["arena"].per_context
     assert rows["arena"].note == "75% less than unshared"
     assert not rows["weights"].per_context

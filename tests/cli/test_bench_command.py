@@ -52,6 +52,8 @@ def test_iterations_and_contexts_are_counted(ridge: Ridge, tiny_engine: Path) ->
         assert [check["max_difference"] for check in several["contexts"]] == [0.0, 0.0]
     warm = bench(ridge, tiny_engine, "--duration", "0", "--warmup", "5")
     assert warm["warmup_queries"] > 0
+    _, stdout, _ = ridge("bench", tiny_engine, "--duration", "0", "--warmup", "5")
+    assert "warm-up: 5 ms for each runner" in " ".join(stdout.split())
     assert warm["rows"][0]["queries"] == 10, "the least that is run"
 
 

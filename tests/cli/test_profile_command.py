@@ -60,6 +60,14 @@ def test_top_lists_fewer_steps_and_json_all(ridge: Ridge, tiny_engine: Path) -> 
     assert f"the 1 that take longest of {len(rows)} steps" in stdout or len(rows) == 1
 
 
+def test_what_a_library_timed_itself_is_added_up(ridge: Ridge, here: Path, tiny_model: Path) -> None:
+    given = ("--level", "0", "--verify", "off", "--threads", "1", "--rounds", "2")
+    code, stdout, stderr = ridge("profile", tiny_model, *given, "--without", "cpp,onednn,mkl")
+    assert code == 0, stderr
+    assert "by its own profiler" in stdout
+    assert "in all while it is on" in stdout
+
+
 def test_sizes_of_an_engine_and_inputs_of_one_s_own(ridge: Ridge, here: Path, tiny_engine: Path) -> None:
     code, stdout, stderr = ridge("profile", tiny_engine, "--shapes", "x=4x3x32x32", "--rounds", "1", "--json")
     assert code == 0, stderr

@@ -232,7 +232,7 @@ def _memory_rows(plan: Plan, report: Report) -> tuple[MemoryRow, ...]:
     )
     return (
         MemoryRow("arena", memory.arena_bytes, per_context=True, note=shared),
-        MemoryRow("inputs and outputs", memory.io_bytes, per_context=True),
+        MemoryRow("inputs", memory.io_bytes, per_context=True),
         MemoryRow("libraries", memory.library_bytes, per_context=True, note=library),
         MemoryRow("weights", memory.weight_bytes, per_context=False),
         MemoryRow("packed copies", memory.packed_bytes, per_context=False),

@@ -168,7 +168,7 @@ def _surroundings(report: BenchReport, console: Console) -> None:
     ours = report.rows[0]
     lines = [
         f"walltime {report.walltime_s:.2f} s; ours: {ours.queries:,} queries;"
-        f" warm-up: {report.warmup_queries:,} queries, {report.warmup_ms:.0f} ms each"
+        f" warm-up: {report.warmup_ms:.0f} ms for each runner, {report.warmup_queries:,} queries"
     ]
     if report.concurrency > 1:
         equal = (

@@ -110,7 +110,9 @@ def _inside(report: ProfileReport, console: Console, top: int) -> None:
         more = len(nodes) - len(grid.rows)
         shown = f"the {len(grid.rows)} that take longest of " if more else ""
         title = f"Inside step {spot.index}, by its own profiler: {shown}{plural(len(nodes), 'node')}"
-        put(grid, console, title=title)
+        # a run of its own: these times need not add up to the step's
+        all_us = sum(part.us or 0.0 for part in nodes)
+        put(grid, console, title=f"{title}, {duration(all_us)} in all while it is on")
 
 
 def _hot_spots(report: ProfileReport, console: Console) -> None:
