@@ -141,6 +141,8 @@ def test_the_command_prints_what_it_found(ridge: Ridge, tmp_path: Path) -> None:
         (("--target", "l44"), "did you mean"),
         (("--target", "l4", "--what-if", "ram=2"), "bandwidth"),
         (("--target", "l4", "--what-if", "clock=-1"), "KNOB=FACTOR"),
+        (("--target", "l4", "--what-if", "clock=1e-200"), "from 0.001 to 1000"),
+        (("--target", "l4", "--what-if", "sms=2", "--what-if", "sms=0.5"), "twice"),
         (("--target", "l4", "--batch", "4"), "fixed"),
         (("--target", "l4", "--precision", "fp8"), "ridge quantize"),
         (("--target", "cpu"), "ridge calibrate"),
@@ -154,6 +156,19 @@ def test_bad_input_is_refused_with_a_way_out(
     status, _, err = ridge("predict", path, *arguments)
     assert status == 1
     assert says in err
+
+
+def test_a_rate_that_no_maker_states_bounds_nothing(ridge: Ridge, tmp_path: Path) -> None:
+    """Nobody states what this machine does in float32: memory alone would be called the bound."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(Transformer(128, 256, 2, 1, 16, layers=1), dtype=SINGLE))
+    found = predict(path, known_ceilings("thor"), make_options({}))
+    assert {step.limiter for step in found.steps} == {"unknown"}
+    assert math.isfinite(found.total_us)
+    status, out, _ = ridge("predict", path, "--target", "thor")
+    assert status == 0
+    assert "nan" not in out
+    assert "unknown" in out
 
 
 def test_only_this_machine_is_calibrated(ridge: Ridge) -> None:
@@ -230,3 +245,22 @@ def test_the_command_takes_a_configuration(ridge: Ridge, tmp_path: Path) -> None
         status, _, err = ridge("predict", path, "--target", "l4")
         assert status == 1
         assert says in err
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"text_config": 5}, "text_config"),
+        ({"num_attention_heads": 8192, "head_dim": None}, "more heads than columns"),
+        ({"torch_dtype": "float32"}, "nothing is known of products in float32"),
+    ],
+)
+def test_a_decoder_that_cannot_be_counted_is_refused(
+    ridge: Ridge, tmp_path: Path, changed: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "config.json"
+    kept = {name: value for name, value in {**LLAMA, **changed}.items() if value is not None}
+    path.write_text(json.dumps(kept))
+    status, _, err = ridge("predict", path, "--target", "thor")
+    assert status == 1
+    assert says in err

@@ -92,6 +92,21 @@ def test_what_if_multiplies_figures() -> None:
         ("float16 = 100", "float15 = 100", "tflops"),
         ('name = "mine"', "", "name"),
         ("[stated]", "[stated", "line"),
+        ("format = 1", "format = true", "format"),
+        ("sms = 10", "sms = 0.5", "whole number"),
+        ("threads = 1", "threads = 0.5", "whole number"),
+        ("sms = 10", f"sms = 1{'0' * 400}", "sms"),
+        ("sms = 10", f"sms = 1{'0' * 5000}", "digits"),
+        ("sms = 10", f"sms = {'[' * 3000}{']' * 3000}", "recursion"),
+        ("sms = 10", "smss = 10", "did you mean 'sms'"),
+        ("format = 1", "format = 1\nspeed = 3", "speed"),
+        ("sms = 10", "", "sms in [stated]"),
+        ("memory_tb_s = 1", "memory_tb_s = 1e308", "memory_tb_s"),
+        ("memory_tb_s = 1", "memory_tb_s = 1e-320", "memory_tb_s"),
+        ('when = "2026-11-16 on a GPU"', "", "when"),
+        ('["product float16", 3, 2, 1, 2.5]', '["product float16", 3, 2, true, 2.5]', "points"),
+        ('["product float16", 3, 2, 1, 2.5]', f'["product float16", 3, 2, 1{"0" * 400}, 2.5]', "points"),
+        ('["product float16", 3, 2, 1, 2.5]', '["a", 3, 2, 1, 2], ["a", 3, 2, 1]', "2 features"),
     ],
 )
 def test_a_file_that_does_not_read_is_refused(tmp_path: Path, line: str, instead: str, names: str) -> None:
@@ -102,6 +117,21 @@ def test_a_file_that_does_not_read_is_refused(tmp_path: Path, line: str, instead
     with pytest.raises(TargetError) as refused:
         read_target(path)
     assert names in str(refused.value)
+
+
+@pytest.mark.parametrize("rest", ["", "[stated]\nsms = 4\n", "[measured]\nwhen = 'now'\npoints = 5\n"])
+def test_a_file_that_says_too_little_is_refused(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'format = 1\nname = "mine"\nkind = "cuda"\narch = "sm_90"\n{rest}')
+    with pytest.raises(TargetError) as refused:
+        read_target(path)
+    assert ("points = 5" if "points" in rest else "memory_tb_s") in str(refused.value)
+    assert "ridge calibrate" in refused.value.help
+
+
+def test_an_arithmetic_that_is_not_known_bounds_nothing() -> None:
+    assert math.isnan(MEASURED.bound_us(8e5, 1.4e8, "float64")), "memory alone would be called the bound"
+    assert MEASURED.bound_us(8e5, 0, "float64") == pytest.approx(1.0)
 
 
 def test_an_unknown_target_names_those_that_are_known(tmp_path: Path) -> None:

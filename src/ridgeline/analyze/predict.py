@@ -48,8 +48,9 @@ class PredictedStep:
     us: float
     bytes: int
     flops: int
-    bound_us: float  # what the machine's ceilings allow for these bytes and flops
-    limiter: str  # launch | memory | arithmetic | kernel: far from every ceiling
+    bound_us: float  # what the machine's ceilings allow for these bytes and flops; NaN: not known
+    # launch | memory | arithmetic | kernel: far from every ceiling | unknown: so is the rate of its type
+    limiter: str
 
     @property
     def roofline(self) -> float:
@@ -170,6 +171,8 @@ def _step(index: int, site: Site, us: float, ceilings: Ceilings) -> PredictedSte
 
 def _limiter(us: float, bound_us: float, nbytes: int, flops: int, dtype: str, ceilings: Ceilings) -> str:
     """What a faster machine would have to be better at."""
+    if math.isnan(bound_us):
+        return "unknown"
     if bound_us < LAUNCH_BOUND * us and us < 3 * ceilings.least_launch_us:
         return "launch"
     if bound_us < LAUNCH_BOUND * us:

@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import ITEM_BITS
 from ridgeline.base.typed_json import parse_json
-from ridgeline.errors import OptionError, first_line
+from ridgeline.errors import OptionError, TargetError, first_line
 
 # B batch, S tokens of the prompt, T tokens in the cache, E width, F hidden width, H heads, G key-value heads
 
@@ -136,6 +136,13 @@ def predict_llm(
     decoder: Decoder, ceilings: Ceilings, *, batch: int = 1, prompt: int = 512, context: int | None = None
 ) -> LlmPrediction:
     """Prefill of `prompt` tokens, and one step of decoding behind `context` tokens (else the prompt's)."""
+    if math.isnan(ceilings.flops_per_us(decoder.dtype)):
+        raise TargetError(
+            f"nothing is known of products in {decoder.dtype} on {ceilings.name}",
+            got=", ".join((*ceilings.peak_flops, *ceilings.flops)),
+            want="the rate of that type in [stated.tflops] or [measured.tflops]",
+            help="name another --target, or add the figure to a target file",
+        )
     seen = prompt if context is None else context
     if seen < prompt:
         raise OptionError(
@@ -203,6 +210,8 @@ def _phase(
 def _operator(phase: str, name: str, flops: float, moved: float, dtype: str, ceilings: Ceilings) -> Operator:
     """Parameters: what an operator does, and on what."""
     moving_us, computing_us = moved / ceilings.memory_bytes_per_us, flops / ceilings.flops_per_us(dtype)
+    # of norms, whose type has no rate on some machines, memory alone is still a bound
+    computing_us = 0.0 if math.isnan(computing_us) else computing_us
     bound = "compute" if computing_us > moving_us else "memory"
     return Operator(phase, name, flops, moved, max(moving_us, computing_us), bound)
 
@@ -214,8 +223,16 @@ def read_decoder(path: Path, weight_dtype: str | None = None) -> Decoder:
     except (OSError, ValueError, RecursionError) as error:
         raise OptionError(f"{str(path)!r} does not read as a configuration", got=first_line(error)) from error
     sizes = raw.get("text_config", raw) if isinstance(raw, dict) else {}
+    if not isinstance(sizes, dict):
+        raise OptionError(f"{str(path)!r} has no usable text_config", got=str(sizes)[:80], want="an object")
     width = _size(sizes, path, "hidden_size", "n_embd", "d_model")
     heads = _size(sizes, path, "num_attention_heads", "n_head")
+    if heads > width and "head_dim" not in sizes:
+        raise OptionError(
+            f"{str(path)!r} has more heads than columns",
+            got=f"{heads} heads, a width of {width}",
+            want="head_dim, or a width that the heads can share",
+        )
     dtype = str(sizes.get("torch_dtype") or sizes.get("dtype") or "float16")
     stored = weight_dtype or dtype
     if experts := next((name for name in EXPERTS if (sizes.get(name) or 0) not in (0, 1)), ""):

@@ -129,9 +129,12 @@ class Ceilings:
         return math.nan
 
     def bound_us(self, nbytes: float, flops: float, dtype: str) -> float:
-        """The least time of this work: its bytes or its arithmetic, whichever takes longer."""
+        """The least time of this work: its bytes or its arithmetic, whichever takes longer; NaN if a rate
+        that it needs is not known."""
         moving_us = nbytes / self.memory_bytes_per_us if nbytes else 0.0
-        return max(moving_us, flops / self.flops_per_us(dtype) if flops else 0.0)
+        computing_us = flops / self.flops_per_us(dtype) if flops else 0.0
+        # `max` would leave out a NaN, and call the other of the two the bound
+        return math.nan if math.isnan(moving_us + computing_us) else max(moving_us, computing_us)
 
     @property
     def least_launch_us(self) -> float:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.base.ceilings import Ceilings, Point
-from ridgeline.base.files import whole_file
-from ridgeline.errors import TargetError, first_line
+from ridgeline.base.files import read_regular, whole_file
+from ridgeline.errors import TargetError, did_you_mean, first_line
 
 FORMAT = 1
 KNOWN = Path(__file__).with_name("gpus")
@@ -26,6 +26,15 @@ STANDS_FOR = {
     "sm_100": "b200", "sm_110": "thor", "sm_120": "rtx5090",
 }  # fmt: skip
 KINDS = ("cuda", "cpu")
+WRITES_ONE = "ridge calibrate -o FILE.toml writes one of this machine"
+# what a file may say, table by table: a figure under a misspelt name would be left out in silence
+TABLES = {
+    "": ("format", "name", "title", "kind", "arch", "threads", "stated", "measured", "sources"),
+    "stated": (*STATED, "power_w", "memory_tb_s", "tflops"),
+    "measured": ("when", "launch_us", "copy", "points", "tflops"),
+}
+# no machine is near these; beyond them sums and ratios of times leave the range of a float
+LEAST, MOST = 1e-12, 1e18
 TYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
 
 
@@ -48,13 +57,15 @@ def ceilings_of_arch(arch: str) -> Ceilings:
 def read_target(path: Path) -> Ceilings:
     """The ceilings in a file, or `TargetError` that names what is wrong with it."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         raise TargetError(
             f"there is no target file {str(path)!r}", help="ridge calibrate -o writes one"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TargetError(f"{str(path)!r} does not read as a target file", got=first_line(error)) from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, endless digits
+        raise TargetError(
+            f"{str(path)!r} does not read as a target file", got=first_line(error), help=WRITES_ONE
+        ) from error
     return _Reader(str(path)).read(raw)
 
 
@@ -65,18 +76,21 @@ class _Reader:
         self.path = path
 
     def read(self, raw: Mapping[str, Any]) -> Ceilings:
-        if raw.get("format") != FORMAT:
-            raise self._error("format", raw.get("format"), str(FORMAT))
+        version = raw.get("format")
+        if version != FORMAT or type(version) is not int:
+            raise self._error("format", version, str(FORMAT))
         if raw.get("kind") not in KINDS:
             raise self._error("kind", raw.get("kind"), " or ".join(KINDS))
         stated, measured = self._table(raw, "stated"), self._table(raw, "measured")
-        return Ceilings(
+        for place, table in (("", raw), ("stated", stated), ("measured", measured)):
+            self._require_known(place, table)
+        read = Ceilings(
             name=self._text(raw, "name"),
             kind=raw["kind"],
             arch=self._text(raw, "arch"),
             title=str(raw.get("title", "")),
-            threads=int(self._number(raw, "threads") or 1),
-            measured=str(measured.get("when", "")),
+            threads=self._as(int, raw, "threads") or 1,
+            measured=self._text(measured, "when") if measured else "",
             **{name: self._as(kind, stated, name) for name, kind in STATED.items()},
             power_w=self._number(stated, "power_w"),
             peak_bytes=self._rate(stated, "memory_tb_s"),
@@ -87,11 +101,36 @@ class _Reader:
             points=tuple(self._points(measured)),
             sources={str(k): str(v) for k, v in self._table(raw, "sources").items()},
         )
+        self._require_enough(read)
+        return read
+
+    def _require_known(self, place: str, table: Mapping[str, Any]) -> None:
+        for name in table:
+            if name not in TABLES[place]:
+                where = f" in [{place}]" if place else ""
+                raise self._error(
+                    name, table[name], f"no such figure{where}; {did_you_mean(name, TABLES[place])}"
+                )
+
+    def _require_enough(self, read: Ceilings) -> None:
+        """Without these a time would be made up, not predicted."""
+        missing = []
+        if not read.copy and read.peak_bytes is None:
+            missing.append("memory_tb_s in [stated], or copy in [measured]: the rate of memory")
+        if not read.flops and not read.peak_flops:
+            missing.append("[stated.tflops] or [measured.tflops]: the rate of arithmetic, by type")
+        if read.is_gpu and read.sms is None:
+            missing.append("sms in [stated]: the number of multiprocessors")
+        if missing:
+            raise TargetError(
+                f"{self.path!r} says too little of the machine", rows=[f"missing: {m}" for m in missing],
+                help=WRITES_ONE,
+            )  # fmt: skip
 
     def _error(self, at: str, got: object, want: str) -> TargetError:
         return TargetError(
             f"{self.path!r} does not read as a target file", got=f"{at} = {str(got)[:80]}", want=want,
-            help="ridge calibrate -o FILE.toml writes one of this machine",
+            help=WRITES_ONE,
         )  # fmt: skip
 
     def _table(self, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -107,17 +146,20 @@ class _Reader:
         return text
 
     def _number(self, raw: Mapping[str, Any], name: str) -> float | None:
-        """Positive and finite, or not there."""
+        """Positive and of a size that a machine can have, or not there."""
         value = raw.get(name)
         if value is None:
             return None
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if not _is_number(value) or value <= 0:
             raise self._error(name, value, "a number above 0")
+        if not LEAST <= value <= MOST:
+            raise self._error(name, value, f"a figure that a machine can have: {LEAST:g} to {MOST:g}")
         return float(value)
 
     def _as(self, kind: type, raw: Mapping[str, Any], name: str) -> Any:
         value = self._number(raw, name)
+        if value is not None and kind(value) != value:
+            raise self._error(name, value, "a whole number")
         return None if value is None else kind(value)
 
     def _rate(self, raw: Mapping[str, Any], name: str) -> float | None:
@@ -144,17 +186,27 @@ class _Reader:
         return pairs
 
     def _points(self, measured: Mapping[str, Any]) -> list[Point]:
-        """Rows of family, measured µs, modelled µs, and the features."""
-        points = []
-        for row in measured.get("points", []):
+        """Rows of family, measured µs, modelled µs, and the features: as many for all of a family."""
+        rows = measured.get("points", [])
+        if not isinstance(rows, list):
+            raise self._error("points", rows, "a list of [family, measured µs, modelled µs, features…]")
+        points, counts = [], dict[str, int]()
+        for row in rows:
             is_row = isinstance(row, list) and len(row) >= 4 and isinstance(row[0], str)
             numbers: list[Any] = row[1:] if is_row else [""]
-            if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+            if not all(_is_number(n) and abs(n) <= MOST for n in numbers):
                 raise self._error("points", row, "[family, measured µs, modelled µs, features…]")
-            if not (numbers[0] > 0 and numbers[1] > 0):
+            if not (numbers[0] >= LEAST and numbers[1] >= LEAST):
                 raise self._error("points", row, "times above 0")
+            if counts.setdefault(row[0], len(numbers) - 2) != len(numbers) - 2:
+                raise self._error("points", row, f"{counts[row[0]]} features, as in the points before it")
             points.append(Point(row[0], tuple(map(float, numbers[2:])), float(numbers[0]), float(numbers[1])))
         return points
+
+
+def _is_number(value: object) -> bool:
+    """TOML has true, nan and inf, and Python counts the first as an integer."""
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def write_target(ceilings: Ceilings, path: Path) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 DASH = "–"
 
 
 def duration(us: float | None) -> str:
     """Three significant digits and a unit that fits: 9.87 µs, 1.23 ms, 4.56 s."""
-    if us is None:
+    if us is None or math.isnan(us):
         return DASH
     if us < 1e3:
         return f"{_three(us)} µs"
@@ -28,16 +30,16 @@ def size(nbytes: float | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    if part is None:
+    if part is None or math.isnan(part):
         return DASH
     return f"{part * 100:.0f} %" if abs(part) >= 0.1 or part == 0 else f"{part * 100:.1f} %"
 
 
 def number(value: float | None) -> str:
     """Four significant digits."""
-    if value is None:
+    if value is None or math.isnan(value):
         return DASH
-    if value == int(value) and abs(value) < 1e6:
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
         return f"{int(value)}"
     return f"{value:.4g}"
 

@@ -14,6 +14,9 @@ from ridgeline.cli.render import emit, talk
 from ridgeline.errors import OptionError
 
 KNOBS = ("bandwidth", "peak", "sms", "clock", "l2")
+MOST = 2**31 - 1  # of a dim
+# beyond these a machine is not another machine, and times leave the range of a float
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 
 
 def predict(
@@ -22,16 +25,21 @@ def predict(
         str, typer.Option(metavar="NAME|FILE", help="h200, l4, … or a target file; cpu or cuda: this machine")
     ] = "cuda",
     shapes: Shapes = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="size of the first dim, where it is open")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="size of the first dim, where it is open")
+    ] = None,
     precision: Annotated[str, typer.Option(metavar="typed|fp16|bf16", help="types to compute in")] = "typed",
     what_if: Annotated[
         list[str] | None,
         typer.Option(metavar="KNOB=FACTOR", help=f"multiply a figure of the machine: {', '.join(KNOBS)}"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="how many steps to list")] = 12,
-    prompt: Annotated[int, typer.Option(min=1, help="of a language model: tokens of the prompt")] = 512,
+    prompt: Annotated[
+        int, typer.Option(min=1, max=MOST, help="of a language model: tokens of the prompt")
+    ] = 512,
     context: Annotated[
-        int | None, typer.Option(min=1, help="of a language model: tokens in the cache (default: the prompt)")
+        int | None,
+        typer.Option(min=1, max=MOST, help="of a language model: tokens in the cache (default: the prompt)"),
     ] = None,
     weights: Annotated[
         str | None, typer.Option(metavar="TYPE", help="of a language model: int4, int8, float8_e4m3fn, …")
@@ -153,9 +161,13 @@ def read_knobs(given: list[str]) -> dict[str, float]:
             factor = float(value)
         except ValueError:
             factor = 0.0
-        if name not in KNOBS or not 0 < factor < 1e6:
+        if name not in KNOBS or not LEAST_FACTOR <= factor <= MOST_FACTOR:
             raise OptionError(
-                "a what-if does not read", got=text, want=f"KNOB=FACTOR, above 0; knobs: {', '.join(KNOBS)}"
-            )
+                "a what-if does not read", got=text,
+                want=f"KNOB=FACTOR, from {LEAST_FACTOR:g} to {MOST_FACTOR:g}; knobs: {', '.join(KNOBS)}",
+                help="--what-if bandwidth=1.5",
+            )  # fmt: skip
+        if name in knobs:
+            raise OptionError(f"--what-if names {name!r} twice", got=text, want="each knob once")
         knobs[name] = factor
     return knobs
