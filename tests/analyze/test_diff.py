@@ -12,7 +12,7 @@ import pytest
 from hand_made_traces import step, trace
 
 from ridgeline.analyze.diff import diff
-from ridgeline.analyze.diff_sides import bench_side, engine_side, trace_side
+from ridgeline.analyze.diff_sides import bench_side, engine_side, read_side, trace_side
 from ridgeline.builder import build
 from ridgeline.errors import OptionError
 from ridgeline.plan.trace import StepTime, Trace
@@ -146,6 +146,7 @@ def test_the_command_fails_a_gate(ridge: Ridge, tmp_path: Path) -> None:
     [
         ("", "cannot be compared"),
         ('{"schema": "ridgeline/bench/1"}', "not a whole benchmark"),
+        ('{"schema": "ridgeline/bench/9"}', "another version"),
         ('{"format": "ridgeline/trace/1"}', "is not a trace"),
         ('{"traceEvents": []}', "cannot be compared"),
         ("[1, 2]", "cannot be compared"),
@@ -169,8 +170,14 @@ def test_a_benchmark_needs_its_rows(tmp_path: Path) -> None:
     assert found.total_ratio == pytest.approx(1.2)
     with pytest.raises(OptionError, match="with a benchmark only"):
         diff(bench_side(raw, tmp_path), trace_side(measured(1)))
+    for wrong in (float("nan"), float("inf"), -5.0, 0, True, "12", None, 10**400):
+        with pytest.raises(OptionError, match="not a whole benchmark"):
+            bench_side({**raw, "rows": [{"name": "ridgeline", "median_us": wrong}]}, tmp_path)
+    for more in ({"rows": []}, {"rows": 5}, {"rows": [5]}, {"rows": rows * 2}, {"versions": [["a", "b"]]}):
+        with pytest.raises(OptionError, match="not a whole benchmark"):
+            bench_side({**raw, **more}, tmp_path)
     with pytest.raises(OptionError, match="not a whole benchmark"):
-        bench_side({**raw, "rows": []}, tmp_path)
+        bench_side({**raw, "model": {}}, tmp_path)
 
 
 def test_a_slower_benchmark_fails_the_gate(ridge: Ridge, tmp_path: Path) -> None:
@@ -197,3 +204,20 @@ def test_a_model_is_no_measurement(ridge: Ridge, tiny_model: Path) -> None:
     assert status == 1
     assert "cannot be compared" in err
     assert "codec" not in err
+
+
+def test_steps_shorter_than_a_time_stamp_have_no_interval() -> None:
+    """Warnings of numpy are errors here: half of the medians are 0, and a logarithm of them is none."""
+    times = (0.0,) * 15 + (2.0,) * 15
+    short = step(1, "short", 1.0, p10_us=0.0, p90_us=2.0, samples_us=times)
+    run = trace(short, total_us=1.0, total_p10_us=0.0, total_samples_us=times, rounds=ROUNDS)
+    found = diff(trace_side(run), trace_side(run))
+    assert [(row.ratio, row.low, row.verdict) for row in found.rows] == [(1.0, None, "same")]
+    assert (found.total_ratio, found.total_low) == (1.0, None)
+    assert any("0 µs" in note for note in found.notes), "a row that cannot be judged is said to be one"
+
+
+def test_an_engine_is_one_whatever_its_name_ends_in(tiny_model: Path, tmp_path: Path) -> None:
+    build(tiny_model, level=0, verify="off").save(tmp_path / "a.ridge")
+    (tmp_path / "a.engine").write_bytes((tmp_path / "a.ridge").read_bytes())
+    assert read_side(tmp_path / "a.engine").kind == "engine"

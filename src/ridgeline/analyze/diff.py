@@ -100,7 +100,7 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
         shared=shared,
         noise=noise,
         rows=tuple(sorted(rows, key=lambda row: -(row.of_total or 0.0))),
-        notes=tuple(_notes(a, b, shared)),
+        notes=(*_notes(a, b, shared), *_unjudged(both, rows)),
         fail_over=fail_over,
     )
 
@@ -173,10 +173,13 @@ def _change(
     lost = None if ratio is None or not total_us or a_us is None else (ratio - 1) * a_us / total_us
     low = high = None
     a_samples, b_samples = _samples(ours), _samples(theirs)
+    noise = None
     if ratio is not None and a_samples is not None and b_samples is not None:
+        noise = _bootstrap_sd(a_samples, b_samples, draw)
+    if ratio is not None and noise is not None:
         # so many rows are looked at that one of twenty would be past a plain interval by chance
         tail = (1 - CONFIDENCE) / 2 / max(rows, 1)
-        wide = _quantile(tail) * math.hypot(spread, _bootstrap_sd(a_samples, b_samples, draw))
+        wide = _quantile(tail) * math.hypot(spread, noise)
         low, high = ratio * math.exp(-wide), ratio * math.exp(wide)
     causes = tuple(_causes(ours, theirs))
     return Change(
@@ -195,9 +198,13 @@ def _verdict(
     return "changed" if causes else "same"
 
 
-def _bootstrap_sd(a: np.ndarray, b: np.ndarray, draw: np.random.Generator) -> float:
-    """Of the logarithm of the ratio of medians."""
-    logs = [np.log(np.median(draw.choice(samples, (RESAMPLES, len(samples))), axis=1)) for samples in (a, b)]
+def _bootstrap_sd(a: np.ndarray, b: np.ndarray, draw: np.random.Generator) -> float | None:
+    """Of the logarithm of the ratio of medians; None where a median may be 0, as of steps that take no longer
+    than a time-stamp."""
+    medians = [np.median(draw.choice(samples, (RESAMPLES, len(samples))), axis=1) for samples in (a, b)]
+    if min(each.min() for each in medians) <= 0:
+        return None
+    logs = [np.log(each) for each in medians]
     return float(np.std(logs[1] - logs[0]))
 
 
@@ -216,10 +223,13 @@ def _total(a: Side, b: Side, draw: np.random.Generator) -> tuple[float | None, f
             return ratio, None, None
         least = max(a.total_spread, b.total_spread)
         return ratio, ratio / least, ratio * least
+    noise = _bootstrap_sd(samples[0], samples[1], draw)
+    tenths = [np.percentile(s, (10, 90)) for s in samples]
+    if noise is None or min(low for low, _ in tenths) <= 0:
+        return ratio, None, None
     # two runs of one engine differ by more than their samples do: clocks and neighbours change between them
-    within = [float(np.percentile(s, 90) / np.percentile(s, 10)) for s in samples]
-    wide = _quantile((1 - CONFIDENCE) / 2) * _bootstrap_sd(samples[0], samples[1], draw)
-    wide = max(wide, math.log(max(within)))
+    within = [float(high / low) for low, high in tenths]
+    wide = max(_quantile((1 - CONFIDENCE) / 2) * noise, math.log(max(within)))
     return ratio, ratio * math.exp(-wide), ratio * math.exp(wide)
 
 
@@ -252,6 +262,15 @@ def _config(a: Mapping[str, object] | None, b: Mapping[str, object] | None) -> s
     a, b = a or {}, b or {}
     names = [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
     return ", ".join(f"{name} {a.get(name, '–')} → {b.get(name, '–')}" for name in names)
+
+
+def _unjudged(both: Sequence[tuple[list[Part], list[Part]]], rows: Sequence[Change]) -> list[str]:
+    """Rows that have samples and yet no interval."""
+    sampled = sum(_samples(x) is not None and _samples(y) is not None for x, y in both)
+    judged = sum(row.low is not None for row in rows)
+    if sampled <= judged:
+        return []
+    return [f"{sampled - judged} of {sampled} rows have times of 0 µs: no change of theirs can be judged"]
 
 
 def _notes(a: Side, b: Side, shared: float) -> list[str]:

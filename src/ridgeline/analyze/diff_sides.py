@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ridgeline.base.typed_json import parse_json
+from ridgeline.base.files import read_regular
+from ridgeline.base.result_json import SCHEMA_VERSION
+from ridgeline.base.typed_json import Misfit, parse_json, read_as
 from ridgeline.errors import OptionError, first_line
 from ridgeline.plan.plan import Plan, total_us
 from ridgeline.plan.trace import Trace
 from ridgeline.runtime.description import read_description
 
-BENCH = "ridgeline/bench/"
+BENCH_OF_ANY = "ridgeline/bench/"
+BENCH = f"{BENCH_OF_ANY}{SCHEMA_VERSION}"
 TRACE = "ridgeline/trace/"
 BENCHMARK = "benchmark"
 HELP = "an engine (.ridge), a profile (ridge profile --save FILE) or a benchmark (ridge bench --json > FILE)"
@@ -51,11 +56,11 @@ class Side:
 
 def read_side(path: Path) -> Side:
     """`OptionError` for a file that is none of the three; errors of engine files are their own."""
-    if path.suffix == ".ridge":
+    if path.suffix == ".ridge" or zipfile.is_zipfile(path):
         found = read_description(path)
         return engine_side(found.plan, found.report.versions)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
         raw = parse_json(text)
     except FileNotFoundError:
         raise OptionError(f"there is no file {str(path)!r}", want=HELP) from None
@@ -68,8 +73,13 @@ def read_side(path: Path) -> Side:
     form = str(raw.get("format") or raw.get("schema") or "") if isinstance(raw, dict) else ""
     if form.startswith(TRACE):
         return trace_side(Trace.from_json(text, name=repr(str(path))))
-    if form.startswith(BENCH):
+    if form == BENCH:
         return bench_side(raw, path)
+    if form.startswith(BENCH_OF_ANY):
+        raise OptionError(
+            f"{str(path)!r} is a benchmark of another version", got=form, want=BENCH,
+            help="ridge bench ENGINE --json > FILE makes one",
+        )  # fmt: skip
     raise OptionError(f"{str(path)!r} cannot be compared", got=form or "JSON of another form", want=HELP)
 
 
@@ -109,20 +119,55 @@ def trace_side(trace: Trace) -> Side:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Runner:
+    """What a comparison needs of a benchmark's row."""
+
+    name: str
+    median_us: float
+    min_us: float | None = None
+    p90_us: float | None = None
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What a comparison needs of a benchmark."""
+
+    model: str
+    target: str
+    rows: tuple[_Runner, ...]
+    versions: dict[str, str]
+
+
 def bench_side(raw: Mapping[str, Any], path: Path) -> Side:
     """Runners are the parts; they have percentiles and no samples."""
     try:
-        rows: Sequence[Mapping[str, Any]] = raw["rows"]
-        parts = tuple(Part(str(row["name"]), (str(row["name"]),), float(row["median_us"])) for row in rows)
-        return Side(
-            BENCHMARK, str(raw["model"]), str(raw["target"]), parts, parts[0].us, (), dict(raw["versions"]),
-            _spread(rows[0]),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise OptionError(f"{str(path)!r} is not a whole benchmark", got=repr(error), want=HELP) from error
+        read = read_as(_Bench, _needed(raw))
+    except Misfit as error:
+        raise _broken(path, str(error)) from error
+    times = [row.median_us for row in read.rows]
+    if not times or not all(0 < us < math.inf for us in times):
+        raise _broken(path, f"median_us is {', '.join(map(str, times))}" if times else "no rows")
+    names = [row.name for row in read.rows]
+    if len({*names}) < len(names):
+        raise _broken(path, f"runners of one name: {', '.join(names)}")
+    first = read.rows[0]
+    spread = first.p90_us / first.min_us if first.p90_us and first.min_us else None
+    parts = tuple(Part(row.name, (row.name,), row.median_us) for row in read.rows)
+    return Side(BENCHMARK, read.model, read.target, parts, parts[0].us, (), read.versions, spread)
 
 
-def _spread(row: Mapping[str, Any]) -> float | None:
-    """How far the queries of a benchmark differ; None where its file does not tell."""
-    high, low = row.get("p90_us"), row.get("min_us")
-    return float(high) / float(low) if high and low else None
+def _needed(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A benchmark has many more fields, and may have new ones."""
+    rows = raw.get("rows")
+    if isinstance(rows, list):
+        runner = [f.name for f in fields(_Runner)]
+        rows = [{k: row[k] for k in runner if k in row} if isinstance(row, dict) else row for row in rows]
+    return {f.name: raw[f.name] for f in fields(_Bench) if f.name in raw} | {"rows": rows}
+
+
+def _broken(path: Path, got: str) -> OptionError:
+    return OptionError(
+        f"{str(path)!r} is not a whole benchmark", got=got, want="a time above 0 for each runner, once",
+        help="ridge bench ENGINE --json > FILE makes one",
+    )  # fmt: skip
