@@ -25,8 +25,9 @@ from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.analyze.bench_sweep import find_dim, parse_sweep
 from ridgeline.analyze.bench_warnings import bound_elsewhere, side_by_side, too_few, unstable
 from ridgeline.base.nvml import Nvml, NvmlError
-from ridgeline.base.spec import Port
+from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.base.timing import Timing
+from ridgeline.cli.arrays import read_inputs, read_raw_inputs
 from ridgeline.errors import OptionError
 
 
@@ -242,6 +243,16 @@ def test_outputs_keep_any_name_and_type(tmp_path: Path) -> None:
         require_suffix(Path("o.txt"), "--export-output", (".npz", ".json"))
 
 
+@pytest.mark.parametrize("name", ["x.npy", "x.bin"])
+def test_a_device_is_no_file_of_inputs(tmp_path: Path, name: str) -> None:
+    """A device has no end: reading it whole would fill the memory."""
+    path = tmp_path / name
+    path.symlink_to("/dev/zero")
+    spec = {"x": TensorSpec("float32", (2, 8))}
+    with pytest.raises(OptionError, match="not a regular file"):
+        read_inputs([f"x={path}"]) if name.endswith("npy") else read_raw_inputs([f"x={path}"], spec)
+
+
 def test_a_sweep_is_read_as_powers_of_two_or_as_written() -> None:
     assert parse_sweep("batch=1..64").sizes == (1, 2, 4, 8, 16, 32, 64)
     assert parse_sweep("N=3..20").sizes == (3, 4, 8, 16, 20)
@@ -253,6 +264,9 @@ def test_a_sweep_is_read_as_powers_of_two_or_as_written() -> None:
     for empty in ("batch=8..2", "batch=0", "batch=0..4"):
         with pytest.raises(OptionError, match="no size to run at"):
             parse_sweep(empty)
+    for large in ("batch=1..3000000000", "batch=1,99999999999999999999", f"batch=1..{'9' * 5000}"):
+        with pytest.raises(OptionError, match="too large"):
+            parse_sweep(large)
 
 
 def test_a_swept_dim_is_found_by_name_or_as_the_batch() -> None:

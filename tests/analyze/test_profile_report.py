@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -146,3 +147,10 @@ def test_the_host_or_the_device_sets_the_pace() -> None:
     assert find_bound(replace(made, host=HostTime(None, 100.0, 10.0))) == (
         "device", "10.0 of 100.0 µs of a call are spent outside the steps"
     )  # fmt: skip
+
+
+def test_a_name_in_advice_is_one_word_of_a_shell() -> None:
+    """The name comes from the model, and people paste the command."""
+    name = "x; touch '$HOME'/gone"
+    made = trace(step(1, "stem", 100.0, sources=(name,)))
+    assert shlex.quote(name) in report_profile(made, None).hot_spots[0].advice

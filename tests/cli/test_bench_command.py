@@ -192,6 +192,8 @@ def test_a_sweep_of_a_model_builds_once_or_for_each_size(ridge: Ridge, tiny_mode
         (["--export-times", "t.txt"], "--export-times cannot tell the form"),
         (["--export-output", "o.csv"], "--export-output cannot tell the form"),
         (["--export-profile", "no/p.csv"], "the folder no does not exist"),
+        (["--export-times", "t.csv", "--export-profile", "./t.csv"], "name one file"),
+        (["--input", "x=ones.npz", "--export-output", "ones.npz"], "name one file"),
         (["--csv", "--json"], "--csv cannot be used beside --json"),
     ],
 )

@@ -95,6 +95,7 @@ def test_pytorch_s_profiler_sees_what_pytorch_runs(ridge: Ridge, tiny_model: Pat
     [
         (("--by", "layers"), "--by has no 'layers'"),
         (("--save", "missing/p.json"), "does not exist"),
+        (("--save", "p.json", "--trace", "./p.json"), "--save and --trace name one file"),
         (("--shapes", "z=1x2"), "no input 'z'"),
         (("--shapes", "x=9x3x32x32"), "does not fit"),
         (("--nvtx",), "NVTX ranges are for engines on a GPU"),

@@ -64,6 +64,7 @@ def test_profile_measures_and_a_saved_trace_is_read(ridge: Ridge, tiny_engine: P
         (["-o", "none/r.html"], "mkdir -p"),
         (["-o", "r.txt"], "does not say which format"),
         (["--trace", "none.json"], "none.json"),
+        (["--trace", "t.json", "-o", "./t.json"], "--trace and -o name one file"),
         (["--trace", "none.json", "--profile"], "leave one of them out"),
     ],
 )

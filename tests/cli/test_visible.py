@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import onnx.parser
 import pytest
 
+from ridgeline.builder import build
 from ridgeline.cli import render
 from ridgeline.cli.grid import put, table
 from ridgeline.errors import OptionError, failure, visible
@@ -30,6 +32,14 @@ def test_tables_and_lines_write_them_out(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert r"x\x1b[2J" in shown
+
+
+def test_an_engine_shows_its_names_written_out() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    model.graph.output[0].name = model.graph.node[0].output[0] = "y\x1b[2J"
+    assert "\x1b" not in repr(build(model.SerializeToString(), level=0, verify="off"))
 
 
 def test_a_failure_says_what_the_error_lists() -> None:

@@ -13,7 +13,7 @@ from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.spec import Port, TensorSpec
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.options import DimRange
+from ridgeline.options import MAX_DIM, DimRange
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.engine import Engine
 
@@ -79,6 +79,8 @@ class SweepReport(Notebook):
 def parse_sweep(text: str) -> Sweep:
     """``batch=1..64`` as 1, 2, 4, … 64; ``batch=1,2,5`` as written."""
     dim, equals, sizes = (part.strip() for part in text.partition("="))
+    if re.search(r"\d{19}", sizes):
+        raise OptionError("--sweep has a size that is too large", got=text[:80], want=f"at most {MAX_DIM:,}")
     span = re.fullmatch(r"(\d+)\.\.(\d+)", sizes)
     listed = re.fullmatch(r"\d+(\s*,\s*\d+)*", sizes)
     if not (dim and equals and (span or listed)):
@@ -92,6 +94,8 @@ def parse_sweep(text: str) -> Sweep:
         found = sorted({int(size) for size in sizes.split(",")})
     if not found or found[0] < 1:
         raise OptionError("--sweep has no size to run at", got=text, want=f"sizes from 1 up: {EXAMPLE}")
+    if found[-1] > MAX_DIM:
+        raise OptionError("--sweep has a size that is too large", got=text[:80], want=f"at most {MAX_DIM:,}")
     if len(found) > MAX_SIZES:
         raise OptionError("--sweep has too many sizes", got=str(len(found)), want=f"at most {MAX_SIZES}")
     return Sweep(dim, tuple(found))

@@ -7,6 +7,7 @@ model is looked for in `findings/`.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -373,5 +374,7 @@ def _unknown_node(plan: Plan, node: str) -> OptionError:
         f"no step of {plan.model or 'this plan'} has a node {node!r}",
         rows=[f"near: {name}" for name in near],
         want=f"one of the {len(known)} names in the plan; a node folded into a constant is in no step",
-        help="ridge explain ENGINE lists them all" if not near else f"ridge explain ENGINE {near[0]!r}",
+        help="ridge explain ENGINE lists them all"
+        if not near
+        else f"ridge explain ENGINE {shlex.quote(near[0])}",
     )

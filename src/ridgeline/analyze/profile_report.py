@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -264,7 +265,8 @@ _ADVICE: dict[Limiter, str] = {
 
 def _advice(step: StepTime, limiter: Limiter) -> str:
     """What to try next, with the command that does it."""
-    explain = f"`ridge explain ENGINE {step.sources[0] if step.sources else step.name}`"
+    # names come from the model, and people paste this into a shell
+    explain = f"`ridge explain ENGINE {shlex.quote(step.sources[0] if step.sources else step.name)}`"
     if step.inside:
         node = max(step.inside, key=lambda node: node.us)
         inside = f"inside, {node.op_type} {_node_name(node)} takes longest"

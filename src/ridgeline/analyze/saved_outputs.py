@@ -19,7 +19,7 @@ from safetensors.numpy import save as save_safetensors
 
 from ridgeline.analyze.compare_sides import NOT_SAVED, Arrays, Feeds, GraphNode
 from ridgeline.base.arrays import load_arrays
-from ridgeline.base.files import whole_file
+from ridgeline.base.files import read_regular, whole_file
 from ridgeline.base.spec import Port
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.errors import OptionError, did_you_mean
@@ -180,7 +180,7 @@ def _read_npz(path: Path) -> tuple[Arrays, bytes]:
 
 def _read_safetensors(path: Path) -> tuple[Arrays, bytes]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         length = int.from_bytes(content[:8], "little")
         header: Any = parse_json(content[8 : 8 + length])
         text = header["__metadata__"][ABOUT]

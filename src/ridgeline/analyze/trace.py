@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ridgeline.base.files import path_given, whole_file
+from ridgeline.base.files import path_given, read_regular, whole_file
 from ridgeline.errors import OptionError
 from ridgeline.plan.trace import (
     HostTime,
@@ -40,7 +40,7 @@ def read_trace(path: str | Path) -> Trace:
     """A saved trace; `OptionError` if the file is missing, cut off, or something else."""
     source = path_given(path, what="a trace")
     try:
-        content = source.read_bytes()
+        content = read_regular(source)
     except OSError as error:
         raise OptionError(
             f"the trace {str(source)!r} cannot be read",

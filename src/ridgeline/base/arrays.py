@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ridgeline.base.files import open_regular
 from ridgeline.errors import OptionError
 
 # how .npy and .npz files begin
@@ -19,7 +20,7 @@ def load_arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     """The array of a .npy file, or those of a .npz file by name."""
     try:
         # the file is opened here because np.load leaves a file that it cannot read open
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _require_arrays(file)
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}

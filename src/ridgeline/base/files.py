@@ -132,6 +132,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """All of a file that a user names; see `open_regular`: a device may have no end."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def why_not_private(path: Path) -> str | None:
     """Why code must not be loaded from this file or folder: somebody else may have put it there."""
     try:

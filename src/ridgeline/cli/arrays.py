@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ridgeline.base.arrays import load_arrays
+from ridgeline.base.files import read_regular
 from ridgeline.base.spec import TensorSpec
 from ridgeline.cli.arguments import parse_pairs
 from ridgeline.errors import OptionError, did_you_mean
@@ -48,7 +49,7 @@ def read_raw_inputs(given: Sequence[str], specs: Mapping[str, TensorSpec]) -> di
         dtype, shape = numpy_dtype(specs[name].dtype), specs[name].shape
         wanted = prod(shape) * dtype.itemsize
         try:
-            content = Path(file).read_bytes()
+            content = read_regular(Path(file))
         except OSError as error:
             raise OptionError(f"{file!r} cannot be read", got=error.strerror or str(error)) from error
         if len(content) != wanted:

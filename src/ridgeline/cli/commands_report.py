@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ridgeline.cli.arguments import AsJson, EngineFile, Trust
-from ridgeline.cli.files import require_engine_file, require_writable, write_atomically
+from ridgeline.cli.files import require_distinct, require_engine_file, require_writable, write_atomically
 from ridgeline.cli.render import emit, talk
 from ridgeline.errors import OptionError
 
@@ -55,6 +55,7 @@ def report(
     kind = format_of(format, output)
     path = output or Path(f"{engine.stem}.{kind}")
     require_writable(path, option="-o", source=engine)
+    require_distinct({"-o": path}, {"--trace": trace})
     if profile and trace is not None:
         raise OptionError("--profile measures a trace, and --trace brings one", help="leave one of them out")
     made = _profiled(engine, trust=trust) if profile else _read(engine, trace)

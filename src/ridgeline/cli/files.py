@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
@@ -55,6 +55,20 @@ def require_writable(path: Path, *, option: str, source: Path | None = None) -> 
         raise OptionError(f"the folder {folder} does not exist", help=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK):
         raise OptionError(f"the folder {folder} cannot be written to", want=f"another place after {option}")
+
+
+def require_distinct(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
+    """Raise if a file that one option writes is written or read by another: its content would be lost."""
+    seen = {path.resolve(): option for option, path in read.items() if path is not None}
+    for option, path in written.items():
+        if path is not None and seen.setdefault(path.resolve(), option) != option:
+            other = seen[path.resolve()]
+            raise OptionError(f"{other} and {option} name one file", got=str(path), want="a file for each")
+
+
+def input_files(given: Sequence[str] | None) -> dict[str, Path]:
+    """The files of ``--input x=file.npy``."""
+    return {f"--input {text}": Path(text.partition("=")[2] or text) for text in given or ()}
 
 
 def make_folder(path: Path) -> Path:

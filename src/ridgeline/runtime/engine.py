@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.base.files import path_given
 from ridgeline.base.notebook import Notebook, View
 from ridgeline.base.spec import Port, Site, TensorSpec
-from ridgeline.errors import UnsupportedError
+from ridgeline.errors import UnsupportedError, visible
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.plan.plan import Plan, Step
 from ridgeline.plan.report import Report
@@ -68,7 +68,8 @@ class Engine(Notebook):
 
     def __repr__(self) -> str:
         ports = [", ".join(f"{p.name}: {p}" for p in side) for side in (self.inputs, self.outputs)]
-        return f"<ridgeline.Engine {self.plan.model}: {ports[0]} -> {ports[1]}; {len(self.plan.steps)} steps>"
+        text = f"{self.plan.model}: {ports[0]} -> {ports[1]}; {len(self.plan.steps)} steps"
+        return f"<ridgeline.Engine {visible(text)}>"
 
     def _view(self) -> View:
         return engine_view(self.plan, self.report)
