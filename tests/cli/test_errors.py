@@ -159,3 +159,34 @@ def test_a_build_that_is_stopped_leaves_nothing(
     code, _, stderr = ridge("build", str(tiny_model), "--level", "0", "-o", "made.ridge")
     assert (code, "stopped" in stderr) == (130, True)
     assert set(here.iterdir()) == before
+
+
+def test_a_stop_that_a_library_made_an_error_of_is_a_stop(
+    ridge: Ridge, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extensions that are being imported raise an ImportError for Ctrl-C."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr("ridgeline.runtime.file._write_members", stop)
+    code, _, stderr = ridge("build", str(tiny_model), "--level", "0", "-o", "made.ridge")
+    assert (code, "stopped" in stderr) == (130, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("explain {engine} nothing --json >/dev/full", 1),
+        ("show {engine} --json >/dev/full", 1),
+        ("show {engine} >/dev/full", 1),
+        ("plugins --json >/dev/full", 1),
+        ("show {engine} >&-", 0),
+        ("show {engine} --json 2>&- >&-", 0),
+    ],
+)
+def test_a_result_that_cannot_be_printed_is_an_error(tiny_engine: Path, words: str, status: int) -> None:
+    line = f"{sys.executable} -m ridgeline.cli.main {words.format(engine=tiny_engine)}"
+    done = run_process(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+    assert status == 0 or "error: " in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -78,9 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     status, error = _run(given)
-    if error and "--json" in given:
-        emit_error(error, status)
+    try:
+        if error and "--json" in given:
+            emit_error(error, status)
+        sys.stdout.flush()
+    except OSError as problem:  # a full disk, or a reader that went away: what was printed is not whole
+        _drop_stdout()
+        if status == DONE:
+            status = USER_ERROR
+            say_error(f"the result cannot be printed: {_os_error_text(problem)}")
     sys.exit(status)
+
+
+def _drop_stdout() -> None:
+    """Python writes what is left once more when it ends, and would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
@@ -88,25 +103,38 @@ def _run(given: Sequence[str]) -> tuple[int, dict[str, Any]]:
     try:
         status = app(list(given), standalone_mode=False) or DONE
         return (STOPPED, _stopped()) if status == STOPPED else (status, {})
-    except RidgelineError as error:
+    except Exception as error:
+        return (STOPPED, _stopped()) if _was_stopped(error) else _failed(error)
+
+
+def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    if isinstance(error, RidgelineError):
         told = _told(error, type(error).__name__)
         if isinstance(error, VerifyError):
             return FAILED_GATE, {**told, "checks": error.checks}
         return USER_ERROR, told
-    except typer.Abort:
-        return STOPPED, _stopped()
-    except OSError as error:
+    if isinstance(error, OSError):
         # a full disk, a removed folder or a forbidden file is not a bug of ours
         return USER_ERROR, _said(error, _os_error_text(error))
-    except MemoryError as error:
+    if isinstance(error, MemoryError):
         return USER_ERROR, _said(error, f"not enough memory for this: {error}")
-    except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "show"):  # errors of the command-line parser
-            error.show()
-            return USAGE, {"error": "UsageError", "what": error.format_message()}
-        if is_verbose():
-            complain.print(traceback.format_exc().rstrip())
-        return BUG, _told(_bug(error), type(error).__name__)
+    if hasattr(error, "format_message") and hasattr(error, "show"):  # errors of the command-line parser
+        error.show()
+        return USAGE, {"error": "UsageError", "what": error.format_message()}
+    if is_verbose():
+        complain.print(traceback.format_exc().rstrip())
+    return BUG, _told(_bug(error), type(error).__name__)
+
+
+def _was_stopped(error: BaseException | None) -> bool:
+    """Ctrl-C, also where it met a library that makes an error of its own of it: imports of extensions do."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _stopped() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -36,6 +37,13 @@ class VisibleConsole(Console):
             yield segment if is_ours else Segment(visible(segment.text), segment.style)
 
 
+def _open_closed_streams() -> None:
+    """A shell may start a command without stdout or stderr (``>&-``): then nobody reads what goes there."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # to the end
+
+
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # no markup: shapes and node names are full of brackets
@@ -44,6 +52,7 @@ def _console(*, stderr: bool) -> Console:
     )
 
 
+_open_closed_streams()
 # results go to `out`, talk and progress to `talk`, so that a pipe gets results only; errors are never quiet
 out = _console(stderr=False)
 talk = _console(stderr=True)
