@@ -217,6 +217,14 @@ def test_steps_shorter_than_a_time_stamp_have_no_interval() -> None:
     assert any("0 µs" in note for note in found.notes), "a row that cannot be judged is said to be one"
 
 
+def test_measurements_under_other_conditions_say_so() -> None:
+    a, b = measured(1), replace(measured(2), device="another", threads=4, shapes={"x": "float32[8,64]"})
+    notes = " ".join(diff(trace_side(a), trace_side(b)).notes)
+    for said in ("device a processor → another", "threads 2 → 4", "float32[1,64] → float32[8,64]"):
+        assert said in notes
+    assert not any("alike" in note for note in diff(trace_side(a), trace_side(measured(2))).notes)
+
+
 def test_an_engine_is_one_whatever_its_name_ends_in(tiny_model: Path, tmp_path: Path) -> None:
     build(tiny_model, level=0, verify="off").save(tmp_path / "a.ridge")
     (tmp_path / "a.engine").write_bytes((tmp_path / "a.ridge").read_bytes())

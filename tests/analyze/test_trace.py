@@ -79,6 +79,8 @@ def _changed(text: str, change: Callable[[dict[str, Any]], object]) -> str:
         (trace(total_us=float("nan")), "total_us is nan"),
         (trace(step(1, "a", 1.0, gap_us=-1.0)), "gap_us is -1.0"),
         (trace(memory=replace(trace().memory, live_bytes=())), "memory of 0 steps"),
+        (trace(step(1, "a", 1.0, samples_us=(0.0, 0.0, 0.0))), "its samples have 0.0"),
+        (trace(total_samples_us=(9.0, 9.0, 9.0)), "its samples have 9.0"),
     ],
 )
 def test_a_trace_that_contradicts_itself_is_refused(made: Trace, said: str) -> None:

@@ -279,6 +279,10 @@ def _notes(a: Side, b: Side, shared: float) -> list[str]:
         notes.append(f"the models have different names: {a.model} and {b.model}")
     if a.target != b.target:
         notes.append(f"the targets differ: {a.target} and {b.target}")
+    for name in sorted({*(a.measured or {}), *(b.measured or {})} if a.measured and b.measured else ()):
+        old, new = ((side.measured or {}).get(name, "–") for side in (a, b))
+        if old != new:
+            notes.append(f"not measured alike: {name} {old} → {new}")
     if abs(shared - 1) >= FAIL_OVER:
         notes.append(
             f"the median row of B takes {shared:.3f} times as long, which is taken off every row: the"

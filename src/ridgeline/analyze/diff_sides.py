@@ -51,6 +51,7 @@ class Side:
     total_us: float | None
     total_samples_us: tuple[float, ...] = ()
     versions: Mapping[str, str] | None = None
+    measured: Mapping[str, str] | None = None  # under what conditions; None: not measured as a whole
     total_spread: float | None = None  # of a benchmark: p90 over the least, which has no samples
 
 
@@ -116,6 +117,8 @@ def trace_side(trace: Trace) -> Side:
     return Side(
         "profile", trace.model, trace.target, tuple(parts), trace.total_us, trace.total_samples_us,
         trace.versions,
+        {"device": trace.device, "threads": str(trace.threads), "way to measure": trace.how,
+         **{f"shape of {name}": shape for name, shape in trace.shapes.items()}},
     )  # fmt: skip
 
 
@@ -137,6 +140,10 @@ class _Bench:
     target: str
     rows: tuple[_Runner, ...]
     versions: dict[str, str]
+    threads: int | None = None
+    concurrency: int | None = None
+    transfers: bool | None = None
+    shapes: dict[str, tuple[int, ...]] | None = None
 
 
 def bench_side(raw: Mapping[str, Any], path: Path) -> Side:
@@ -154,7 +161,12 @@ def bench_side(raw: Mapping[str, Any], path: Path) -> Side:
     first = read.rows[0]
     spread = first.p90_us / first.min_us if first.p90_us and first.min_us else None
     parts = tuple(Part(row.name, (row.name,), row.median_us) for row in read.rows)
-    return Side(BENCHMARK, read.model, read.target, parts, parts[0].us, (), read.versions, spread)
+    settings = {name: str(getattr(read, name)) for name in ("threads", "concurrency", "transfers")}
+    shapes = {f"shape of {name}": str(list(shape)) for name, shape in (read.shapes or {}).items()}
+    return Side(
+        BENCHMARK, read.model, read.target, parts, parts[0].us, (), read.versions, settings | shapes,
+        total_spread=spread,
+    )  # fmt: skip
 
 
 def _needed(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,12 @@ def write_report(
     Times are those of `trace`, as `engine.profile()` gives it; without one, those of the build.
     """
     target = path_given(path, what="a report")
+    if not isinstance(engine, Engine):
+        raise OptionError("a report is of an engine", got=type(engine).__name__, want="ridgeline.load(FILE)")
+    if trace is not None and not isinstance(trace, Trace):
+        raise OptionError(
+            "the times of a report are a trace", got=type(trace).__name__, want="trace=engine.profile()"
+        )
     kind = format_of(format, target)
     text = report_text(report_of(engine, trace=trace), kind)
     try:

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from statistics import median
 from typing import Any, Literal, TypeAlias
 
 from ridgeline.base.notebook import Notebook, Table, View
@@ -235,11 +236,20 @@ def _contradictions(trace: Trace) -> Iterator[str]:
         yield f"memory of {len(trace.memory.live_bytes)} steps, want that of {len(trace.steps)}"
     if trace.rounds < 1 or len(trace.total_samples_us) != trace.rounds:
         yield f"{len(trace.total_samples_us)} samples of the whole run, want {trace.rounds}, one a round"
+    elif not _is_median(trace.total_us, trace.total_samples_us):
+        yield f"total_us is {trace.total_us}, and its samples have {median(trace.total_samples_us)}"
     for step in trace.steps:
+        if step.samples_us and not _is_median(step.median_us, step.samples_us):
+            found = median(step.samples_us)
+            yield f"step {step.index}: median {step.median_us}, and its samples have {found}"
         if len(step.samples_us) != trace.rounds:
             yield f"step {step.index}: {len(step.samples_us)} samples, want {trace.rounds}, one a round"
         if not step.p10_us <= step.median_us <= step.p90_us:
             yield f"step {step.index}: median {step.median_us} is not between p10 and p90"
+
+
+def _is_median(us: float, samples_us: Sequence[float]) -> bool:
+    return math.isclose(us, median(samples_us), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _not_numbers(value: Any, where: str) -> Iterator[str]:

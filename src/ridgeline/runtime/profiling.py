@@ -33,8 +33,8 @@ BUSY = 0.25
 
 def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -> Trace:
     """One trace of the plan that takes these inputs."""
-    if rounds < 1:
-        raise OptionError("a profile needs at least one round", got=str(rounds), want="1 or more")
+    if type(rounds) is not int or rounds < 1:
+        raise OptionError("a profile needs at least one round", got=repr(rounds)[:80], want="1 or more")
     plan, fused = variant.plan, variant.executable.fused
     instance = context.instance(feeds)
     # strings and sequences are taken out of the instance when `run` returns: steps need them there
