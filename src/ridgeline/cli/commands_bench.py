@@ -13,14 +13,7 @@ import typer
 from ridgeline.cli.arguments import AsJson, EngineOrModel, Seed, Trust, parse_names
 from ridgeline.cli.bench_options import ADDED, AsCsv, InputFiles, Rebuild, SweepOption, require_no_more, take
 from ridgeline.cli.exits import FAILED_GATE
-from ridgeline.cli.files import (
-    input_files,
-    is_engine_file,
-    require_distinct,
-    require_file,
-    require_writable,
-    write_atomically,
-)
+from ridgeline.cli.files import is_engine_file, require_file, require_outputs, write_atomically
 from ridgeline.cli.render import emit, say_error, talk
 from ridgeline.cli.shared_options import with_options
 from ridgeline.errors import OptionError
@@ -71,9 +64,7 @@ def bench(
     require_no_more("--json", {"--csv": csv and json})
     more = {"--input": bool(input), "--avg-runs": bool(settings.avg_runs)}
     _require_compatible(sweep, rivals, exports, more, rebuild=rebuild)
-    for flag, path in exports.items():
-        require_writable(path, option=flag, source=engine)
-    require_distinct(exports, input_files(input))
+    require_outputs(exports, source=engine, inputs=input)
     if model is not None:
         require_file(model)
     if sweep:

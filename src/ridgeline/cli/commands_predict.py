@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,28 +20,27 @@ MOST = 2**31 - 1  # of a dim
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 
 
+_size = partial(typer.Option, min=1, max=MOST)
+Batch = Annotated[int | None, _size(help="size of the first dim, where it is open")]
+Prompt = Annotated[int, _size(help="of a language model: tokens of the prompt")]
+Context = Annotated[int | None, _size(help="of a language model: tokens in the cache (default: the prompt)")]
+
+
 def predict(
     model: Model,
     target: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="h200, l4, … or a target file; cpu or cuda: this machine")
     ] = "cuda",
     shapes: Shapes = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="size of the first dim, where it is open")
-    ] = None,
+    batch: Batch = None,
     precision: Annotated[str, typer.Option(metavar="typed|fp16|bf16", help="types to compute in")] = "typed",
     what_if: Annotated[
         list[str] | None,
         typer.Option(metavar="KNOB=FACTOR", help=f"multiply a figure of the machine: {', '.join(KNOBS)}"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="how many steps to list")] = 12,
-    prompt: Annotated[
-        int, typer.Option(min=1, max=MOST, help="of a language model: tokens of the prompt")
-    ] = 512,
-    context: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST, help="of a language model: tokens in the cache (default: the prompt)"),
-    ] = None,
+    prompt: Prompt = 512,
+    context: Context = None,
     weights: Annotated[
         str | None, typer.Option(metavar="TYPE", help="of a language model: int4, int8, float8_e4m3fn, …")
     ] = None,

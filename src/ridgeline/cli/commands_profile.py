@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.cli.arguments import AsJson, EngineOrModel, Inputs, Seed, Target, Trust, build_options
-from ridgeline.cli.files import input_files, is_engine_file, require_distinct, require_writable
+from ridgeline.cli.files import is_engine_file, require_outputs
 from ridgeline.cli.render import emit
 from ridgeline.cli.shared_options import BUILDING, with_options
 from ridgeline.errors import OptionError
@@ -67,10 +67,7 @@ def profile(
     from ridgeline.cli.draw_profile import draw_profile
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
 
-    for path, option in ((save, "--save"), (trace, "--trace")):
-        if path is not None:
-            require_writable(path, option=option, source=engine)
-    require_distinct({"--save": save, "--trace": trace}, input_files(input))
+    require_outputs({"--save": save, "--trace": trace}, source=engine, inputs=input)
     if by and by not in BY:
         raise OptionError(f"--by has no {by!r}", want=" or ".join(BY))
     given = read_inputs(input)

@@ -66,9 +66,15 @@ def require_distinct(written: Mapping[str, Path | None], read: Mapping[str, Path
             raise OptionError(f"{other} and {option} name one file", got=str(path), want="a file for each")
 
 
-def input_files(given: Sequence[str] | None) -> dict[str, Path]:
-    """The files of ``--input x=file.npy``."""
-    return {f"--input {text}": Path(text.partition("=")[2] or text) for text in given or ()}
+def require_outputs(
+    written: Mapping[str, Path | None], *, source: Path, inputs: Sequence[str] | None
+) -> None:
+    """Raise if a file that an option names cannot be written, or is one of ``--input x=file.npy``."""
+    for option, path in written.items():
+        if path is not None:
+            require_writable(path, option=option, source=source)
+    read = {f"--input {text}": Path(text.partition("=")[2] or text) for text in inputs or ()}
+    require_distinct(written, read)
 
 
 def make_folder(path: Path) -> Path:
