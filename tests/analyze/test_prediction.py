@@ -20,7 +20,7 @@ from ridgeline.base.ceilings import Point
 from ridgeline.base.spec import Target
 from ridgeline.base.target_files import known_ceilings, read_target, write_target
 from ridgeline.builder import build
-from ridgeline.errors import OptionError
+from ridgeline.errors import OptionError, TargetError
 from ridgeline.options import make_options
 from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
@@ -169,6 +169,15 @@ def test_a_rate_that_no_maker_states_bounds_nothing(ridge: Ridge, tmp_path: Path
     assert status == 0
     assert "nan" not in out
     assert "unknown" in out
+
+
+def test_points_of_another_version_are_refused() -> None:
+    """They would correct nothing, and the prediction would still be called a measured one."""
+    family = predicted(SMALL).steps[0].family
+    old = replace(known_ceilings("h200"), measured="long ago", points=(Point(family, (1.0,), 2.0, 1.0),))
+    with pytest.raises(TargetError, match="another version") as refused:
+        predict(SMALL, old, make_options({}))
+    assert "1 sizes" in refused.value.got
 
 
 def test_only_this_machine_is_calibrated(ridge: Ridge) -> None:

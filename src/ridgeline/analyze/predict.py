@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import Site, Target
 from ridgeline.builder import fuse, fused_model
-from ridgeline.errors import OptionError
+from ridgeline.errors import OptionError, TargetError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import ports
 from ridgeline.ir.views import views_of
@@ -111,6 +111,7 @@ def predict(
         if us is None:
             unknown.append(region.name)
         else:
+            _require_fitting(cost, site, ceilings.name)
             steps.append(_step(len(steps) + 1, site, us, changed))
     return Prediction(
         model=loaded.name,
@@ -126,6 +127,19 @@ def predict(
         power_w=ceilings.power_w,
         what_if=dict(what_if or {}),
     )
+
+
+def _require_fitting(cost: CostModel, site: Site, target: str) -> None:
+    """Raise if a calibration cannot correct what it was made to correct."""
+    found = features_of(site)
+    others = cost.other_sizes(found)
+    if others is not None:
+        raise TargetError(
+            f"the calibration of {target} was made by another version",
+            got=f"points of {found.family!r} with {others} sizes",
+            want=f"{len(found.values)} sizes",
+            help="ridge calibrate measures the machine again",
+        )
 
 
 def fused_for(source: Source, target: Target, options: Options) -> tuple[Loaded, FusedModel, Shapes]:

@@ -107,10 +107,9 @@ class _Reader:
     def _require_known(self, place: str, table: Mapping[str, Any]) -> None:
         for name in table:
             if name not in TABLES[place]:
-                where = f" in [{place}]" if place else ""
-                raise self._error(
-                    name, table[name], f"no such figure{where}; {did_you_mean(name, TABLES[place])}"
-                )
+                where = f"[{place}]" if place else "the file"
+                near = did_you_mean(name, TABLES[place])
+                raise self._error(name, table[name], f"a name that {where} may have; {near}")
 
     def _require_enough(self, read: Ceilings) -> None:
         """Without these a time would be made up, not predicted."""

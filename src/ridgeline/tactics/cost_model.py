@@ -81,6 +81,12 @@ class CostModel:
     def _correction(self, site: Site, modelled_us: float) -> float:
         return self.correction(features_of(site), modelled_us) if self.ceilings.points else 1.0
 
+    def other_sizes(self, features: Features) -> int | None:
+        """How many sizes the points of this family have, if not as many as its regions: a calibration by
+        another version, whose points correct nothing."""
+        counts = {len(point.features) for point in self._points.get(features.family, ())}
+        return None if not counts or len(features.values) in counts else min(counts)
+
     def correction(self, features: Features, modelled_us: float) -> float:
         """By what factor regions of these sizes took longer than the first factor says."""
         points = [p for p in self._points.get(features.family, ()) if len(p.features) == len(features.values)]
