@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.analyze.calibrate import measure_rates, points_of
+from ridgeline.analyze.calibration_ahead import Ahead, jobs_of
 from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
 from ridgeline.analyze.calibration_networks import Rows, Transformer
 from ridgeline.analyze.calibration_sets import CPU_GRAPHS, GPU_GRAPHS, graphs
@@ -22,6 +23,7 @@ from ridgeline.base.target_files import known_ceilings, read_target, write_targe
 from ridgeline.builder import build
 from ridgeline.errors import OptionError, TargetError
 from ridgeline.options import make_options
+from ridgeline.tactics.base import Offer
 from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 
@@ -273,3 +275,24 @@ def test_a_decoder_that_cannot_be_counted_is_refused(
     status, _, err = ridge("predict", path, "--target", "thor")
     assert status == 1
     assert says in err
+
+
+def test_kernels_are_listed_ahead_of_a_build() -> None:
+    """As many regions, tactics and configs as a build for that GPU would time."""
+    model = Graph("g", HALF)
+    Transformer(128, 256, 2, 1, 16, layers=1).add_to(model)
+    target = Target("cuda", "sm_90")
+    jobs = list(jobs_of(model.model(), target))
+    plan = build(model.model(), target="cuda:sm_90", level=1, verify="off").plan
+    steps = {(region.site, c.tactic) for region in plan.regions for c in region.candidates if not c.refused}
+    assert {(site.key, tactic.name) for tactic, site, _, _ in jobs} >= steps
+    assert sum(len(offer.kernels(config)) for _, _, offer, config in jobs if isinstance(offer, Offer)) > 20
+
+
+def test_a_calibration_goes_on_without_the_process_beside_it() -> None:
+    beside = Ahead(Target("cuda", "no such architecture"))
+    beside.wait_for("short sequences")
+    beside.close()
+    beside = Ahead(Target("cpu"))
+    beside.wait_for("rows")
+    beside.close()

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
+from ridgeline.analyze.calibration_ahead import Ahead
 from ridgeline.analyze.calibration_sets import graphs
 from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
 from ridgeline.base.ceilings import Ceilings, Point
@@ -52,17 +53,23 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
     # what runs many regions as one step leaves none of them a time of its own
     tactics = machine_of(target).tactics(TacticOptions({}))
     spans = tuple(tactic.name for tactic in tactics if tactic.takes_spans)
-    for name, model in graphs(is_gpu=target.traits.is_gpu):
+    ahead = Ahead(target)
+    try:
+        for name, model in graphs(is_gpu=target.traits.is_gpu):
 
-        def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
-            tell(name, done, total, f"{stage} {detail}")
+            def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
+                tell(name, done, total, f"{stage} {detail}")
 
-        engine = build(
-            model, target=target.kind, threads=target.threads, level=LEVEL, verify="off", progress=tell_stage,
-            without=spans,
-        )  # fmt: skip
-        trace = engine.profile(engine.example_inputs())
-        points += points_of(engine, trace, CostModel(rated))
+            tell(name, 0, 1, "compile")
+            ahead.wait_for(name)
+            engine = build(
+                model, target=target.kind, threads=target.threads, level=LEVEL, verify="off",
+                progress=tell_stage, without=spans,
+            )  # fmt: skip
+            trace = engine.profile(engine.example_inputs())
+            points += points_of(engine, trace, CostModel(rated))
+    finally:
+        ahead.close()
     return replace(rated, points=tuple(points))
 
 
