@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from unittest.mock import patch
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from opset_cases import CASES
 
 import ridgeline
 from ridgeline.errors import UnsupportedError
+from ridgeline.frontend import opsets
+from ridgeline.frontend.from_onnx import load
+from ridgeline.frontend.opsets import CANONICAL_OPSET, REWRITTEN, REWRITTEN_FROM
 
 ITEMS = [(name, opset) for name, (opsets, _) in CASES.items() for opset in opsets]
 
@@ -84,3 +92,60 @@ def test_a_model_of_other_domains_alone_needs_no_standard_opset() -> None:
     made = engine.run({"x": np.array([[0.1, 0.6, 0.5], [1, 0, 2]], np.float32)})["y"]
     np.testing.assert_array_equal(made, [[0, 1, 0], [1, 0, 1]])
     assert any("Binarizer" in note and "run by" in note for note in engine.plan.slow_ops)
+
+
+def test_ops_that_the_converter_rewrites_are_listed() -> None:
+    """Read from the converter's source, which comes with ONNX: all rules but those that change nothing."""
+    rules = (Path(onnx.__file__).parent / "version_converter" / "convert.h").read_text()
+    plain = r'CompatibleAdapter>\(\s*"(\w+)",\s*OpSetID\((\d+)\),\s*OpSetID\((\d+)\)\)'
+    same = {(op, int(to)) for op, at, to in re.findall(plain, rules) if int(at) < int(to)}
+    # a rule of its own replaces the one that changes nothing
+    same -= {(op, int(to)) for op, at, to in re.findall(r"<([A-Za-z]+)_(\d+)_(\d+)>\(", rules)}
+    versions = {(s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history() if not s.domain}
+    first = {op: min(v for name, v in versions if name == op) for op, _ in versions}
+    changed = {
+        (op, v) for op, v in versions - same if first[op] < v and REWRITTEN_FROM < v <= CANONICAL_OPSET
+    }
+    assert changed == {(op, since) for since, ops in REWRITTEN.items() for op in ops}
+
+
+@pytest.mark.parametrize(
+    ("opset", "domains", "body"),
+    [
+        (13, "", "z = Relu(x) y = Add(z, w)"),
+        (20, "", "s = Shape(x) r = Reshape(x, s) y = Mul(r, w)"),
+        (22, ', "com.microsoft": 1', "g = com.microsoft.FastGelu(x) y = Sub(g, w)"),
+        (
+            20,
+            "",
+            "k = Constant<value = bool {1}>() y = If(k) <then_branch = a () => (u) { v = Cast<to = 1>(x)"
+            " u = Add(v, w) }, else_branch = b () => (t) { t = Identity(x) }>",
+        ),
+    ],
+)
+def test_a_model_that_needs_no_rewriting_is_as_the_converter_would_leave_it(
+    opset: int, domains: str, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : {opset}{domains}]>
+        old (float[N,3] x, float[3] w) => (float[N,3] y) {{ {body} }}""")
+    with patch.object(onnx.version_converter, "convert_version", side_effect=AssertionError):
+        short = load(model).model
+    monkeypatch.setattr(opsets, "REWRITTEN_FROM", CANONICAL_OPSET)
+    assert onnx.printer.to_text(ir.to_proto(short)) == onnx.printer.to_text(ir.to_proto(load(model).model))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = ReduceMax<axes = [1]>(x)",
+        "k = Constant<value = bool {1}>() y = If(k) <then_branch = a () => (u)"
+        " { u = ReduceMax<axes = [1]>(x) }, else_branch = b () => (t) { t = ReduceMax<axes = [1]>(x) }>",
+    ],
+)
+def test_one_op_that_changed_is_rewritten_wherever_it_is(body: str) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]> old (float[2,3] x) => (float[2,1] y) {{ {body} }}""")
+    nodes = [node for node in load(model).model.graph.all_nodes() if node.op_type == "ReduceMax"]
+    assert nodes
+    assert all(len(node.inputs) == 2 and "axes" not in node.attributes for node in nodes)
