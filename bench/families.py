@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor, nn
 
 from bench.zoo import MODELS
+from ridgeline.frontend.torch_export import kept_translations
 
 EXPORTS = MODELS / "exports"
 OPSETS = (18, 20, 23, 24)
@@ -212,10 +213,11 @@ def _write(export: Export, path: Path, made: Called) -> None:
         named = {dim: torch.export.Dim(dim, max=4 * most) for dim, most in MOST.items()}
         shapes = tuple({i: named[d] for i, d in dims.items()} for dims in open_dims.values())
         more = {"dynamic_shapes": (shapes,), "dynamo": True, "verbose": False, "external_data": False}
-    torch.onnx.export(
-        made, tuple(given.values()), path,
-        input_names=list(given), output_names=list(family.outputs), opset_version=export.opset, **more,
-    )  # fmt: skip
+    with kept_translations():
+        torch.onnx.export(
+            made, tuple(given.values()), path,
+            input_names=list(given), output_names=list(family.outputs), opset_version=export.opset, **more,
+        )  # fmt: skip
 
 
 def all_exports(families: Sequence[str] = tuple(FAMILIES)) -> list[Export]:

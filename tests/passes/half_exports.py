@@ -15,6 +15,7 @@ from torch import nn
 
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.frontend.from_onnx import load
+from ridgeline.frontend.torch_export import kept_translations
 from ridgeline.ir.body import read_program
 from ridgeline.ir.infer import Inferred, infer
 from ridgeline.ir.layout import assign_layouts
@@ -37,7 +38,7 @@ def export_half(
             nn.init.normal_(weight, std=0.1)
     given = tuple(t.half() if t.is_floating_point() else t for t in inputs.values())
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), kept_translations():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model.half().eval(),

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +35,7 @@ LARGE_BYTES = 1 << 30
 RANDOM_OPS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-# loaded by the first export: importing it here would bring onnxscript to whoever builds from a file
+# imported by the first export: importing it here would bring onnxscript to whoever builds from a file
 TRANSLATIONS = "torch.onnx._internal.exporter._registration"
 _TRANSLATIONS_LOCK = threading.RLock()
 # releases of PyTorch that the whole suite was run with; the records of an export are not a stable interface
@@ -225,6 +225,8 @@ def kept_translations() -> Iterator[None]:
 
     The piece between two graph breaks is often smaller than that. If that table moves, nothing is kept.
     """
+    with suppress(ImportError):
+        importlib.import_module(TRANSLATIONS)
     home: Any = getattr(sys.modules.get(TRANSLATIONS), "ONNXRegistry", object)
     with _TRANSLATIONS_LOCK:
         declared = vars(home).get("from_torchlib")
