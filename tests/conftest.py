@@ -20,6 +20,7 @@ import pytest
 import torch
 from bench.zoo import ZOO, fetch
 
+from passive_sessions import make_sessions_passive
 from ridgeline.cli.main import main
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.device import current_device
@@ -84,7 +85,9 @@ def write_tiny_model(path: Path, x: str = "N,3,32,32") -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     """A test must neither read nor fill the user's caches. Workers inherit the folder of the main process."""
     config.option.loadscopereorder = False  # xdist would put files of many tests first, and long ones last
-    if not IS_WORKER:
+    if IS_WORKER:
+        make_sessions_passive()
+    else:
         home = tempfile.mkdtemp(prefix="ridgeline-tests-")
         os.environ[USERS_HOME] = os.environ.get("HOME", home)
         os.environ.update(HOME=home, XDG_CACHE_HOME=f"{home}/.cache")
