@@ -37,7 +37,7 @@ THREADS = 1 if IS_WORKER else 2
 LONGEST_FILES = (
     "test_readme.py", "test_transformers.py", "test_pages.py", "test_node_cases_a_to_l.py",
     "test_torch_guards.py", "test_triton_rows.py", "test_gpu_networks.py", "test_semantics.py",
-    "test_torch_backend.py",
+    "test_torch_backend.py", "test_torch_transformers.py", "test_torch_compile.py", "test_torch_changes.py",
 )  # fmt: skip
 GC_EVERY = 5000  # new objects; with the default of 700, a tenth of an export's time is the collector's
 USERS_HOME = "RIDGELINE_TESTS_USERS_HOME"

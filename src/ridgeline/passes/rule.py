@@ -165,8 +165,9 @@ class Names:
     def __init__(self, model: ir.Model) -> None:
         self._taken: set[str | None] = set()
         for graph in model.graphs():
-            made = (out for node in graph for out in node.outputs)
-            self._taken.update(v.name for v in (*graph.inputs, *graph.initializers.values(), *made))
+            self._taken.update(graph.initializers)
+            self._taken.update(value.name for value in graph.inputs)
+            self._taken.update(out.name for node in graph for out in node.outputs)
 
     def fresh(self, stem: str) -> str:
         numbered = (f"{stem}_{i}" for i in count(1))
@@ -233,14 +234,13 @@ def apply_rules(
 ) -> list[Refusal]:
     """One sweep over every graph. Outputs first meets the largest pattern before its parts; inputs first
     lets a chain collapse into its first node, each rewrite meeting the result of the one before."""
-    by_op: dict[str, list[tuple[Fusion, Pattern]]] = {}
-    for rule in rules:
-        pattern = _compiled(rule)
-        for op_type in root_ops(pattern):
-            by_op.setdefault(op_type, []).append((rule, pattern))
+    by_op = _by_root(tuple(rules))
     refused: list[tuple[Refusal, Match]] = []
+    graphs = list(model.graphs())
+    if not any(key_of(node) in by_op for graph in graphs for node in graph):
+        return []
     names = Names(model)
-    for graph in list(model.graphs()):
+    for graph in graphs:
         nodes = list(graph)
         for node in nodes if order == "inputs first" else reversed(nodes):
             for rule, pattern in by_op.get(key_of(node), ()):
@@ -249,6 +249,17 @@ def apply_rules(
                     break
     # a refusal is void when a smaller reading of the same nodes fired later in the sweep
     return [refusal for refusal, m in refused if all(node.graph is not None for node in m.nodes)]
+
+
+@cache
+def _by_root(rules: tuple[Fusion, ...]) -> dict[str, list[tuple[Fusion, Pattern]]]:
+    """The rules that a node can be the last op of, with their patterns, by the node's key."""
+    found: dict[str, list[tuple[Fusion, Pattern]]] = {}
+    for rule in rules:
+        pattern = _compiled(rule)
+        for op_type in root_ops(pattern):
+            found.setdefault(op_type, []).append((rule, pattern))
+    return found
 
 
 @cache
