@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,9 @@ FAIL_OVER = 0.03
 MACHINES_OWN = 0.10
 # with fewer rows, what they share cannot be told from what one of them lost
 FEWEST_SHARED = 3
+FEWEST_ALIKE = 8
+
+Matched: TypeAlias = tuple[list[Part], list[Part]]
 
 
 @dataclass(frozen=True)
@@ -79,13 +83,16 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     require_comparable(a, b)
     groups = match(a.parts, b.parts)
     both = [(ours, theirs) for ours, theirs in groups if ours and theirs]
-    logs = [math.log(u / t) for t, u in ((_us(x), _us(y)) for x, y in both) if t and u]
+    alike, altered = _by_causes(both)
+    # rows whose plan is the same tell what the machine did; where there are few of them, all rows do
+    logs = _logs(alike if len(alike) >= FEWEST_ALIKE else both)
     shared, noise = _shared(logs)
     spread = noise if len(logs) >= FEWEST_SHARED else MACHINES_OWN / 2
     draw = np.random.default_rng(SEED)
+    suspects = {id(ours) for ours, _ in altered}
     rows = [
-        _change(ours, theirs, total_us=a.total_us, shared=shared, spread=spread, rows=len(both), draw=draw,
-                fail_over=fail_over)
+        _change(ours, theirs, total_us=a.total_us, shared=shared, spread=spread,
+                rows=len(altered if id(ours) in suspects else alike), draw=draw, fail_over=fail_over)
         for ours, theirs in groups
     ]  # fmt: skip
     ratio, low, high = _total(a, b, draw)
@@ -105,6 +112,20 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     )
 
 
+def _by_causes(rows: Sequence[Matched]) -> tuple[list[Matched], list[Matched]]:
+    """Those that two plans run alike, and those that they do not."""
+    alike: list[Matched] = []
+    altered: list[Matched] = []
+    for row in rows:
+        (altered if _causes(*row) else alike).append(row)
+    return alike, altered
+
+
+def _logs(rows: Sequence[Matched]) -> list[float]:
+    times = ((_us(ours), _us(theirs)) for ours, theirs in rows)
+    return [math.log(theirs / ours) for ours, theirs in times if ours and theirs]
+
+
 def _shared(logs: Sequence[float]) -> tuple[float, float]:
     """The factor that rows have in common, and how far they differ from it anyway."""
     if len(logs) < FEWEST_SHARED:
@@ -113,7 +134,7 @@ def _shared(logs: Sequence[float]) -> tuple[float, float]:
     return math.exp(middle), NORMAL_MAD * median(abs(log - middle) for log in logs)
 
 
-def match(a: Sequence[Part], b: Sequence[Part]) -> list[tuple[list[Part], list[Part]]]:
+def match(a: Sequence[Part], b: Sequence[Part]) -> list[Matched]:
     """Parts that share nodes of the model, as the smallest groups that cover the same ones."""
     owner: dict[str, int] = {}
     parent: list[int] = []
