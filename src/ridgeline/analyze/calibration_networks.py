@@ -100,7 +100,7 @@ class Convolutions:
 class Separable:
     """Stages of inverted residuals: a wide depthwise convolution between two pointwise ones.
 
-    Gated, they have smooth activations, and each channel is weighted by what is in the whole image.
+    Gated, they have smooth activations, or cheap ones, and each channel is weighted by what is in the image.
     """
 
     B: int
@@ -108,6 +108,7 @@ class Separable:
     kernel: int = 3
     size: int = 224
     is_gated: bool = False
+    is_cheap: bool = False
 
     def add_to(self, net: Graph) -> None:
         x = net.input(self.B, 3, self.size, self.size)
@@ -122,6 +123,8 @@ class Separable:
         net.output(net.op("MatMul", x, net.weight(4 * last, 640)), 2)
 
     def _activation(self, net: Graph, x: str) -> str:
+        if self.is_cheap:
+            return net.op("HardSwish", x)
         return _swish(net, x) if self.is_gated else _clipped(net, x)
 
     def _block(self, net: Graph, x: str, given: int, made: int, stride: int) -> str:
@@ -250,6 +253,30 @@ class Joined:
         for count in (2, 6, self.pieces):
             joined = net.op("Concat", *made[1 : count + 1], axis=1)
             net.output(_conv(net, joined, count * self.width, 32), 4)
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Maps at half the size, enlarged again in two ways and joined with what they were made from."""
+
+    B: int
+    C: tuple[int, ...]
+    size: int
+
+    def add_to(self, net: Graph) -> None:
+        x, last = net.input(self.B, 3, self.size, self.size), 3
+        scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+        for width in self.C:
+            x = _swish(net, _conv(net, x, last, width, kernel=3, stride=2))
+            small = _swish(net, _conv(net, x, width, 2 * width, kernel=3, stride=2))
+            copied = net.op("Resize", small, "", scales, mode='"nearest"')
+            made = _swish(net, _conv(net, net.op("Concat", x, copied, axis=1), 3 * width, width))
+            made = _swish(net, _conv(net, made, width, width, kernel=3))
+            smooth = net.op("Resize", made, "", scales, mode='"linear"')
+            net.output(_conv(net, smooth, width, 16), 4)
+            weight = net.weight(2 * width, width, 2, 2)
+            net.output(net.op("ConvTranspose", small, weight, kernel_shape=(2, 2), strides=(2, 2)), 4)
+            last = width
 
 
 @dataclass(frozen=True)

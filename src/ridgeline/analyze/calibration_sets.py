@@ -19,6 +19,7 @@ from ridgeline.analyze.calibration_networks import (
     Maps,
     Network,
     Pools,
+    Pyramid,
     Rows,
     Separable,
     Transformer,
@@ -46,7 +47,7 @@ CONVOLUTIONS: dict[str, Sequence[Network]] = {
     "bottlenecks": (Convolutions(1, (64, 128, 256, 512), size=192),),
     "inverted residuals": (Separable(1, (24, 40, 80, 128)),),
     "gated residuals": (Separable(1, (16, 64), kernel=5, size=192, is_gated=True),),
-    "patches": (Blocks(1, (80, 160, 320), 48), Pools(1, (64,), 96)),
+    "patches": (Blocks(1, (80, 160, 320), 48), Pools(1, (64,), 96), Pyramid(4, (48, 96), 192)),
     "batches of bottlenecks": (Convolutions(24, (64, 128, 256, 512), size=192),),
     "batches of inverted residuals": (Separable(24, (24, 40, 80, 128)),),
     "batches of gated residuals": (Separable(12, (16, 48, 96), kernel=5, size=192, is_gated=True),),
@@ -78,15 +79,34 @@ ROWS: dict[str, Sequence[Network]] = {
 }  # fmt: skip
 GPU_GRAPHS: dict[str, Sequence[Network]] = {**TRANSFORMERS, **CONVOLUTIONS, **ROWS}
 CPU_GRAPHS: dict[str, Sequence[Network]] = {
-    "transformers": (Transformer(256, 1024, 4, 1, 32, layers=1), Transformer(512, 2048, 8, 1, 96, layers=1)),
+    "transformers": (
+        Transformer(256, 1024, 4, 1, 32, layers=1),
+        Transformer(512, 2048, 8, 1, 96, layers=1),
+        Transformer(320, 1280, 10, 1, 160, layers=1, is_masked=True),
+    ),
     "convolutions": (
         Convolutions(1, (48, 96, 192), size=160, blocks=1),
         Separable(1, (16, 24, 48), size=160),
-        Separable(1, (16, 40), kernel=5, size=96),
+        Separable(1, (16, 40), kernel=5, size=160, is_gated=True, is_cheap=True),
+        Separable(1, (16, 32), size=128, is_gated=True),
         Maps(1, (24, 48), 96, 128),
+        Maps(1, (96,), 48, 48),
         Pools(1, (32,), 64),
     ),
-    "rows": (Rows(((32, 256), (96, 1024), (1024, 64))),),
+    "maps of several sizes": (
+        Pyramid(1, (24, 48), 192),
+        Pyramid(1, (16, 32, 64), 320),
+        Joined(1, 24, 40, pieces=8),
+    ),
+    "wide maps": (Pyramid(1, (32, 128), 96), Maps(1, (32,), 160, 160), Convolutions(1, (32, 64), size=224)),
+    "small maps": (
+        Separable(1, (16, 32), size=64, is_gated=True),
+        Separable(1, (8, 24), kernel=5, size=96, is_gated=True, is_cheap=True),
+        Convolutions(1, (16, 32), size=48, blocks=1),
+        Pools(1, (16,), 24),
+        Transformer(64, 128, 2, 1, 8, layers=1),
+    ),
+    "rows": (Rows(((1, 200), (32, 256), (96, 1024), (1024, 64))),),
 }
 
 

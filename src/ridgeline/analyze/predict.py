@@ -27,6 +27,7 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import sites_of
 from ridgeline.runtime.weights import weights_of
 from ridgeline.select.shapes import Shapes, choose_every_shapes
+from ridgeline.tactics.control import CONTROL_OPS
 from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import machine_of
@@ -68,7 +69,7 @@ class Prediction:
     precision: str
     shapes: dict[str, str]
     steps: tuple[PredictedStep, ...]
-    unknown: tuple[str, ...]  # regions whose shapes depend on data: not in the total
+    unknown: tuple[str, ...]  # regions whose shapes depend on data, and control flow: not in the total
     weight_bytes: int
     memory_bytes: int | None  # of the machine
     power_w: float | None
@@ -107,7 +108,7 @@ def predict(
     for _, region, site in placed:
         if views_of(site):
             continue
-        us = cost.site_us(site, tactics)
+        us = None if _has_bodies(site) else cost.site_us(site, tactics)
         if us is None:
             unknown.append(region.name)
         else:
@@ -164,6 +165,11 @@ def fused_for(source: Source, target: Target, options: Options) -> tuple[Loaded,
 def lower_all(model: ir.Model, half: str) -> None:
     """Every node that can be in the half type, ports as they are: an upper bound of what lowering gains."""
     lower(model, {value_key(node): half for node in model.graph if any(v.name for v in node.outputs)})
+
+
+def _has_bodies(site: Site) -> bool:
+    """Which branch runs, and how often, is not known before it does."""
+    return any(op.key in CONTROL_OPS for op in site.body.ops)
 
 
 def _step(index: int, site: Site, us: float, ceilings: Ceilings) -> PredictedStep:

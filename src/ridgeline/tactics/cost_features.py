@@ -13,11 +13,16 @@ from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.ir.body_class import compute_type
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
-from ridgeline.ir.work import body_bytes, body_flops, op_flops
+from ridgeline.ir.work import body_bytes, op_flops
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 # images that lie plane by plane are read element by element: as far apart as four doublings of a size
 PLANES = 16
+FUNCTION = 4
+FUNCTIONS = (
+    "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "LogSoftmax", "Mish", "Pow", "Selu", "Sigmoid", "Sin",
+    "Softmax", "Softplus", "Swish", "Tan", "Tanh",
+)  # fmt: skip
 ALIGNED = 64  # channels that one step of a product takes: a tensor of fewer in a row is read piece by piece
 
 
@@ -36,10 +41,16 @@ def features_of(site: Site) -> Features:
     dtype = compute_type(site.body, site.specs)
     family, sizes = _sizes(anchor, site)
     made = next((site.specs[name].numel for name in anchor.outputs if name in site.specs), 1)
-    rest = (body_flops(site.body, site.specs) - op_flops(anchor, site.specs)) / max(made, 1)
+    others = (op for op in site.body.ops if op is not anchor)
+    rest = math.fsum(_instructions(op, site.specs) for op in others) / max(made, 1)
     moved = body_bytes(site.body, site.specs)
     values = tuple(math.log2(max(size, 1)) for size in (moved, 1 + rest, *sizes))
     return Features(f"{family} {dtype}", dtype, values)
+
+
+def _instructions(op: Op, specs: Mapping[str, TensorSpec]) -> float:
+    """A function takes tens of instructions and counts as a few operations."""
+    return op_flops(op, specs) * (FUNCTION if op.op_type in FUNCTIONS else 1)
 
 
 def main_op(site: Site) -> Op:
@@ -82,7 +93,9 @@ def _convolution(
     depth = op_flops(anchor, specs) / (2 * made.numel)
     width = given.shape[1] / groups
     family = "convolution" if groups == 1 else "depthwise" if width == 1 else "grouped convolution"
-    if groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
+    if anchor.op_type == "ConvTranspose":
+        family = f"transposed {family}"
+    elif groups == 1 and depth == width and given.numel * channels == made.numel * given.shape[1]:
         family = "pointwise convolution"
     lanes = (width,) if groups > 1 else (_lanes(width), _lanes(channels))
     return family, (made.numel / channels, channels, depth, *lanes, *_orders(given, made))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.devices import Device, device_with
@@ -28,6 +29,7 @@ NEAREST = 4
 # time that the first factor gives: whether a region is bound by its launch or by its work. With these weights
 # points of a calibration are predicted best from the graphs that they are not in
 WORK_WEIGHT, TIME_WEIGHT = 0.5, 0.25
+MOVERS = ("movement", "pointwise")
 SAME = 0.05  # squared: nearer points are all as good
 
 
@@ -91,11 +93,16 @@ class CostModel:
         """By what factor regions of these sizes took longer than the first factor says."""
         points = [p for p in self._points.get(features.family, ()) if len(p.features) == len(features.values)]
         if not points:
-            return 1.0
+            return self._common_correction(features.dtype)
         near = sorted((_apart(point, features, modelled_us), point.log_ratio) for point in points)[:NEAREST]
         weights = [1 / (SAME + squared) for squared, _ in near]
         total = math.fsum(weight * ratio for weight, (_, ratio) in zip(weights, near, strict=True))
         return math.exp(total / math.fsum(weights))
+
+    def _common_correction(self, dtype: str) -> float:
+        """Of ops that the calibration has none of: they mostly move elements, and err as those that do."""
+        movers = [p for kind in MOVERS for p in self._points.get(f"{kind} {dtype}", ())]
+        return math.exp(median(point.log_ratio for point in movers)) if movers else 1.0
 
 
 def _apart(point: Point, features: Features, modelled_us: float) -> float:

@@ -28,8 +28,10 @@ CUDNN_US, CUDNN_US_PER_DEPTH = 5.2, 1.5e-3
 CUDNN_LARGE_US, CUDNN_LARGE_US_PER_DEPTH, CUDNN_SHARE, CUDNN_CHANNELS = 4.0, 1e-3, 0.95, 128
 FLOOR_SHARE = 0.5  # of the peak, op by op
 # Hopper's tensor maps want rows at multiples of 16 bytes (cuTensorMapEncodeTiled); without them libraries
-# multiply by mma instead of wgmma, which reaches 75 % at most (vllm-project/vllm#7174). Not measured here
-TENSOR_MAP_BITS, WITHOUT_TENSOR_MAPS = 128, 0.75
+# multiply by mma instead of wgmma: 4096x1024x1024 takes 21 µs, with 1022 columns 42, with 1021 70
+# (bench/alignment_gpu.py)
+TENSOR_MAP_BITS, COPY_BITS = 128, 32
+WITHOUT_TENSOR_MAPS, WITHOUT_COPIES = 0.5, 0.3
 # depthwise convolutions by cuDNN read their images several times
 CUDNN_DEPTHWISE_READS = 3.0
 # SDPA of 12 heads, 128 queries: flash 5.3 µs and cuDNN 5.9; at batch 32 13.3 and 10.5. µs, share of the peak
@@ -116,21 +118,27 @@ def _library(site: Site, share: float, device: Device) -> float:
     rate = share * device.flops if is_half else device.plain_flops
     if site.body.may_round:
         rate = share * device.flops / 2
-    if device.has_warpgroups and (is_half or site.body.may_round) and not _has_whole_rows(site):
-        rate *= WITHOUT_TENSOR_MAPS
+    if device.has_warpgroups and (is_half or site.body.may_round):
+        aligned = _row_bits(site)
+        rate *= (
+            1
+            if not aligned % TENSOR_MAP_BITS
+            else WITHOUT_COPIES
+            if aligned % COPY_BITS
+            else WITHOUT_TENSOR_MAPS
+        )
     return max(body_flops(site.body, site.specs) / rate, _moving_us(site, device))
 
 
-def _has_whole_rows(site: Site) -> bool:
-    """Whether rows of the products' data and results start at multiples of what a tensor map wants."""
+def _row_bits(site: Site) -> int:
+    """At multiples of how many bits all rows of the products' data and results start."""
+    found = 0
     for op in site.body.ops:
         axis = {"MatMul": -1, "Gemm": -1, "Conv": 1}.get(op.op_type)
         if axis is not None:
             specs = [site.specs[name] for name in (op.inputs[0], op.outputs[0]) if name in site.specs]
-            sizes = [spec.shape[axis] * ITEM_BITS[spec.dtype] for spec in specs if spec.shape]
-            if any(bits % TENSOR_MAP_BITS for bits in sizes):
-                return False
-    return True
+            found = math.gcd(found, *(s.shape[axis] * ITEM_BITS[s.dtype] for s in specs if s.shape))
+    return found
 
 
 def _rest(rest: Site | None, device: Device) -> float:
