@@ -107,7 +107,7 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     folder = Path(os.environ.get("OUT", RESULTS))
-    (folder / f"h200-alignment-{told['date']}.json").write_text(json.dumps(told, indent=1) + "\n")
+    (folder / f"alignment-h200-{told['date']}.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

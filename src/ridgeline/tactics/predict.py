@@ -28,8 +28,8 @@ CUDNN_US, CUDNN_US_PER_DEPTH = 5.2, 1.5e-3
 CUDNN_LARGE_US, CUDNN_LARGE_US_PER_DEPTH, CUDNN_SHARE, CUDNN_CHANNELS = 4.0, 1e-3, 0.95, 128
 FLOOR_SHARE = 0.5  # of the peak, op by op
 # Hopper's tensor maps want rows at multiples of 16 bytes (cuTensorMapEncodeTiled); without them libraries
-# multiply by mma instead of wgmma: 4096x1024x1024 takes 21 µs, with 1022 columns 42, with 1021 70
-# (bench/alignment_gpu.py)
+# multiply by mma instead of wgmma: as bench.alignment_gpu has it, 4096x1024x1024 takes cuBLAS 21 µs, with
+# 1022 columns 42, with 1021 70
 TENSOR_MAP_BITS, COPY_BITS = 128, 32
 WITHOUT_TENSOR_MAPS, WITHOUT_COPIES = 0.5, 0.3
 # depthwise convolutions by cuDNN read their images several times
@@ -119,14 +119,11 @@ def _library(site: Site, share: float, device: Device) -> float:
     if site.body.may_round:
         rate = share * device.flops / 2
     if device.has_warpgroups and (is_half or site.body.may_round):
-        aligned = _row_bits(site)
-        rate *= (
-            1
-            if not aligned % TENSOR_MAP_BITS
-            else WITHOUT_COPIES
-            if aligned % COPY_BITS
-            else WITHOUT_TENSOR_MAPS
-        )
+        row_bits = _row_bits(site)
+        if row_bits % COPY_BITS:
+            rate *= WITHOUT_COPIES
+        elif row_bits % TENSOR_MAP_BITS:
+            rate *= WITHOUT_TENSOR_MAPS
     return max(body_flops(site.body, site.specs) / rate, _moving_us(site, device))
 
 
