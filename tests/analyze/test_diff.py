@@ -229,3 +229,11 @@ def test_an_engine_is_one_whatever_its_name_ends_in(tiny_model: Path, tmp_path: 
     build(tiny_model, level=0, verify="off").save(tmp_path / "a.ridge")
     (tmp_path / "a.engine").write_bytes((tmp_path / "a.ridge").read_bytes())
     assert read_side(tmp_path / "a.engine").kind == "engine"
+
+
+def test_two_models_are_not_compared() -> None:
+    """A gate over the wrong file must not pass."""
+    one = trace(step(1, "a", 1.0), total_us=1.0, rounds=ROUNDS)
+    other = trace(step(1, "b", 1.0), total_us=1.0, rounds=ROUNDS)
+    with pytest.raises(OptionError, match="nothing in common"):
+        diff(trace_side(one), trace_side(other))

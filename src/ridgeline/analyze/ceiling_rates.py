@@ -15,6 +15,7 @@ from ridgeline.base.timing import interleave
 GPU_SIZES = tuple(1 << exponent for exponent in range(14, 32, 2))
 CPU_SIZES = tuple(1 << exponent for exponent in range(12, 29, 2))
 GPU_EDGE, CPU_EDGE = 8192, 1024
+CPU_MAP = 56, 128  # pixels of an edge, channels
 CHAIN = 64  # launches in one graph, so that its own launch does not count
 SECONDS = 0.15  # for each figure on a processor
 ROUNDS = 5
@@ -32,7 +33,11 @@ def copy_curve(target: Target) -> list[tuple[float, float]]:
 
 
 def product_rates(target: Target) -> dict[str, float]:
-    """Flops per µs of a large square product, for every type that this machine multiplies."""
+    """Flops per µs of a large square product, for every type that this machine multiplies.
+
+    On a processor also of a convolution: products and convolutions are two libraries there, and each is the
+    better one on some.
+    """
     rates = {}
     edge = GPU_EDGE if target.traits.is_gpu else CPU_EDGE
     for name, call in _products(target, edge):
@@ -41,7 +46,18 @@ def product_rates(target: Target) -> dict[str, float]:
                 rates[name] = 2 * edge**3 / _time(target, call)
         except (RuntimeError, NotImplementedError):  # this type is not multiplied here
             continue
+    if not target.traits.is_gpu:
+        rates["float32"] = max(rates["float32"], _convolution_rate(target))
     return rates
+
+
+def _convolution_rate(target: Target) -> float:
+    """Flops per µs of a 3x3 convolution over a map that is larger than its weight."""
+    size, width = CPU_MAP
+    image = torch.randn(1, width, size, size).to(memory_format=torch.channels_last)
+    weight = torch.randn(width, width, 3, 3).to(memory_format=torch.channels_last)
+    us = _time(target, partial(torch.conv2d, image, weight, padding=1))
+    return 2 * 9 * (width * size) ** 2 / us
 
 
 def launch_us(target: Target) -> float:

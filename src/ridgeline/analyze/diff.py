@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ridgeline.analyze.diff_sides import Part, Side, require_comparable
+from ridgeline.errors import OptionError
 
 RESAMPLES = 400
 SEED = 0
@@ -83,6 +84,10 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     require_comparable(a, b)
     groups = match(a.parts, b.parts)
     both = [(ours, theirs) for ours, theirs in groups if ours and theirs]
+    if a.parts and b.parts and not both:
+        raise OptionError(
+            "A and B have nothing in common", got=f"{a.model} and {b.model}", want="two runs of one model"
+        )
     alike, altered = _by_causes(both)
     # rows whose plan is the same tell what the machine did; where there are few of them, all rows do
     logs = _logs(alike if len(alike) >= FEWEST_ALIKE else both)
