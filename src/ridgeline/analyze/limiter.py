@@ -26,6 +26,7 @@ LONGEST_GAP_US = 5.0
 # a last wave less full than this leaves so many processors idle that it shows in the whole
 FULL_WAVES = 0.75
 MANY_WAVES = 4
+IN_CACHE = 1.25  # copies that are so much faster than the largest come from a cache
 # of a function for each operation that it counts as: a chain of Erf, Tanh, Sin and Softplus took twelve
 INSTRUCTIONS = 10
 PRODUCTS = ("product", "convolution", "attention")
@@ -56,7 +57,7 @@ def find_limit(step: StepTime, ceilings: Ceilings | None) -> Limit:
     if not us:
         return Limit("unknown", "it is too short to be measured")
     shares = _shares(step, ceilings)
-    bound = _known(max(shares.memory_us, shares.arithmetic_us))
+    bound = _known(max(step.bytes / ceilings.best_bytes_per_us(step.bytes), shares.arithmetic_us))
     facts = {
         "bound_us": bound,
         "roofline": None if bound is None else bound / us,
@@ -83,12 +84,17 @@ def _shares(step: StepTime, ceilings: Ceilings) -> _Shares:
     is_tensor = is_product and ceilings.is_gpu and step.precision in TENSOR_TYPES
     # outside products the arithmetic is done in float32, whatever the storage is
     dtype = step.precision if is_product else "float32"
+    cached = ceilings.best_bytes_per_us(step.bytes)
+    if ceilings.l2_bytes is not None:
+        # not the rate of a copy of this size: a small one is bound by its launch, and so would be the step
+        cached, fits_cache = ceilings.cache_bytes_per_us, step.bytes <= ceilings.l2_bytes
+    else:  # of a processor's caches only the speed of copies is known
+        fits_cache = cached > IN_CACHE * ceilings.memory_bytes_per_us
     return _Shares(
         memory_us=step.bytes / ceilings.memory_bytes_per_us,
-        # not the rate of a copy of this size: a small one is bound by its launch, and so would be the step
-        cache_us=_known(step.bytes / ceilings.cache_bytes_per_us) or 0.0,
+        cache_us=_known(step.bytes / cached) or 0.0,
         arithmetic_us=step.flops / ceilings.flops_per_us(dtype),
-        fits_cache=ceilings.l2_bytes is not None and step.bytes <= ceilings.l2_bytes,
+        fits_cache=fits_cache,
         unit="tensor cores" if is_tensor else "ALU/SFU",
     )
 

@@ -113,6 +113,13 @@ class Ceilings:
         past = [rate for nbytes, rate in self.copy if nbytes >= PAST_CACHE * (self.l2_bytes or math.inf)]
         return max(past) if past else self.bytes_per_us()
 
+    def best_bytes_per_us(self, nbytes: float) -> float:
+        """The best rate of copies of this many bytes or more: what is in a cache comes from there.
+
+        A smaller copy may be slower, but that is its launch.
+        """
+        return max((rate for size, rate in self.copy if size >= nbytes), default=self.memory_bytes_per_us)
+
     @property
     def cache_bytes_per_us(self) -> float:
         """What comes from the cache: the best rate of copies that fit it; NaN if none was measured."""
@@ -131,7 +138,7 @@ class Ceilings:
     def bound_us(self, nbytes: float, flops: float, dtype: str) -> float:
         """The least time of this work: its bytes or its arithmetic, whichever takes longer; NaN if a rate
         that it needs is not known."""
-        moving_us = nbytes / self.memory_bytes_per_us if nbytes else 0.0
+        moving_us = nbytes / self.best_bytes_per_us(nbytes) if nbytes else 0.0
         computing_us = flops / self.flops_per_us(dtype) if flops else 0.0
         # `max` would leave out a NaN, and call the other of the two the bound
         return math.nan if math.isnan(moving_us + computing_us) else max(moving_us, computing_us)
