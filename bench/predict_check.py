@@ -36,11 +36,17 @@ GPU_DEFAULT = (
     "resnet50_b1", "resnet50_b32", "bert_base_s128_b1", "bert_base_s128_b32", "vit_b16_b1", "vit_b16_b32",
     "mobilenet_v2_b1", "mobilenet_v2_b32", "gpt2_s512_b1", "gpt2_s512_b8",
 )  # fmt: skip
-# nobody tuned the model for these: name, torchvision's name, batch
+# by torchvision's name, batch and size of an image; the calibration has layers of all their kinds
 FURTHER = {
-    "efficientnet_b0_b16": ("efficientnet_b0", 16), "convnext_tiny_b16": ("convnext_tiny", 16),
-    "vgg16_bn_b8": ("vgg16_bn", 8), "regnet_y_800mf_b16": ("regnet_y_800mf", 16),
-    "densenet121_b8": ("densenet121", 8),
+    "efficientnet_b0_b16": ("efficientnet_b0", 16, 224), "convnext_tiny_b16": ("convnext_tiny", 16, 224),
+    "vgg16_bn_b8": ("vgg16_bn", 8, 224), "regnet_y_800mf_b16": ("regnet_y_800mf", 16, 224),
+    "densenet121_b8": ("densenet121", 8, 224),
+}  # fmt: skip
+# and these nobody looked at while it was made: --cases unseen
+UNSEEN = {
+    "inception_v3_b8": ("inception_v3", 8, 299), "mnasnet1_0_b16": ("mnasnet1_0", 16, 224),
+    "resnext50_32x4d_b8": ("resnext50_32x4d", 8, 224), "swin_t_b8": ("swin_t", 8, 224),
+    "shufflenet_v2_x1_0_b16": ("shufflenet_v2_x1_0", 16, 224),
 }  # fmt: skip
 # silero_vad is one If, whose branches are not predicted
 CPU_DEFAULT = ("ppocr6_rec", "ppocr4_det", "minilm_18", "nudenet", "ppocr6_cls")
@@ -49,7 +55,8 @@ CPU_DEFAULT = ("ppocr6_rec", "ppocr4_det", "minilm_18", "nudenet", "ppocr6_cls")
 def gpu_sources(names: list[str], folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     from bench.gpu_cases import CASES, Case, _image, _vision, export, randomise
 
-    further = {n: Case(n, _vision(m), _image(b), is_image=True) for n, (m, b) in FURTHER.items()}
+    others = {**FURTHER, **UNSEEN}
+    further = {n: Case(n, _vision(m), _image(b, s), is_image=True) for n, (m, b, s) in others.items()}
     for name in names:
         case = CASES.get(name) or further[name]
         path = folder / name / "model.onnx"
@@ -135,9 +142,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     write_target(calibrated, args.folder / "calibration.toml")
     known = {"calibrated": calibrated} | ({"uncalibrated": stated_ceilings(target)} if is_gpu else {})
-    names = (
-        args.cases.split(",") if args.cases else [*(GPU_DEFAULT + tuple(FURTHER) if is_gpu else CPU_DEFAULT)]
-    )
+    names = _names(args.cases, is_gpu=is_gpu)
     made: dict[str, Any] = {
         "date": str(date.today()), "calibrated_on": calibrated.measured,
         "torch": torch.__version__, "calibration_s": round(seconds, 1), "points": len(calibrated.points),
@@ -162,6 +167,14 @@ def main() -> None:
         out.write_text(json.dumps(made, indent=1))
         gc.collect()
     print(json.dumps({how: made.get(how) for how in known}))
+
+
+def _names(cases: str, *, is_gpu: bool) -> list[str]:
+    if cases == "unseen":
+        return [*UNSEEN]
+    if cases:
+        return cases.split(",")
+    return [*GPU_DEFAULT, *FURTHER] if is_gpu else [*CPU_DEFAULT]
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
