@@ -6,6 +6,8 @@ import onnx
 import pytest
 
 import ridgeline
+from ridgeline.base.spec import TensorSpec
+from ridgeline.errors import LimitError
 
 GRAPHS = {
     "reshape": "(float[4,6] x, int64[3] s) => (float[a,b,c] y) { y = Reshape(x, s) }",
@@ -30,3 +32,10 @@ def test_a_model_that_is_told_numbers_builds_and_is_verified(name: str) -> None:
     engine = ridgeline.build(model, level=1, verify="full", without=("ort",))
     made = engine.run(engine.example_inputs())
     assert all(array.size for array in made.values())
+
+
+def test_inputs_beyond_the_limit_are_not_drawn() -> None:
+    model = '<ir_version: 9, opset_import: ["": 20]> g (float[N,16] x) => (float[N,16] y) { y = Relu(x) }'
+    engine = ridgeline.build(onnx.parser.parse_model(model), verify="off", level=0)
+    with pytest.raises(LimitError, match="inputs of x"):
+        engine.example_inputs(0, {"x": TensorSpec("float32", (1 << 40, 16))})

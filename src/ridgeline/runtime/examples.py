@@ -60,6 +60,7 @@ def example_feeds(
 ) -> dict[str, Any]:
     """Random inputs at these shapes."""
     program, rng = inference.program, np.random.default_rng(seed)
+    _require_memory(shapes, program.limits.planned_bytes)
     flat, _ = program.flat_ops(program.regions)
     ops = list(_all_ops(flat))
     has_integers = any(spec.dtype.startswith(("int", "uint")) for spec in shapes.values())
@@ -85,6 +86,17 @@ def example_feeds(
                     limit="planned_bytes", allowed=program.limits.planned_bytes, got=shapes[name].nbytes,
                 ) from error  # fmt: skip
     return made
+
+
+def _require_memory(shapes: Mapping[str, TensorSpec], allowed: int) -> None:
+    """Before they are drawn: an engine would refuse them, but they would fill the machine first."""
+    total = sum(spec.nbytes for spec in shapes.values())
+    if total > allowed:
+        raise LimitError(
+            f"inputs of {', '.join(f'{name}: {spec}' for name, spec in shapes.items())} need more memory than"
+            " an engine may have",
+            limit="planned_bytes", got=total, allowed=allowed,
+        )  # fmt: skip
 
 
 def site_inputs(site: Site, weights: Mapping[str, Tensor], *, device: str = "cpu") -> list[Tensor | None]:
