@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from ridgeline.analyze.limiter import IN_CACHE, PRODUCTS, TENSOR_TYPES, Limiter
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import Site, Target
 from ridgeline.builder import fuse, fused_model
@@ -28,7 +29,7 @@ from ridgeline.runtime.instance import sites_of
 from ridgeline.runtime.weights import weights_of
 from ridgeline.select.shapes import Shapes, choose_every_shapes
 from ridgeline.tactics.control import CONTROL_OPS
-from ridgeline.tactics.cost_features import features_of
+from ridgeline.tactics.cost_features import Features, features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import machine_of
 
@@ -50,8 +51,8 @@ class PredictedStep:
     bytes: int
     flops: int
     bound_us: float  # what the machine's ceilings allow for these bytes and flops; NaN: not known
-    # launch | memory | arithmetic | kernel: far from every ceiling | unknown: so is the rate of its type
-    limiter: str
+    # as a profile has it; latency: far from every ceiling; unknown: the rate of its type is
+    limiter: Limiter
 
     @property
     def roofline(self) -> float:
@@ -185,19 +186,22 @@ def _step(index: int, site: Site, us: float, ceilings: Ceilings) -> PredictedSte
         bytes=nbytes,
         flops=flops,
         bound_us=bound_us,
-        limiter=_limiter(us, bound_us, nbytes, flops, found.dtype, ceilings),
+        limiter=_limiter(us, bound_us, nbytes, found, ceilings),
     )
 
 
-def _limiter(us: float, bound_us: float, nbytes: int, flops: int, dtype: str, ceilings: Ceilings) -> str:
-    """What a faster machine would have to be better at."""
+def _limiter(us: float, bound_us: float, nbytes: int, features: Features, ceilings: Ceilings) -> Limiter:
+    """What a faster machine would have to be better at, in the words of a profile."""
     if math.isnan(bound_us):
         return "unknown"
-    if bound_us < LAUNCH_BOUND * us and us < 3 * ceilings.least_launch_us:
-        return "launch"
     if bound_us < LAUNCH_BOUND * us:
-        return "kernel"
-    return "memory" if nbytes / ceilings.memory_bytes_per_us >= bound_us else "arithmetic"
+        return "launch" if us < 3 * ceilings.least_launch_us else "latency"
+    rate = ceilings.best_bytes_per_us(nbytes)
+    if nbytes / rate >= bound_us:
+        return "L2" if rate > IN_CACHE * ceilings.memory_bytes_per_us else "memory"
+    is_product = any(word in PRODUCTS for word in features.family.split())
+    is_tensor = is_product and ceilings.is_gpu and features.dtype in TENSOR_TYPES
+    return "tensor cores" if is_tensor else "ALU/SFU"
 
 
 def batch_profile(source: Source, batch: int, profile: dict[str, str]) -> dict[str, str]:
