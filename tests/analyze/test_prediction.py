@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.analyze import calibration_ahead
 from ridgeline.analyze.calibrate import measure_rates, points_of
 from ridgeline.analyze.calibration_ahead import Ahead, jobs_of
 from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
@@ -117,7 +118,7 @@ def test_a_processor_is_measured_and_its_own_networks_are_predicted(tmp_path: Pa
 
 
 def test_the_networks_of_a_calibration_are_models() -> None:
-    assert [name for name, _ in graphs(is_gpu=False)] == list(CPU_GRAPHS)
+    assert [name for name, _ in graphs(Target("cpu"))] == list(CPU_GRAPHS)
     assert len(GPU_GRAPHS) > 1
 
 
@@ -289,10 +290,11 @@ def test_kernels_are_listed_ahead_of_a_build() -> None:
     assert sum(len(offer.kernels(config)) for _, _, offer, config in jobs if isinstance(offer, Offer)) > 20
 
 
-def test_a_calibration_goes_on_without_the_process_beside_it() -> None:
-    beside = Ahead(Target("cuda", "no such architecture"))
-    beside.wait_for("short sequences")
+def test_a_calibration_goes_on_without_the_process_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration_ahead, "START", "raise SystemExit(1)")
+    beside = Ahead(Target("cuda", "sm_90"))
+    assert not beside.wait_for("short sequences"), "it ended, and did not compile"
     beside.close()
     beside = Ahead(Target("cpu"))
-    beside.wait_for("rows")
+    assert not beside.wait_for("rows"), "compilers would take the cores that are measured"
     beside.close()

@@ -55,7 +55,7 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
     spans = tuple(tactic.name for tactic in tactics if tactic.takes_spans)
     ahead = Ahead(target)
     try:
-        for name, model in graphs(is_gpu=target.traits.is_gpu):
+        for name, model in graphs(target):
 
             def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
                 tell(name, done, total, f"{stage} {detail}")

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 import onnx
 
 from ridgeline.analyze.calibration_sets import graphs
-from ridgeline.analyze.predict import fused_for
+from ridgeline.analyze.predict import computed_sites, fused_for
 from ridgeline.base.spec import Target
-from ridgeline.ir.views import views_of
 from ridgeline.options import make_options
-from ridgeline.runtime.instance import sites_of
 from ridgeline.tactics.base import Offer
 from ridgeline.tactics.offer import Job, precompile, read_offer
 
@@ -27,7 +25,7 @@ START = """
 import sys
 sys.path[:0] = {paths!r}
 from ridgeline.analyze.calibration_ahead import compile_all
-compile_all({arch!r})
+compile_all({kind!r}, {arch!r})
 """
 COURTESY = 5  # added to the niceness: whoever launches and times goes first
 
@@ -39,17 +37,16 @@ class Ahead:
         self._process: subprocess.Popen[str] | None = None
         # on a processor compilers would take the cores that are measured
         if target.traits.is_gpu:
-            code = START.format(paths=[path for path in sys.path if path], arch=target.arch)
+            code = START.format(paths=[path for path in sys.path if path], kind=target.kind, arch=target.arch)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
 
-    def wait_for(self, name: str) -> None:
-        """Until the kernels of this graph are compiled, or the process ended."""
-        if self._process is not None and self._process.stdout is not None:
-            for line in self._process.stdout:
-                if line.rstrip("\n") == name:
-                    return
+    def wait_for(self, name: str) -> bool:
+        """Until the kernels of this graph are compiled; False if the process ended before, or never began."""
+        if self._process is None or self._process.stdout is None:
+            return False
+        return any(line.rstrip("\n") == name for line in self._process.stdout)
 
     def close(self) -> None:
         if self._process is not None:
@@ -57,11 +54,12 @@ class Ahead:
             self._process.communicate()
 
 
-def compile_all(arch: str) -> None:
+def compile_all(kind: str, arch: str) -> None:
     """The process: each graph's kernels, and then its name."""
     os.nice(COURTESY)
-    for name, model in graphs(is_gpu=True):
-        precompile(jobs_of(model, Target("cuda", arch)))
+    target = Target(kind, arch)
+    for name, model in graphs(target):
+        precompile(jobs_of(model, target))
         sys.stdout.write(f"{name}\n")
         sys.stdout.flush()
 
@@ -69,8 +67,7 @@ def compile_all(arch: str) -> None:
 def jobs_of(model: onnx.ModelProto, target: Target) -> Iterator[Job]:
     """All that a build of the model will time, each region once."""
     _, fused, shapes = fused_for(model, target, make_options({}))
-    placed = sites_of(fused.program, fused.program.regions, fused.inference.at(shapes.opt), target)
-    sites = {site.key: site for _, _, site in placed if not views_of(site)}
+    sites = {site.key: site for _, site in computed_sites(fused, shapes, target)}
     for tactic in fused.tactics.values():
         for site in sites.values():
             offer = read_offer(tactic, site)

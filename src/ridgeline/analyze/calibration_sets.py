@@ -24,6 +24,7 @@ from ridgeline.analyze.calibration_networks import (
     Separable,
     Transformer,
 )
+from ridgeline.base.spec import Target
 
 # weights of one graph together stay in L2 as those of a small model do, or come from memory
 TRANSFORMERS: dict[str, Sequence[Network]] = {
@@ -110,8 +111,9 @@ CPU_GRAPHS: dict[str, Sequence[Network]] = {
 }
 
 
-def graphs(*, is_gpu: bool) -> Iterator[tuple[str, onnx.ModelProto]]:
+def graphs(target: Target) -> Iterator[tuple[str, onnx.ModelProto]]:
     """What a calibration measures, one graph after the other."""
+    is_gpu = target.traits.is_gpu
     for name, networks in (GPU_GRAPHS if is_gpu else CPU_GRAPHS).items():
         graph = Graph(name.replace(" ", "_"), HALF if is_gpu else SINGLE)
         for network in networks:

@@ -27,7 +27,7 @@ FAIL_OVER = 0.03
 MACHINES_OWN = 0.10
 # with fewer rows, what they share cannot be told from what one of them lost
 FEWEST_SHARED = 3
-FEWEST_ALIKE = 8
+FEWEST_ALIKE = 8  # rows that tell the noise by themselves
 
 Matched: TypeAlias = tuple[list[Part], list[Part]]
 
@@ -94,10 +94,9 @@ def diff(a: Side, b: Side, *, fail_over: float = FAIL_OVER) -> Diff:
     shared, noise = _shared(logs)
     spread = noise if len(logs) >= FEWEST_SHARED else MACHINES_OWN / 2
     draw = np.random.default_rng(SEED)
-    suspects = {id(ours) for ours, _ in altered}
     rows = [
         _change(ours, theirs, total_us=a.total_us, shared=shared, spread=spread,
-                rows=len(altered if id(ours) in suspects else alike), draw=draw, fail_over=fail_over)
+                rows=len(altered if _causes(ours, theirs) else alike), draw=draw, fail_over=fail_over)
         for ours, theirs in groups
     ]  # fmt: skip
     ratio, low, high = _total(a, b, draw)
@@ -290,7 +289,7 @@ def _config(a: Mapping[str, object] | None, b: Mapping[str, object] | None) -> s
     return ", ".join(f"{name} {a.get(name, '–')} → {b.get(name, '–')}" for name in names)
 
 
-def _unjudged(both: Sequence[tuple[list[Part], list[Part]]], rows: Sequence[Change]) -> list[str]:
+def _unjudged(both: Sequence[Matched], rows: Sequence[Change]) -> list[str]:
     """Rows that have samples and yet no interval."""
     sampled = sum(_samples(x) is not None and _samples(y) is not None for x, y in both)
     judged = sum(row.low is not None for row in rows)

@@ -16,6 +16,7 @@ from ridgeline.plan.trace import StepTime
 Limiter: TypeAlias = Literal[
     "launch", "latency", "memory", "L2", "tensor cores", "ALU/SFU", "tail/wave", "host", "unknown"
 ]
+Unit: TypeAlias = Literal["tensor cores", "ALU/SFU"]
 AT_ROOF = 0.60
 # a step that takes less than this many launches does hardly anything besides
 LAUNCHES = 1.5
@@ -26,7 +27,6 @@ LONGEST_GAP_US = 5.0
 # a last wave less full than this leaves so many processors idle that it shows in the whole
 FULL_WAVES = 0.75
 MANY_WAVES = 4
-IN_CACHE = 1.25  # copies that are so much faster than the largest come from a cache
 # of a function for each operation that it counts as: a chain of Erf, Tanh, Sin and Softplus took twelve
 INSTRUCTIONS = 10
 PRODUCTS = ("product", "convolution", "attention")
@@ -76,26 +76,29 @@ class _Shares:
     cache_us: float
     arithmetic_us: float
     fits_cache: bool
-    unit: Literal["tensor cores", "ALU/SFU"]
+    unit: Unit
+
+
+def arithmetic_unit(dtype: str, ceilings: Ceilings, *, is_product: bool) -> Unit:
+    """What a region of this type computes on."""
+    return "tensor cores" if is_product and ceilings.is_gpu and dtype in TENSOR_TYPES else "ALU/SFU"
 
 
 def _shares(step: StepTime, ceilings: Ceilings) -> _Shares:
     is_product = step.op_class in (*PRODUCTS, "recurrent", "library span")
-    is_tensor = is_product and ceilings.is_gpu and step.precision in TENSOR_TYPES
     # outside products the arithmetic is done in float32, whatever the storage is
     dtype = step.precision if is_product else "float32"
-    cached = ceilings.best_bytes_per_us(step.bytes)
     if ceilings.l2_bytes is not None:
         # not the rate of a copy of this size: a small one is bound by its launch, and so would be the step
         cached, fits_cache = ceilings.cache_bytes_per_us, step.bytes <= ceilings.l2_bytes
     else:  # of a processor's caches only the speed of copies is known
-        fits_cache = cached > IN_CACHE * ceilings.memory_bytes_per_us
+        cached, fits_cache = ceilings.best_bytes_per_us(step.bytes), ceilings.is_cached(step.bytes)
     return _Shares(
         memory_us=step.bytes / ceilings.memory_bytes_per_us,
         cache_us=_known(step.bytes / cached) or 0.0,
         arithmetic_us=step.flops / ceilings.flops_per_us(dtype),
         fits_cache=fits_cache,
-        unit="tensor cores" if is_tensor else "ALU/SFU",
+        unit=arithmetic_unit(step.precision, ceilings, is_product=is_product),
     )
 
 

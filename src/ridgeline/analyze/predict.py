@@ -6,18 +6,21 @@ The model is read, canonicalised and fused as for a build; nothing is compiled, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from ridgeline.analyze.limiter import IN_CACHE, PRODUCTS, TENSOR_TYPES, Limiter
+from ridgeline.analyze.limiter import PRODUCTS, Limiter, arithmetic_unit
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import Site, Target
 from ridgeline.builder import fuse, fused_model
 from ridgeline.errors import OptionError, TargetError
 from ridgeline.frontend.from_onnx import Loaded, Source, load
 from ridgeline.frontend.ports import ports
+from ridgeline.ir.body import Region
+from ridgeline.ir.op_row import Kind
+from ridgeline.ir.ops import row_of
 from ridgeline.ir.views import views_of
 from ridgeline.ir.work import body_bytes, body_flops
 from ridgeline.options import DEFAULT_LIMITS, Options
@@ -28,7 +31,6 @@ from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import sites_of
 from ridgeline.runtime.weights import weights_of
 from ridgeline.select.shapes import Shapes, choose_every_shapes
-from ridgeline.tactics.control import CONTROL_OPS
 from ridgeline.tactics.cost_features import Features, features_of
 from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import machine_of
@@ -101,14 +103,10 @@ def predict(
     target = Target(ceilings.kind, ceilings.arch, ceilings.threads)
     changed = ceilings.what_if(**(what_if or {}))
     loaded, fused, shapes = fused_for(source, target, options)
-    inferred = fused.inference.at(shapes.opt)
-    placed = sites_of(fused.program, fused.program.regions, inferred, target)
     cost, tactics = CostModel(changed), tuple(fused.tactics.values())
     steps: list[PredictedStep] = []
     unknown: list[str] = []
-    for _, region, site in placed:
-        if views_of(site):
-            continue
+    for region, site in computed_sites(fused, shapes, target):
         us = None if _has_bodies(site) else cost.site_us(site, tactics)
         if us is None:
             unknown.append(region.name)
@@ -163,6 +161,14 @@ def fused_for(source: Source, target: Target, options: Options) -> tuple[Loaded,
     return loaded, fused_model(loaded, [shapes], options, machine), shapes
 
 
+def computed_sites(fused: FusedModel, shapes: Shapes, target: Target) -> Iterator[tuple[Region, Site]]:
+    """The regions that a run computes, at the planned shapes; the others are views."""
+    inferred = fused.inference.at(shapes.opt)
+    for _, region, site in sites_of(fused.program, fused.program.regions, inferred, target):
+        if not views_of(site):
+            yield region, site
+
+
 def lower_all(model: ir.Model, half: str) -> None:
     """Every node that can be in the half type, ports as they are: an upper bound of what lowering gains."""
     lower(model, {value_key(node): half for node in model.graph if any(v.name for v in node.outputs)})
@@ -170,7 +176,7 @@ def lower_all(model: ir.Model, half: str) -> None:
 
 def _has_bodies(site: Site) -> bool:
     """Which branch runs, and how often, is not known before it does."""
-    return any(op.key in CONTROL_OPS for op in site.body.ops)
+    return any(row_of(op).kind & Kind.CONTROL for op in site.body.ops)
 
 
 def _step(index: int, site: Site, us: float, ceilings: Ceilings) -> PredictedStep:
@@ -196,12 +202,10 @@ def _limiter(us: float, bound_us: float, nbytes: int, features: Features, ceilin
         return "unknown"
     if bound_us < LAUNCH_BOUND * us:
         return "launch" if us < 3 * ceilings.least_launch_us else "latency"
-    rate = ceilings.best_bytes_per_us(nbytes)
-    if nbytes / rate >= bound_us:
-        return "L2" if rate > IN_CACHE * ceilings.memory_bytes_per_us else "memory"
+    if nbytes / ceilings.best_bytes_per_us(nbytes) >= bound_us:
+        return "L2" if ceilings.is_cached(nbytes) else "memory"
     is_product = any(word in PRODUCTS for word in features.family.split())
-    is_tensor = is_product and ceilings.is_gpu and features.dtype in TENSOR_TYPES
-    return "tensor cores" if is_tensor else "ALU/SFU"
+    return arithmetic_unit(features.dtype, ceilings, is_product=is_product)
 
 
 def batch_profile(source: Source, batch: int, profile: dict[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ridgeline.errors import OptionError, TargetError, first_line
 
 # layers of these have two products, up and down, and no gate
 PLAIN_ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "relu", "quick_gelu")
+PLAIN_TYPES = ("starcoder2",)  # they name Gemma's activation, and have no gate
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 WEIGHT_TYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "int8", "int4")
 
@@ -263,7 +264,7 @@ def _is_gated(sizes: Mapping[str, Any]) -> bool:
     """Whether gate, up and down are three products. Configurations leave out what is their type's default."""
     names = ("hidden_act", "hidden_activation", "activation_function")
     stated = next((str(sizes[name]).lower() for name in names if sizes.get(name)), "")
-    if sizes.get("model_type") == "starcoder2":  # the one that has Gemma's activation without a gate
+    if sizes.get("model_type") in PLAIN_TYPES:
         return False
     return stated not in PLAIN_ACTIVATIONS if stated else "intermediate_size" in sizes
 

@@ -19,6 +19,7 @@ AS_STATED = "as the maker states"
 # half of the peak at a few hundred KiB: a copy that small ends before memory is busy
 DEFAULT_LAUNCH_US = 1.0
 PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
+IN_CACHE = 1.25  # copies that are so much faster than those from memory come from a cache
 # L2 has no figure in data sheets. Rates that were measured or published, in TB/s
 L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
 L2_OVER_MEMORY = 2.5
@@ -119,6 +120,10 @@ class Ceilings:
         A smaller copy may be slower, but that is its launch.
         """
         return max((rate for size, rate in self.copy if size >= nbytes), default=self.memory_bytes_per_us)
+
+    def is_cached(self, nbytes: float) -> bool:
+        """Whether copies of this many bytes or more are so fast that they come from a cache."""
+        return self.best_bytes_per_us(nbytes) > IN_CACHE * self.memory_bytes_per_us
 
     @property
     def cache_bytes_per_us(self) -> float:

@@ -54,6 +54,12 @@ FLOPS: Mapping[str, Flops | int] = {
     "Exp": 4, "Log": 4, "HardSwish": 4, "Swish": 5, "Mish": 12, "Pow": 8,
 }  # fmt: skip
 
+# they take tens of instructions for each result, and count as a few operations
+FUNCTIONS = frozenset((
+    "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "LogSoftmax", "Mish", "Pow", "Selu", "Sigmoid", "Sin",
+    "Softmax", "Softplus", "Swish", "Tan", "Tanh",
+))  # fmt: skip
+
 
 def flops_of(op_type: str, kind: Kind) -> Flops | int:
     """Movement is free, reductions count the elements that they read."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ridgeline.base.spec import Op, Site, TensorSpec
 from ridgeline.ir.body_class import compute_type
+from ridgeline.ir.op_flops import FUNCTIONS
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
 from ridgeline.ir.work import body_bytes, op_flops
@@ -18,11 +19,7 @@ from ridgeline.ir.work import body_bytes, op_flops
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 # images that lie plane by plane are read element by element: as far apart as four doublings of a size
 PLANES = 16
-FUNCTION = 4
-FUNCTIONS = (
-    "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "LogSoftmax", "Mish", "Pow", "Selu", "Sigmoid", "Sin",
-    "Softmax", "Softplus", "Swish", "Tan", "Tanh",
-)  # fmt: skip
+FUNCTION = 4  # instructions of a function for each operation that it counts as, beside those of the others
 ALIGNED = 64  # channels that one step of a product takes: a tensor of fewer in a row is read piece by piece
 
 
@@ -49,7 +46,7 @@ def features_of(site: Site) -> Features:
 
 
 def _instructions(op: Op, specs: Mapping[str, TensorSpec]) -> float:
-    """A function takes tens of instructions and counts as a few operations."""
+    """Operations, those of functions counted for what they take."""
     return op_flops(op, specs) * (FUNCTION if op.op_type in FUNCTIONS else 1)
 
 

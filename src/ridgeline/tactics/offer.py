@@ -76,8 +76,7 @@ def precompile(jobs: Iterable[Job], *, on_done: Callable[[int, int], None] | Non
     All tactics together: one after the other, processes would wait for the longest kernel of each.
     """
     sources: dict[Path, list[str]] = {}
-    kernels: dict[str, list[Kernel]] = {}
-    stores: dict[str, KernelStore] = {}
+    kernels: dict[tuple[str, int], tuple[KernelStore, list[Kernel]]] = {}  # by architecture and store
     failed: list[Exception] = []
     for tactic, site, offer, config in jobs:
         if isinstance(offer, Refused):
@@ -85,16 +84,15 @@ def precompile(jobs: Iterable[Job], *, on_done: Callable[[int, int], None] | Non
         try:
             found = offer.kernels(config)
             if found:
-                key = f"{site.target.arch} {id(tactic.store)}"
-                stores[key] = tactic.store
-                kernels.setdefault(key, []).extend(found)
+                key = site.target.arch, id(tactic.store)
+                kernels.setdefault(key, (tactic.store, []))[1].extend(found)
             if offer.cpp_source is not None:
                 sources.setdefault(tactic.cache_dir, []).append(offer.cpp_source(config))
         except Exception as error:
             failed.append(error)
     for folder, texts in sources.items():
         failed += compile_many(texts, cache_dir=folder)
-    for key, wanted in kernels.items():
-        made = compile_kernels(wanted, key.split()[0], store=stores[key], on_done=on_done)
+    for (arch, _), (store, wanted) in kernels.items():
+        made = compile_kernels(wanted, arch, store=store, on_done=on_done)
         failed += [answer for answer in made if isinstance(answer, Exception)]
     return failed

@@ -24,7 +24,8 @@ CUBLAS_US, CUBLAS_US_PER_DEPTH, CUBLAS_SHARE = 2.1, 1.13e-3, 0.82
 ALGORITHM_STEP = 0.01  # the library lists its best guess first
 # fused cuDNN at batch 1: 3x3 of 64 channels 6.1 µs, 128 7.2, 256 8.0, 512 12.3
 CUDNN_US, CUDNN_US_PER_DEPTH = 5.2, 1.5e-3
-# large images: 25088 pixels of 256 channels 44 µs, 6272 of 512 49; 401408 of 64 68, as if they were 128
+# large images, as a calibration has them (bench/results/calibration-h200-2026-11-16.json): 3x3 over 3456
+# pixels of 448 channels 29 µs, 110592 of 128 55, 19200 of 320 84; 259584 of 64 53, as if they were 128
 CUDNN_LARGE_US, CUDNN_LARGE_US_PER_DEPTH, CUDNN_SHARE, CUDNN_CHANNELS = 4.0, 1e-3, 0.95, 128
 FLOOR_SHARE = 0.5  # of the peak, op by op
 # Hopper's tensor maps want rows at multiples of 16 bytes (cuTensorMapEncodeTiled); without them libraries
