@@ -16,6 +16,7 @@ from cross_models import mlp, transformer
 from ridgeline.base.choices import Candidate
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.spec import Site
+from ridgeline.base.timing import Timing
 from ridgeline.builder import fuse, fused_model, selection_contexts
 from ridgeline.frontend.from_onnx import load
 from ridgeline.options import DEFAULT_LIMITS, make_options
@@ -117,7 +118,7 @@ def whole_plans(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         return SimpleNamespace(graph=graph, why_eager="waits", execute=lambda: None)
 
     def interleave(graphs: Any, **_: object) -> Any:
-        return [SimpleNamespace(median_us=graph.us) for graph in graphs]
+        return [Timing((graph.us,)) for graph in graphs]
 
     monkeypatch.setattr(refine, "instance_of", instance_of)
     monkeypatch.setattr(refine, "interleave_graphs", interleave)
@@ -131,6 +132,22 @@ def test_the_runner_up_that_makes_the_whole_plan_faster_wins(whole_plans: dict[i
     assert contest.entry.chosen == 3, "1 gains too little, 2 breaks, 4 is too slow alone to be tried"
     assert contest.entry.candidates[2].refused == "in the whole plan: failed: ValueError: broken on purpose"
     assert contest.entry.candidates[4].refused is None
+
+
+def test_a_runner_up_that_was_lucky_once_does_not_win(
+    whole_plans: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contest, made = contest_of(context := context_of(mlp(), "null:sm_90", 3), 10.0, 11.0)
+    whole_plans |= {0: 100.0, 1: 100.0}
+    races: list[int] = []
+
+    def interleave(graphs: Any, rounds: int) -> Any:
+        races.append(rounds)
+        return [Timing((100.0,)), Timing((100.0 if len(races) > 1 else 95.0,))]
+
+    monkeypatch.setattr(refine, "interleave_graphs", interleave)
+    Refinement(context, [contest], made).run([contest], rounds=5)
+    assert (contest.entry.chosen, races) == (0, [5, 10])
 
 
 def test_a_plan_that_cannot_be_captured_stays_as_it_is(whole_plans: dict[int, float]) -> None:

@@ -29,8 +29,6 @@ from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import TacticOptions, machine_of
 from ridgeline.targets.ceilings import stated_ceilings
 
-LEVEL = 2  # the first that tries runners-up in their places, as a build does
-
 LARGEST_FALL = 10  # of a rate, from one size of a copy to one four times as large
 
 
@@ -63,8 +61,8 @@ def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
             tell(name, 0, 1, "compile")
             ahead.wait_for(name)
             engine = build(
-                model, target=target.kind, threads=target.threads, level=LEVEL, verify="off",
-                progress=tell_stage, without=spans,
+                model, target=target.kind, threads=target.threads, verify="off", without=spans,
+                progress=tell_stage,
             )  # fmt: skip
             trace = engine.profile(engine.example_inputs())
             points += points_of(engine, trace, CostModel(rated))

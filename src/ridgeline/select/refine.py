@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
+from ridgeline.base.timing import paired_ratio
 from ridgeline.errors import failure
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.select.context import Contest, Selection, SelectionContext
@@ -22,6 +23,8 @@ CLOSE = 1.35
 RUNNERS_UP = 3
 # the whole plan must gain this much before a site changes hands
 PLAN_MARGIN = 0.002
+# and once more, in so many times the rounds: of a hundred rivals as fast as the winner, a few look faster
+CONFIRMING = 2
 
 
 class Refinement:
@@ -47,8 +50,7 @@ class Refinement:
                 except Exception as error:  # it ran alone but not here: left out with the reason
                     contest.refuse(rival, f"in the whole plan: {failure(error)}")
                     continue
-                old, new = interleave_graphs([best, graph], rounds=rounds)
-                if new.median_us < old.median_us * (1 - PLAN_MARGIN):
+                if _is_faster(graph, best, rounds) and _is_faster(graph, best, CONFIRMING * rounds):
                     contest.entry, best = replace(contest.entry, chosen=rival), graph
         options.tell("refine", len(ranking), len(ranking))
 
@@ -90,6 +92,11 @@ class Refinement:
                 step = replace(step, tactic=best.tactic, config=best.config)
             steps.append(step)
         return run_once(instance_of(self.context, steps, CudaInstance, self.launches))
+
+
+def _is_faster(graph: torch.cuda.CUDAGraph, than: torch.cuda.CUDAGraph, rounds: int) -> bool:
+    old, new = interleave_graphs([than, graph], rounds=rounds)
+    return paired_ratio(old, new) > 1 + PLAN_MARGIN
 
 
 def _weight_us(contest: Contest) -> float:
