@@ -1,4 +1,4 @@
-"""The protocol's types of elements, beside ONNX's names, config.pbtxt's and numpy's."""
+"""The protocol's types of elements, beside the names that engines, config.pbtxt and numpy have for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Datatype:
     """One row. BF16 has no numpy type: its bits travel as uint16. BYTES elements have no fixed size."""
 
     name: str
-    onnx: str  # as a `Port` of an engine names it
+    engine: str  # as a `Port` of an engine names it
     config: str  # as config.pbtxt names it
     numpy: np.dtype | None
     itemsize: int
@@ -23,31 +23,31 @@ class Datatype:
 
 
 def _row(
-    name: str, onnx: str, config: str, numpy: str | None, itemsize: int, has_json: bool = True
+    name: str, engine: str, config: str, numpy: str | None, itemsize: int, has_json: bool = True
 ) -> Datatype:
-    return Datatype(name, onnx, config, None if numpy is None else np.dtype(numpy), itemsize, has_json)
+    return Datatype(name, engine, config, None if numpy is None else np.dtype(numpy), itemsize, has_json)
 
 
 DATATYPES = {
     row.name: row
     for row in (
-        _row("BOOL", "BOOL", "TYPE_BOOL", "?", 1),
-        _row("UINT8", "UINT8", "TYPE_UINT8", "u1", 1),
-        _row("UINT16", "UINT16", "TYPE_UINT16", "<u2", 2),
-        _row("UINT32", "UINT32", "TYPE_UINT32", "<u4", 4),
-        _row("UINT64", "UINT64", "TYPE_UINT64", "<u8", 8),
-        _row("INT8", "INT8", "TYPE_INT8", "i1", 1),
-        _row("INT16", "INT16", "TYPE_INT16", "<i2", 2),
-        _row("INT32", "INT32", "TYPE_INT32", "<i4", 4),
-        _row("INT64", "INT64", "TYPE_INT64", "<i8", 8),
-        _row("FP16", "FLOAT16", "TYPE_FP16", "<f2", 2, has_json=False),
-        _row("FP32", "FLOAT", "TYPE_FP32", "<f4", 4),
-        _row("FP64", "DOUBLE", "TYPE_FP64", "<f8", 8),
-        _row("BF16", "BFLOAT16", "TYPE_BF16", "<u2", 2, has_json=False),
-        _row("BYTES", "STRING", "TYPE_STRING", None, 0),
+        _row("BOOL", "bool", "TYPE_BOOL", "?", 1),
+        _row("UINT8", "uint8", "TYPE_UINT8", "u1", 1),
+        _row("UINT16", "uint16", "TYPE_UINT16", "<u2", 2),
+        _row("UINT32", "uint32", "TYPE_UINT32", "<u4", 4),
+        _row("UINT64", "uint64", "TYPE_UINT64", "<u8", 8),
+        _row("INT8", "int8", "TYPE_INT8", "i1", 1),
+        _row("INT16", "int16", "TYPE_INT16", "<i2", 2),
+        _row("INT32", "int32", "TYPE_INT32", "<i4", 4),
+        _row("INT64", "int64", "TYPE_INT64", "<i8", 8),
+        _row("FP16", "float16", "TYPE_FP16", "<f2", 2, has_json=False),
+        _row("FP32", "float32", "TYPE_FP32", "<f4", 4),
+        _row("FP64", "float64", "TYPE_FP64", "<f8", 8),
+        _row("BF16", "bfloat16", "TYPE_BF16", "<u2", 2, has_json=False),
+        _row("BYTES", "string", "TYPE_STRING", None, 0),
     )
 }
-BY_ONNX = {row.onnx: row for row in DATATYPES.values()}
+BY_ENGINE = {row.engine: row for row in DATATYPES.values()}
 BY_CONFIG = {row.config: row for row in DATATYPES.values()}
 
 
