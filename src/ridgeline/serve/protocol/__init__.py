@@ -1,0 +1,1 @@
+"""The protocol's messages: .proto files, what they compile to, and the classes made from that."""
