@@ -51,6 +51,7 @@ class TensorSpec:
     reshape: tuple[int, ...] | None = None  # what the engine has instead of `dims`
     is_optional: bool = False
     labels: tuple[str, ...] = ()  # of an output: names of its elements, for classification
+    label_file: str = ""  # they come from
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class WarmUp:
     """A request that every instance answers `count` times before the model is ready."""
 
     name: str
-    batch_size: int = 0  # 0 for a model without a batch dim
+    batch_size: int = 1  # its inputs so many times; 1 for a model without a batch dim
     count: int = 1
     inputs: tuple[WarmUpInput, ...] = ()
 
