@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from ridgeline.serve.datatypes import nbytes_of
+from ridgeline.serve.datatypes import DATATYPES, nbytes_of
 from ridgeline.serve.messages import Buffer, Tensor, keep
 
 Dims = tuple[int | str, ...]  # a name is a size that may differ from call to call
@@ -36,7 +36,7 @@ class HostedModel:
     kind: Literal["engine", "python"]
     path: Path  # a .ridge file, or the .py file of a step
     instances: int = 1
-    threads: int | None = None  # of each instance, on a CPU; None: as the engine was planned
+    threads: int | None = None  # wanted of each instance, on a CPU; an engine keeps those of its plan
     trust: bool = False  # compiled kernels of the file may run
     inputs: tuple[PortInfo, ...] = ()  # of a Python step, which cannot say them itself
     outputs: tuple[PortInfo, ...] = ()
@@ -58,11 +58,9 @@ class Joined:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, map(memoryview_bytes, self.parts))) if self.part_shapes is None else self._nbytes
-
-    @property
-    def _nbytes(self) -> int:
-        nbytes = nbytes_of(Tensor(self.name, self.datatype, self.shape, b"").type, self.shape)
+        if self.part_shapes is None:
+            return sum(map(len, map(memoryview_bytes, self.parts)))
+        nbytes = nbytes_of(DATATYPES[self.datatype], self.shape)
         assert nbytes is not None, "BYTES tensors are never padded"
         return nbytes
 
@@ -75,7 +73,7 @@ class Joined:
                 target[at : at + len(view)] = view
                 at += len(view)
             return
-        element = Tensor(self.name, self.datatype, self.shape, b"").type.numpy
+        element = DATATYPES[self.datatype].numpy
         whole = np.frombuffer(target, element).reshape(self.shape)
         whole[...] = self.pad
         row = 0
@@ -104,9 +102,19 @@ class BatchResult:
 class BatchError(Exception):
     """A batch that could not be run. With `is_lost` nobody knows how far it came: the worker died."""
 
-    def __init__(self, message: str, *, is_input: bool = False, is_lost: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_input: bool = False,
+        is_lost: bool = False,
+        is_memory: bool = False,
+        is_fatal: bool = False,
+    ) -> None:
         self.is_input = is_input  # the values are at fault, not the engine
         self.is_lost = is_lost
+        self.is_memory = is_memory  # there was too little for so large a batch: parts of it may still run
+        self.is_fatal = is_fatal  # nothing more runs on this host before its worker has been restarted
         super().__init__(message)
 
 
@@ -125,7 +133,7 @@ class Instance(Protocol):
 
 @dataclass(frozen=True)
 class Hosted:
-    """A model that is loaded. Its instances are replaced by `Host.on_restart` after a crash."""
+    """A model that is loaded. After a crash its instances are dead, and `Host.watch` tells of new ones."""
 
     key: str
     inputs: tuple[PortInfo, ...]
@@ -143,7 +151,9 @@ class Host(Protocol):
 
     async def start(self) -> None: ...
 
-    async def load(self, model: HostedModel) -> Hosted: ...
+    async def load(self, model: HostedModel) -> Hosted:
+        """`LoadError` for a file that is no model for this device, or when the worker dies of it."""
+        ...
 
     async def unload(self, key: str) -> None:
         """No batch of it is running any more; its memory is given back."""
@@ -155,7 +165,10 @@ class Host(Protocol):
         ...
 
     def watch(self, on_lost: Callable[[str], None], on_back: Callable[[Sequence[Hosted]], None]) -> None:
-        """`on_lost(why)`: every instance is gone, batches on them failed as lost. `on_back`: loaded again."""
+        """`on_lost(why)`: every instance is gone, and batches that ran on them have failed as lost.
+
+        `on_back(hosted)`: everything that was loaded is loaded again, but for what could not be.
+        """
         ...
 
     async def stop(self) -> None: ...
