@@ -71,4 +71,6 @@ def switch(name: str, value: Parameter) -> bool:
 
 def refuse_shared_memory(tensor: str, given: Mapping[str, Parameter]) -> None:
     if SHARED_MEMORY in given:
-        raise unsupported(f"{tensor} is in shared memory, which this server does not read: send the bytes")
+        raise unsupported(
+            f"{tensor!r} is in shared memory, which this server does not share with clients: send the bytes"
+        )
