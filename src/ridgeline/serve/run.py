@@ -1,0 +1,106 @@
+"""Runs a server until a signal ends it: listeners up, models loaded, ready; then drained, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ridgeline.serve.listeners import Listeners
+from ridgeline.serve.log import log_to_stderr
+from ridgeline.serve.server import Server
+from ridgeline.serve.settings import Settings
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DONE, LOST = 0, 1
+_log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+def run_server(settings: Settings, *, say: Say, notify: str = "") -> int:
+    """The exit status: 0 if every request that was accepted got its answer."""
+    log_to_stderr(as_json=settings.log_json)
+    return run_loop(_serve(settings, say, notify))
+
+
+def run_loop(work: Coroutine[Any, Any, int]) -> int:
+    with asyncio.Runner(loop_factory=None if uvloop is None else uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+async def _serve(settings: Settings, say: Say, notify: str) -> int:
+    loop, ends = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+    for each in SIGNALS:
+        loop.add_signal_handler(each, ends.put_nowait, each)
+    server = Server(settings)
+    listeners = Listeners(server, settings)
+    try:
+        await listeners.start()
+        for line in listeners.addresses():
+            say(line)
+        loading = asyncio.ensure_future(_load(server, listeners, say, notify))
+        end = asyncio.ensure_future(ends.get())
+        await asyncio.wait((loading, end), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()  # an error of the start ends the server
+        await end
+        tell(notify, "STOPPING=1")
+        say(f"{end.result().name}: draining ({server.requests} requests under way)")
+        return await _drain(server, listeners, loading, ends)
+    finally:
+        await listeners.stop()
+        await server.stop()
+
+
+async def _load(server: Server, listeners: Listeners, say: Say, notify: str) -> None:
+    await server.start()
+    await listeners.set_serving(is_serving=True)
+    for line in server.models.summary():
+        say(line)
+    say("ready" if await server.ask("ready") else "not ready: see the models above")
+    tell(notify, "READY=1")
+
+
+async def _drain(
+    server: Server, listeners: Listeners, loading: asyncio.Future[None], ends: asyncio.Queue[signal.Signals]
+) -> int:
+    """Not ready first, then no new connections, then no requests; a second signal ends it at once."""
+
+    async def orderly() -> bool:
+        await listeners.set_serving(is_serving=False)
+        server.begin_drain()
+        await asyncio.sleep(server.settings.grace_seconds)
+        await listeners.close()
+        return await server.drain()
+
+    drained = asyncio.ensure_future(orderly())
+    again = asyncio.ensure_future(ends.get())
+    await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
+    for task in (loading, again, drained):
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    return DONE if not drained.cancelled() and drained.result() else LOST
+
+
+def tell(notify: str, state: str) -> None:
+    """The service manager, as sd_notify does: one datagram to the socket it named."""
+    if not notify:
+        return
+    address = "\0" + notify[1:] if notify.startswith("@") else notify
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        try:
+            told.sendto(state.encode(), address)
+        except OSError as error:
+            _log.warning("the service manager cannot be told %s: %s", state, error)
