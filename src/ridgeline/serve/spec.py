@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 ENGINE, PYTHON, ENSEMBLE = "ridgeline_engine", "ridgeline_python", "ensemble"  # platforms
-BACKEND = "ridgeline"
+BACKENDS = {ENGINE: "ridgeline", PYTHON: "python", ENSEMBLE: ""}
+_MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def is_model_name(name: str) -> bool:
+    """Names are parts of paths and of URLs."""
+    return _MODEL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class ModelSpec:
 
     name: str
     platform: str = ENGINE
-    backend: str = BACKEND
+    backend: str = BACKENDS[ENGINE]
     max_batch_size: int = 0  # 0: no batch dim, shapes are those of the engine
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -124,7 +131,7 @@ class ModelSpec:
     idempotent: bool = False  # a batch whose worker died may run once more
     pad_dims: tuple[str, ...] = ()  # names of dims that may be padded to the longest of a batch
     pad_values: Mapping[str, float] = field(default_factory=dict)  # by input; 0 where none is told
-    build: Mapping[str, str] = field(default_factory=dict)  # threads, precision, profile, level
+    build: Mapping[str, Any] = field(default_factory=dict)  # of `ridgeline.build`: threads, level, …
     parameters: Mapping[str, str] = field(default_factory=dict)  # the user's own
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     default_model_filename: str = ""
