@@ -65,7 +65,7 @@ async def _serve(settings: Settings, say: Say, notify: str) -> int:
 async def _load(server: Server, listeners: Listeners, say: Say, notify: str) -> None:
     await server.start()
     await listeners.set_serving(is_serving=True)
-    for line in server.models.summary():
+    for line in server.views.summary():
         say(line)
     say("ready" if await server.ask("ready") else "not ready: see the models above")
     tell(notify, "READY=1")

@@ -15,6 +15,7 @@ from ridgeline.serve.hosts import Hosts
 from ridgeline.serve.log import LogSettings
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor
 from ridgeline.serve.metrics import MetricsText
+from ridgeline.serve.model_views import ModelViews
 from ridgeline.serve.models import Models
 from ridgeline.serve.service import Verb
 from ridgeline.serve.settings import Settings
@@ -39,11 +40,11 @@ class State(Enum):
 class Server:
     """A `Service` over models of this process's event loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, hosts: Hosts) -> None:
+        self.settings, self.hosts = settings, hosts
         self.state = State.STARTING
-        self.hosts = Hosts(settings)
-        self.models = Models(settings, self.hosts)
+        self.models = Models(settings, hosts)
+        self.views = ModelViews(self.models)
         self._began = monotonic()
         self._metrics = MetricsText()
         self._log_settings = LogSettings()
@@ -54,9 +55,9 @@ class Server:
         self._is_idle.set()
         self._verbs: Mapping[Verb, Callable[..., Awaitable[Any]]] = {
             "live": self._live, "ready": self._ready, "server_metadata": self._metadata,
-            "model_ready": self.models.is_ready, "model_metadata": self.models.metadata,
-            "model_config": self.models.config, "statistics": self.models.statistics,
-            "index": self.models.index, "load": self._load, "unload": self._unload,
+            "model_ready": self.views.is_ready, "model_metadata": self.views.metadata,
+            "model_config": self.views.config, "statistics": self.views.statistics,
+            "index": self.views.index, "load": self._load, "unload": self._unload,
             "status": self._status, "metrics": self._metrics_text, "log_settings": self._set_log,
         }  # fmt: skip
 
@@ -120,7 +121,7 @@ class Server:
         return self.state is not State.STOPPED
 
     async def _ready(self) -> bool:
-        return self.state is State.SERVING and self.hosts.are_healthy and self.models.are_ready
+        return self.state is State.SERVING and self.hosts.are_healthy and self.views.are_ready
 
     async def _metadata(self) -> dict[str, Any]:
         return {"name": NAME, "version": VERSION, "extensions": list(EXTENSIONS)}
@@ -147,14 +148,14 @@ class Server:
         }  # fmt: skip
         return {
             "server": about,
-            "models": self.models.status(now),
+            "models": self.views.status(now),
             "workers": self.hosts.status(),
             "gpus": self._metrics.gpu_status(),
         }
 
     async def _metrics_text(self) -> str:
         return self._metrics.text(
-            self.models.counted(), restarts=self.hosts.restarts(), uptime_s=monotonic() - self._began
+            self.views.counted(), restarts=self.hosts.restarts(), uptime_s=monotonic() - self._began
         )
 
     async def _set_log(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ LARGEST_FILE = 1 << 30
 SEED = 0
 
 
-def warm_ups(spec: ModelSpec, folder: Path) -> Iterator[tuple[str, list[Joined], int]]:
+def warm_ups(spec: ModelSpec, folder: Path | None) -> Iterator[tuple[str, list[Joined], int]]:
     """Name, inputs and how often, of every request to warm up with. `LoadError` where one cannot be made."""
     for each in spec.warmups:
         yield each.name, [_configured(each, tensor, folder) for tensor in each.inputs], each.count
@@ -50,11 +50,13 @@ def _zeros(spec: ModelSpec, size: int) -> list[Joined]:
     return joined
 
 
-def _configured(warm_up: WarmUp, tensor: WarmUpInput, folder: Path) -> Joined:
+def _configured(warm_up: WarmUp, tensor: WarmUpInput, folder: Path | None) -> Joined:
     shape = (warm_up.batch_size, *tensor.dims) if warm_up.batch_size else tensor.dims
     row = DATATYPES[tensor.datatype]
     nbytes = nbytes_of(row, shape)
     if tensor.source == "file":
+        if folder is None:
+            raise LoadError(f"warm-up {warm_up.name!r} reads a file, and the model has no folder")
         try:
             data = read_bytes(contained(folder, f"warmup/{tensor.file}"), LARGEST_FILE)
         except (OSError, ValueError) as error:
