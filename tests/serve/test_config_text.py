@@ -129,7 +129,7 @@ def test_files_are_bounded_and_regular(tmp_path: Path) -> None:
         read_config(path)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match="config.pbtxt"):
+    with pytest.raises(ConfigError, match="symbolic links"):
         read_config(path)
 
 
@@ -224,21 +224,9 @@ def test_text_cannot_speak_to_the_terminal() -> None:
 def test_whatever_is_mutated_only_the_one_error_escapes() -> None:
     """Three seconds of it; texts that read go all the way."""
     random_source = random.Random(7)
-    words = FULL.split() + [
-        "{",
-        "}",
-        "[",
-        "]",
-        "-1",
-        "0",
-        "4294967295",
-        "9" * 30,
-        '"\\377"',
-        "TYPE_BF16",
-        "\0",
-        "é",
-    ]
-    refused = read = 0
+    put_in = ["{", "}", "[", "]", "-1", "0", "4294967295", "9" * 30, '"\\377"', "TYPE_BF16", "\0", "é"]
+    words = [*FULL.split(), *put_in]
+    refused = read = told = 0
     until = time.monotonic() + 3
     while time.monotonic() < until:
         text = FULL
@@ -246,11 +234,15 @@ def test_whatever_is_mutated_only_the_one_error_escapes() -> None:
             at, size = random_source.randrange(len(text)), random_source.choice((0, 1, 2, 8, 40))
             put = random_source.choice(("", random_source.choice(words), chr(random_source.randrange(256))))
             text = text[:at] + put + text[at + size :]
+        problems = 0
         try:
             configure(parse_config(text), name="m")
-            read += 1
         except ConfigError as error:
-            assert error.problems
+            problems = len(error.problems)
             refused += 1
+        else:
+            read += 1
+        told += problems
     assert refused > 100
+    assert told >= refused
     assert read > 10

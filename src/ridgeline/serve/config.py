@@ -94,10 +94,9 @@ def configure(
         postprocess=postprocess,
     )
     _check_names(spec, problems)
+    _check_told(spec, given, problems)
     if platform == ENSEMBLE:
         notes += _check_ensemble(config, spec, problems)
-    else:
-        _check_told(spec, given, problems)
     if platform != ENGINE:
         check_sizes(spec, problems)
     problems.raise_any(given.source)
@@ -138,30 +137,27 @@ def _check_names(spec: ModelSpec, problems: Problems) -> None:
 
 
 def _check_told(spec: ModelSpec, given: Given, problems: Problems) -> None:
-    """What an engine cannot say: all of a Python model, and what a step takes or gives."""
-    is_python = spec.platform == PYTHON
+    """What an engine cannot say: all of other models, and what a step takes or gives."""
+    is_engine = spec.platform == ENGINE
     sides = (
-        ("input", spec.inputs, is_python or spec.preprocess),
-        ("output", spec.outputs, is_python or spec.postprocess),
+        ("input", spec.inputs, not is_engine or spec.preprocess),
+        ("output", spec.outputs, not is_engine or spec.postprocess),
     )
     for side, tensors, is_needed in sides:
         if is_needed and not tensors:
-            problems.add(side, "none", "all of them: Python code cannot say what it takes and gives")
+            problems.add(side, "none", "all of them: only an engine can say them itself")
         for each in tensors:
             if is_needed and not each.datatype:
                 problems.add(f"{side} {each.name!r}.data_type", "none", "its type")
-    if (spec.preprocess or spec.postprocess) and not given.sets_batch:
+    steps = " and ".join(filter(None, (spec.preprocess, spec.postprocess)))
+    if steps and not is_engine:
+        problems.add("the folder", f"{steps} beside a model that is no engine", "an engine, or no steps")
+    elif steps and not given.sets_batch:
         problems.add("max_batch_size", "none", "a number: the engine's inputs are not those of the model")
 
 
 def _check_ensemble(config: Any, spec: ModelSpec, problems: Problems) -> list[str]:
     assert spec.ensemble is not None, "its platform says so"
-    for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
-        if not tensors:
-            problems.add(side, "none", "all of the ensemble's")
-        for each in tensors:
-            if not each.datatype:
-                problems.add(f"{side} {each.name!r}.data_type", "none", "its type")
     for field in ("instance_group", "model_warmup"):
         if len(getattr(config, field)):
             problems.add(field, "some", "none: the ensemble's steps have their own")

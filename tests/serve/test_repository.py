@@ -1,0 +1,368 @@
+"""Folders of models: what is found, what is refused and why, what counts as a change."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ridgeline.serve.config_text import parse_json
+from ridgeline.serve.repository import Scan, changes, chosen_versions, configure_found, scan
+from ridgeline.serve.repository_files import MOST_FILES
+from ridgeline.serve.spec import ENSEMBLE, PYTHON, VersionPolicy
+
+ENSEMBLE_CONFIG = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+ensemble_scheduling { step { model_name: "a" model_version: -1
+  input_map { key: "i" value: "x" } output_map { key: "o" value: "y" } } }
+"""
+
+
+def put(path: Path, text: str = "content") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def only_problem(found: Scan) -> str:
+    assert not found.models
+    (reason,) = found.problems.values()
+    return reason
+
+
+def test_models_lie_in_folders_of_versions(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a/1/weights.bin")
+    put(tmp_path / "a/10/model.ridge")
+    put(tmp_path / "a/9/model.onnx")
+    put(tmp_path / "a/config.pbtxt", 'name: "a" max_batch_size: 4')
+    put(tmp_path / "b/2/net.onnx")
+    put(tmp_path / "b/config.pbtxt", 'default_model_filename: "net.onnx"')
+    found = scan([tmp_path])
+    assert not found.problems
+    assert not found.notes
+    a, b = found.models["a"], found.models["b"]
+    assert [(v.number, v.kind) for v in a.versions] == [(1, "onnx"), (9, "onnx"), (10, "engine")]
+    first = a.version(1)
+    assert first is not None
+    assert first.path == tmp_path / "a/1/model.onnx"
+    assert [stamp[0] for stamp in first.files] == ["model.onnx", "weights.bin"]
+    assert a.version(2) is None
+    assert configure_found(a).spec.max_batch_size == 4
+    assert [v.path for v in b.versions] == [tmp_path / "b/2/net.onnx"]
+
+
+def test_one_version_needs_no_folder(tmp_path: Path) -> None:
+    put(tmp_path / "in_folder/model.onnx")
+    put(tmp_path / "in_folder/labels.txt")
+    put(tmp_path / "bare.onnx")
+    put(tmp_path / "bare.onnx.data")
+    put(tmp_path / "bare.v2.ridge")
+    found = scan([tmp_path])
+    assert not found.problems
+    assert not found.notes
+    assert {name: each.versions[0].kind for name, each in found.models.items()} == {
+        "bare": "onnx", "bare.v2": "engine", "in_folder": "onnx",
+    }  # fmt: skip
+    assert [stamp[0] for stamp in found.models["bare"].versions[0].files] == ["bare.onnx", "bare.onnx.data"]
+    assert found.models["bare"].folder is None
+    assert all(len(each.versions) == 1 and each.versions[0].number == 1 for each in found.models.values())
+
+
+def test_an_ensemble_needs_no_files(tmp_path: Path) -> None:
+    put(tmp_path / "e/config.pbtxt", ENSEMBLE_CONFIG)
+    (tmp_path / "f/3").mkdir(parents=True)
+    put(tmp_path / "f/config.pbtxt", ENSEMBLE_CONFIG)
+    found = scan([tmp_path])
+    assert [(v.number, v.path) for v in found.models["e"].versions] == [(1, None)]
+    assert [(v.number, v.path) for v in found.models["f"].versions] == [(3, None)]
+    assert found.models["e"].platform == ENSEMBLE
+
+
+@pytest.mark.parametrize("name", ["01", "0", "-1", "1.5", "v1", "1" * 19, "١", "1 "])
+def test_folders_that_are_no_version_are_left_alone(tmp_path: Path, name: str) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a" / name / "model.onnx")
+    found = scan([tmp_path]).models["a"]
+    assert [v.number for v in found.versions] == [1]
+    assert "is no version" in found.notes[0]
+
+
+def test_other_configurations_are_chosen_by_name(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a/config.pbtxt", "max_batch_size: 1")
+    put(tmp_path / "a/configs/large.pbtxt", "max_batch_size: 64")
+    assert scan([tmp_path]).models["a"].given.config.max_batch_size == 1
+    assert scan([tmp_path], config_name="large").models["a"].given.config.max_batch_size == 64
+    assert scan([tmp_path], config_name="small").models["a"].given.config.max_batch_size == 1
+
+
+def test_a_configuration_of_a_load_request_stands_in(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/other.onnx")
+    put(tmp_path / "a/config.pbtxt", "broken")
+    put(tmp_path / "b/1/model.onnx")
+    given = parse_json('{"default_model_filename": "other.onnx", "max_batch_size": 2}')
+    found = scan([tmp_path], only="a", given=given)
+    assert list(found.models) == ["a"]
+    assert configure_found(found.models["a"]).spec.max_batch_size == 2
+
+
+def test_steps_in_python_are_off_unless_allowed(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a/preprocess.py")
+    put(tmp_path / "b/1/model.py")
+    put(tmp_path / "b/config.pbtxt", 'backend: "python"')
+    put(tmp_path / "c/1/model.py")
+    put(tmp_path / "d/1/model.onnx")
+    put(tmp_path / "d/1/model.py")
+    off = scan([tmp_path])
+    assert list(off.models) == ["d"]
+    assert "preprocess.py runs Python code" in off.problems["a"]
+    assert all("--python-steps" in off.problems[name] for name in "abc")
+    on = scan([tmp_path], python_steps=True)
+    assert on.models["a"].preprocess == tmp_path / "a/preprocess.py"
+    assert on.models["a"].postprocess is None
+    assert on.models["b"].platform == on.models["c"].platform == PYTHON
+    assert on.models["d"].versions[0].kind == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a/config.pbtxt": ""}, "no folder of a version, and itself no model.ridge or model.onnx"),
+        ({"a/1/readme.txt": "x"}, "version 1: has no model.ridge or model.onnx"),
+        ({"a/1/model.onnx": ""}, "version 1: 'model.onnx' is empty"),
+        ({"a/1/model.onnx.tmp": "x"}, "version 1: is being written: 'model.onnx.tmp'"),
+        ({"a/1/model.onnx": "x", "a/config.pbtxt.tmp": "x"}, "its configuration is being written"),
+        ({"a/1/model.onnx": "x", "a/config.pbtxt": "max_batch_size: "}, "config.pbtxt: 1 problem"),
+        ({"a/1/model.plan": "x"}, "TensorRT's model.plan alone"),
+        ({"a/1/m.bin": "x", "a/config.pbtxt": 'default_model_filename: "m.bin"'}, "'m.bin' is no model file"),
+        ({"a/1/model.onnx": "x", "a/config.pbtxt": 'default_model_filename: "b.onnx"'}, "has no b.onnx"),
+        ({"a/1/x": "x", "a/config.pbtxt": 'default_model_filename: "../../good/1/model.onnx"'}, "has no ../../"),
+        ({"a/1/model.onnx": "x", "a/config.pbtxt": 'backend: "python"'}, "has no model.py"),
+        ({"a/1/model.py": "x", "a/config.pbtxt": 'backend: "ridgeline"'}, "not what backend 'ridgeline' runs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_told_and_harms_no_other(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    for path, text in files.items():
+        put(tmp_path / path, text)
+    put(tmp_path / "good/1/model.onnx")
+    found = scan([tmp_path], python_steps=True)
+    assert "good" in found.models
+    reason = found.problems["a"]
+    assert said in reason
+    assert str(tmp_path) not in reason
+
+
+def test_a_broken_version_harms_no_other(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    before = scan([tmp_path])
+    put(tmp_path / "a/2/model.onnx.part")
+    half = scan([tmp_path])
+    assert [v.number for v in half.models["a"].versions] == [1]
+    assert half.models["a"].broken == {2: "is being written: 'model.onnx.part'"}
+    assert changes(before, half) == changes(before, before)
+    (tmp_path / "a/2/model.onnx.part").rename(tmp_path / "a/2/model.onnx")
+    assert changes(half, scan([tmp_path])).changed == ("a",)
+
+
+def test_one_name_in_two_places_is_no_model(tmp_path: Path) -> None:
+    put(tmp_path / "one/a/1/model.onnx")
+    put(tmp_path / "one/b/1/model.onnx")
+    put(tmp_path / "one/b.onnx")
+    put(tmp_path / "two/a/1/model.onnx")
+    put(tmp_path / "two/c/1/model.onnx")
+    found = scan([tmp_path / "one", tmp_path / "two"])
+    assert list(found.models) == ["c"]
+    assert found.problems["a"].endswith("one/a, two/a")
+    assert found.problems["b"].endswith("one/b, one/b.onnx")
+    again = tmp_path / "again"
+    again.symlink_to(tmp_path / "one")
+    assert not scan([tmp_path / "two", again, again, again]).problems.keys() - {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a\nb", "a\x1b[2J", "ä", "a" * 129, "a%2f..", "a;b", "a\\b", "$(x)", os.fsdecode(b"\xff")]
+)
+def test_hostile_names_are_no_models(tmp_path: Path, name: str) -> None:
+    put(tmp_path / name / "1/model.onnx")
+    found = scan([tmp_path])
+    assert not found.models
+    assert not found.problems
+    assert "is no name of a model" in found.notes[0]
+    assert found.notes[0].isprintable()
+    assert not scan([tmp_path], only=name).models
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/etc", "../secret", "a/../../secret", "a/1", "\0"])
+def test_names_of_requests_lead_nowhere_else(tmp_path: Path, name: str) -> None:
+    put(tmp_path / "secret/1/model.onnx")
+    put(tmp_path / "root/a/1/model.onnx")
+    assert not scan([tmp_path / "root"], only=name).models
+    assert list(scan([tmp_path / "root"], only="a").models) == ["a"]
+
+
+def test_hidden_entries_are_nobodys(tmp_path: Path) -> None:
+    put(tmp_path / ".git/1/model.onnx")
+    put(tmp_path / "new.tmp/1/model.onnx")
+    put(tmp_path / "notes.txt")
+    found = scan([tmp_path])
+    assert not found.models
+    assert not found.problems
+    assert found.notes == ("'new.tmp' is being written", "'notes.txt' is no model")
+
+
+def test_links_stay_in_the_folder_of_their_model(tmp_path: Path) -> None:
+    root, secret = tmp_path / "root", put(tmp_path / "secret.onnx")
+    put(root / "b/1/model.onnx")
+
+    def reason(link: str, to: Path) -> str:
+        (root / link).parent.mkdir(parents=True, exist_ok=True)
+        (root / link).symlink_to(to)
+        try:
+            return only_problem(scan([root], only="a"))
+        finally:
+            (root / link).unlink()
+
+    assert "link out" in reason("a", tmp_path)
+    assert "link out" in reason("a.onnx", secret)
+    assert "link out" in reason("a/1/model.onnx", secret)
+    assert "link out" in reason("a/1/model.onnx", root / "b/1/model.onnx")
+    assert "does not exist" in reason("a/1/model.onnx", root / "a/nothing")
+    (root / "a/1").rmdir()
+    assert "link out" in reason("a/1", root / "b/1")
+    put(root / "a/1/model.onnx")
+    for link in ("a/1/weights.bin", "a/1/.weights", "a/labels.txt", "a/config.pbtxt"):
+        assert "link out" in reason(link, secret), link
+    assert "loop" in reason("a/1/loop", root / "a/1/loop")
+
+
+def test_a_version_that_leads_out_harms_no_other(tmp_path: Path) -> None:
+    put(tmp_path / "b/1/model.onnx")
+    put(tmp_path / "a/1/model.onnx")
+    (tmp_path / "a/2").symlink_to(tmp_path / "b/1")
+    (tmp_path / "a/3").symlink_to("1")
+    put(tmp_path / "a/4/model.onnx")
+    os.mkfifo(tmp_path / "a/4/weights")
+    found = scan([tmp_path]).models["a"]
+    assert [v.number for v in found.versions] == [1, 3]
+    assert found.versions[1].path == tmp_path / "a/1/model.onnx"
+    assert "link out" in found.broken[2]
+    assert "is a pipe" in found.broken[4]
+
+
+def test_links_inside_of_a_model_are_followed(tmp_path: Path) -> None:
+    put(tmp_path / "a/shared/weights.bin")
+    put(tmp_path / "a/1/model.onnx")
+    (tmp_path / "a/1/weights.bin").symlink_to("../shared/weights.bin")
+    (tmp_path / "a/1/more").symlink_to("../shared")
+    before = scan([tmp_path])
+    assert [stamp[0] for stamp in before.models["a"].versions[0].files] == ["model.onnx", "weights.bin"]
+    put(tmp_path / "a/shared/weights.bin", "other content")
+    assert changes(before, scan([tmp_path])).changed == ("a",)
+
+
+@pytest.mark.parametrize(
+    "name", ["a/1/model.onnx", "a/1/weights", "a/config.pbtxt", "a/labels.txt", "a.onnx"]
+)
+def test_pipes_and_sockets_are_refused_and_never_opened(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if not name.startswith("a."):
+        put(tmp_path / "a/1/model.onnx").unlink()
+        if name != "a/1/model.onnx":
+            put(tmp_path / "a/1/model.onnx")
+    os.mkfifo(path)
+    assert "is a pipe" in only_problem(scan([tmp_path]))
+    path.unlink()
+    os.chdir(path.parent)  # addresses of sockets are short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path.name)
+        assert "is a socket" in only_problem(scan([tmp_path]))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "link out" in only_problem(scan([tmp_path]))
+
+
+@pytest.fixture(autouse=True)
+def _same_folder_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_a_model_has_is_bounded(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    deep = tmp_path / "a/1" / "/".join(["d"] * 20)
+    put(deep / "x")
+    assert "more than 16 deep" in only_problem(scan([tmp_path]))
+    put(tmp_path / "b/1/model.onnx")
+    for number in range(MOST_FILES):
+        (tmp_path / f"b/1/{number}").touch()
+    assert "more than 10,000 files" in scan([tmp_path]).problems["b"]
+
+
+def test_changes_are_seen_by_any_file_that_matters(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a/config.pbtxt", "max_batch_size: 1")
+    put(tmp_path / "b/1/model.onnx")
+    before = scan([tmp_path])
+    assert changes(before, scan([tmp_path])) == changes(before, before)
+    for path in ("a/1/model.onnx", "a/1/weights.bin", "a/config.pbtxt", "a/labels.txt", "a/warmup/x"):
+        put(tmp_path / path, "max_batch_size: 2 # longer")
+        after = scan([tmp_path])
+        assert changes(before, after).changed == ("a",), path
+        before = after
+    put(tmp_path / "a/__pycache__/preprocess.cpython-311.pyc")
+    put(tmp_path / "a/.config.pbtxt.swp")
+    assert scan([tmp_path]).models == before.models
+    put(tmp_path / "c.onnx")
+    (tmp_path / "b/1/model.onnx").unlink()
+    (tmp_path / "b/1").rmdir()
+    (tmp_path / "b").rmdir()
+    seen = changes(before, scan([tmp_path]))
+    assert (seen.added, seen.removed, seen.changed) == (("c",), ("b",), ())
+
+
+def test_a_file_of_equal_size_and_time_is_another_file(tmp_path: Path) -> None:
+    path = put(tmp_path / "a/1/model.onnx", "one")
+    found = path.stat()
+    before = scan([tmp_path])
+    new = put(tmp_path / "new", "two")
+    os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
+    new.rename(path)
+    assert changes(before, scan([tmp_path])).changed == ("a",)
+
+
+def test_nothing_is_removed_because_it_cannot_be_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    put(root / "a/1/model.onnx")
+    put(root / "b/1/model.onnx")
+    before = scan([root])
+    put(root / "a/config.pbtxt", "half of i")
+    broken = scan([root])
+    assert "a" in broken.problems
+    assert changes(before, broken).removed == ()
+    root.rename(tmp_path / "away")
+    gone = scan([root])
+    assert gone.unreadable == (root,)
+    assert "No such file" in gone.notes[0]
+    assert changes(before, gone) == changes(before, before)
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [
+        (VersionPolicy(), (10,)),
+        (VersionPolicy("latest", 2), (3, 10)),
+        (VersionPolicy("latest", 99), (1, 3, 10)),
+        (VersionPolicy("all"), (1, 3, 10)),
+        (VersionPolicy("specific", versions=(1, 2, 10)), (1, 10)),
+        (VersionPolicy("specific", versions=(4,)), ()),
+    ],
+)
+def test_versions_are_chosen_by_number(policy: VersionPolicy, chosen: tuple[int, ...]) -> None:
+    assert chosen_versions(policy, [10, 1, 3]) == chosen
