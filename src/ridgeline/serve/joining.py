@@ -11,6 +11,7 @@ from ridgeline.serve.datatypes import LENGTH_BYTES
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.hosting import Joined, memoryview_bytes
 from ridgeline.serve.messages import Tensor
+from ridgeline.serve.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,24 @@ class Padding:
     inputs: dict[str, tuple[int, ...]]
     outputs: dict[str, tuple[tuple[int, str, int], ...]]  # axis, and the input and axis that say its size
     values: dict[str, float]
+
+
+def padding_of(spec: ModelSpec) -> Padding | None:
+    """Which axes may be padded, and where outputs find the sizes to be cut to."""
+    if not spec.pad_dims:
+        return None
+    inputs = {port.name: spec.padded_axes(port) for port in spec.inputs}
+    source = {name: (port, axis) for port, axes in reversed(inputs.items()) for axis, name in axes.items()}
+    return Padding(
+        {name: tuple(axes) for name, axes in inputs.items()},
+        {
+            port.name: tuple(
+                (axis, *source[dim]) for axis, dim in spec.padded_axes(port).items() if dim in source
+            )
+            for port in spec.outputs
+        },
+        dict(spec.pad_values),
+    )
 
 
 def key_of(inputs: Sequence[Tensor], padding: Padding | None, first: int) -> tuple[object, ...]:

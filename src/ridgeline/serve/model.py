@@ -16,7 +16,7 @@ from ridgeline.serve.batcher_order import InOrder
 from ridgeline.serve.classify import classify
 from ridgeline.serve.errors import Kind, RequestError, invalid, unavailable
 from ridgeline.serve.hosting import BatchError, BatchResult, Hosted, Instance
-from ridgeline.serve.joining import Padding, cut, join, key_of, rows_of
+from ridgeline.serve.joining import cut, join, key_of, padding_of, rows_of
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor, keep
 from ridgeline.serve.spec import ModelSpec
 from ridgeline.serve.statistics import ModelStatistics
@@ -281,21 +281,3 @@ def _finish(pending: Pending, answer: list[Tensor] | RequestError) -> None:
         pending.answer.set_exception(answer)
     else:
         pending.answer.set_result(answer)
-
-
-def padding_of(spec: ModelSpec) -> Padding | None:
-    """Which axes may be padded, and where outputs find the sizes to be cut to."""
-    if not spec.pad_dims:
-        return None
-    inputs = {port.name: spec.padded_axes(port) for port in spec.inputs}
-    source = {name: (port, axis) for port, axes in reversed(inputs.items()) for axis, name in axes.items()}
-    return Padding(
-        {name: tuple(axes) for name, axes in inputs.items()},
-        {
-            port.name: tuple(
-                (axis, *source[dim]) for axis, dim in spec.padded_axes(port).items() if dim in source
-            )
-            for port in spec.outputs
-        },
-        dict(spec.pad_values),
-    )

@@ -7,18 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from ridgeline.serve.listeners import Listeners
 from ridgeline.serve.log import log_to_stderr
+from ridgeline.serve.loops import run_loop
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Settings
-
-try:
-    import uvloop
-except ImportError:
-    uvloop = None
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, LOST = 0, 1
@@ -31,11 +26,6 @@ def run_server(settings: Settings, *, say: Say, notify: str = "") -> int:
     """The exit status: 0 if every request that was accepted got its answer."""
     log_to_stderr(as_json=settings.log_json)
     return run_loop(_serve(settings, say, notify))
-
-
-def run_loop(work: Coroutine[Any, Any, int]) -> int:
-    with asyncio.Runner(loop_factory=None if uvloop is None else uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 async def _serve(settings: Settings, say: Say, notify: str) -> int:

@@ -28,7 +28,7 @@ def warm_ups(spec: ModelSpec, folder: Path | None) -> Iterator[tuple[str, list[J
 
 
 def _batch_sizes(spec: ModelSpec) -> list[int]:
-    """1, 2, 4, … and the largest: the first call at a size plans for it, and no client should wait so long."""
+    """1, 2, 4, … and the largest: the first call at a size plans for it, which no client should wait for."""
     if not spec.has_batch:
         return [1]
     doubling = [2**i for i in range(spec.max_batch_size.bit_length()) if 2**i < spec.max_batch_size]
