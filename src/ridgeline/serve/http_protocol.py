@@ -1,0 +1,202 @@
+"""uvicorn's connection with the bounds that it lacks: of heads, chunks, pipelines, connections and time.
+
+Errors of framing are JSON like all others. A refused connection says why and is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ridgeline.serve.settings import HttpLimits
+
+HEAD_BYTES, MOST_HEADERS = 2**16, 128
+MOST_CHUNKS = 65536
+MOST_PIPELINED = 64
+BAD, SLOW, HEAD_TOO_LARGE, BUSY = 400, 408, 431, 503
+
+
+class FramingError(Exception):
+    """Stops the parser inside a callback; the connection already knows what to answer."""
+
+
+class Connections(ServerState):
+    """What all connections of a server share."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        super().__init__()
+        self.limits = limits
+        self.is_draining = False
+
+
+async def refuse_connection(scope: Any, receive: Any, send: Any) -> None:
+    """In place of the application when there are too many connections."""
+    body = _error_body("too many connections; try again later")
+    headers = [
+        (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)),
+        (b"retry-after", b"1"), (b"connection", b"close"),
+    ]  # fmt: skip
+    await send({"type": "http.response.start", "status": BUSY, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _error_body(message: str) -> bytes:
+    return msgspec.json.encode({"error": message})
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    server_state: Connections
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: Connections,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._active: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last one that was parsed
+        self._is_in_head = self._is_deaf = False
+        self._pending_bytes = 0  # received since a head, a part of a body or a message was whole
+        self._chunks = 0
+        self._refusal = (BAD, "the bytes are no HTTP request")
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._active is None or self._active.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.server_state.limits.connections:
+            self.app = refuse_connection
+        self._limit_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn leaves this timer running after a reset, which keeps the connection in memory
+        self._unset_keepalive_if_required()
+        for timer in (self._head_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        active = self._active
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
+        self.pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._is_deaf:
+            return
+        self._pending_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # nothing is upgraded: the request is answered as any other, and is the connection's last
+            self.cycle.keep_alive = False
+            self._is_deaf = True
+        except httptools.HttpParserError:
+            self._refuse()
+        else:
+            if self._pending_bytes > HEAD_BYTES:
+                self._refusal = HEAD_TOO_LARGE, f"headers are larger than {HEAD_BYTES} bytes"
+                self._refuse()
+        # whenever nobody works for this connection, a timer of it runs
+        if self.is_idle and self._head_timer is None:
+            self._limit_head()
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MOST_HEADERS:
+            self._stop(HEAD_TOO_LARGE, f"there are more than {MOST_HEADERS} headers")
+        if self._pending_bytes > HEAD_BYTES and self._head_bytes() > HEAD_BYTES:
+            self._stop(HEAD_TOO_LARGE, f"headers are larger than {HEAD_BYTES} bytes")
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._stop(BAD, f"more than {MOST_PIPELINED} requests came before the first was answered")
+        self._is_in_head, self._pending_bytes = False, 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+        if self.server_state.is_draining:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._pending_bytes = 0
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MOST_CHUNKS:
+            self._stop(BAD, f"the body came in more than {MOST_CHUNKS} chunks")
+
+    def on_message_complete(self) -> None:
+        self._pending_bytes = self._chunks = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            # a client that reads nothing more would keep its answer in memory for ever
+            self._flush_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def begin_drain(self) -> None:
+        """The answer that is under way is the last one."""
+        for cycle in (self._active, self.cycle):
+            if cycle is not None:
+                cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _limit_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.server_state.limits.body_seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._is_in_head:
+            self._refusal = SLOW, "the request did not arrive in time"
+            self._refuse()
+        else:
+            self.transport.close()
+
+    def _stop(self, status: int, message: str) -> None:
+        self._refusal = status, message
+        raise FramingError
+
+    def _refuse(self) -> None:
+        """Writes nothing where an answer is still to come: its client would take this for the answer."""
+        self._is_deaf = True
+        self.pipeline.clear()
+        active = self._active
+        if active is not None and not active.response_complete:
+            active.keep_alive = False
+            if active.response_started or not active.more_body:
+                return
+        status, message = self._refusal
+        body = _error_body(message)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
