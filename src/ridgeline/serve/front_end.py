@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ridgeline.serve.access import Access
 from ridgeline.serve.grpc_server import GrpcServer
 from ridgeline.serve.http_app import HttpApp
-from ridgeline.serve.http_server import HttpServer
+from ridgeline.serve.http_server import HttpServer, tls_context
 from ridgeline.serve.service import Service
 from ridgeline.serve.settings import Settings
 
@@ -27,13 +27,12 @@ class FrontEnd:
     ) -> None:
         has_admin = settings.mode == "explicit" and settings.admin_port is None
         self.app = HttpApp(service, settings, access, admin=has_admin)
-        self._http = (
-            HttpServer(
-                self.app, settings, host=settings.host, port=ports.http, reuse_port=shares_ports,
+        self._http: HttpServer | None = None
+        if ports.http is not None:
+            tls = None if settings.tls is None else tls_context(settings.tls)
+            self._http = HttpServer(
+                self.app, settings, settings.host, ports.http, reuse_port=shares_ports, ssl=tls
             )
-            if ports.http is not None
-            else None
-        )  # fmt: skip
         self._grpc = (
             GrpcServer(
                 service, asyncio.get_running_loop(), settings, access.check, port=ports.grpc,
@@ -50,8 +49,11 @@ class FrontEnd:
         return Ports(http, grpc)
 
     def set_serving(self, *, is_serving: bool) -> None:
+        """Not serving: probes are told so, and every answer is its connection's last."""
         if self._grpc is not None:
             self._grpc.set_serving(is_serving)
+        if self._http is not None and not is_serving:
+            self._http.drain()
 
     async def close(self, seconds: float) -> None:
         """No new connections; what is under way has so long to end."""

@@ -17,7 +17,7 @@ from ridgeline.serve.front_end_link import FrontEndLink
 from ridgeline.serve.front_end_process import Setup, encode_setup
 from ridgeline.serve.front_end_wire import Close, Serving, Stop
 from ridgeline.serve.http_app import HttpApp
-from ridgeline.serve.http_server import HttpServer
+from ridgeline.serve.http_server import HttpServer, tls_context
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Keys, Settings
 
@@ -50,13 +50,17 @@ class Listeners:
         if settings.metrics_port is not None:
             # scrapers have no key, and metrics have a port of their own to be kept inside
             app = HttpApp(self._server, settings, Access(Keys()), inference=False, metrics=True)
-            await self._listen_beside("metrics", app, settings.metrics_port)
+            await self._listen_beside(
+                "metrics", HttpServer(app, settings, settings.host, settings.metrics_port)
+            )
         if settings.admin_port is not None and settings.mode == "explicit":
             app = HttpApp(self._server, settings, access, admin=True, inference=False)
-            await self._listen_beside("admin", app, settings.admin_port)
+            tls = None if settings.tls is None else tls_context(settings.tls)
+            await self._listen_beside(
+                "admin", HttpServer(app, settings, settings.host, settings.admin_port, ssl=tls)
+            )
 
-    async def _listen_beside(self, name: str, app: HttpApp, port: int) -> None:
-        server = HttpServer(app, self._settings, host=self._settings.host, port=port, reuse_port=False)
+    async def _listen_beside(self, name: str, server: HttpServer) -> None:
         self._beside[name] = (server, await server.start())
 
     @property
@@ -162,7 +166,7 @@ class FrontEndProcesses:
             try:
                 await self._start_one()
             except OptionError as error:
-                _log.error("%s", error)  # noqa: TRY400  # it says all there is
+                _log.error("%s", error)
             else:
                 return
 

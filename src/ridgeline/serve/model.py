@@ -84,7 +84,7 @@ class Model:
     async def infer(self, request: InferRequest) -> InferResponse:
         came_ns = perf_counter_ns()
         try:
-            return await self._infer(request, came_ns)
+            return await self._infer(request)
         except RequestError as error:
             self.statistics.failed(error.reason, perf_counter_ns() - came_ns)
             raise

@@ -9,11 +9,14 @@ import signal
 import socket
 from collections.abc import Callable
 
+from ridgeline.serve.hosts import Hosts, MakeHost
 from ridgeline.serve.listeners import Listeners
 from ridgeline.serve.log import log_to_stderr
 from ridgeline.serve.loops import run_loop
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Settings
+from ridgeline.serve.spawning import Spawner
+from ridgeline.serve.worker_host import WorkerHost
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, LOST = 0, 1
@@ -22,17 +25,26 @@ _log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
-def run_server(settings: Settings, *, say: Say, notify: str = "") -> int:
-    """The exit status: 0 if every request that was accepted got its answer."""
+def run_server(settings: Settings, *, say: Say, make_host: MakeHost | None = None, notify: str = "") -> int:
+    """The exit status: 0 if every request that was accepted got its answer.
+
+    `make_host` gives the host of a device; without it engines live in worker processes.
+    """
     log_to_stderr(as_json=settings.log_json)
-    return run_loop(_serve(settings, say, notify))
+    return run_loop(_serve(settings, make_host, say, notify))
 
 
-async def _serve(settings: Settings, say: Say, notify: str) -> int:
+def worker_hosts(settings: Settings) -> Hosts:
+    """A worker process for each device, forked from a process that has imported everything."""
+    spawner = Spawner()
+    return Hosts(settings, lambda device: WorkerHost(device, spawner), start=spawner.start, stop=spawner.stop)
+
+
+async def _serve(settings: Settings, make_host: MakeHost | None, say: Say, notify: str) -> int:
     loop, ends = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
     for each in SIGNALS:
         loop.add_signal_handler(each, ends.put_nowait, each)
-    server = Server(settings)
+    server = Server(settings, worker_hosts(settings) if make_host is None else Hosts(settings, make_host))
     listeners = Listeners(server, settings)
     try:
         await listeners.start()
