@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.serve import repository_files
 from ridgeline.serve.config_text import parse_json
 from ridgeline.serve.repository import Scan, changes, chosen_versions, configure_found, scan
-from ridgeline.serve.repository_files import MOST_FILES
 from ridgeline.serve.spec import ENSEMBLE, PYTHON, VersionPolicy
 
 ENSEMBLE_CONFIG = """
@@ -133,25 +133,25 @@ def test_steps_in_python_are_off_unless_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a/config.pbtxt": ""}, "no folder of a version, and itself no model.ridge or model.onnx"),
-        ({"a/1/readme.txt": "x"}, "version 1: has no model.ridge or model.onnx"),
-        ({"a/1/model.onnx": ""}, "version 1: 'model.onnx' is empty"),
-        ({"a/1/model.onnx.tmp": "x"}, "version 1: is being written: 'model.onnx.tmp'"),
-        ({"a/1/model.onnx": "x", "a/config.pbtxt.tmp": "x"}, "its configuration is being written"),
-        ({"a/1/model.onnx": "x", "a/config.pbtxt": "max_batch_size: "}, "config.pbtxt: 1 problem"),
-        ({"a/1/model.plan": "x"}, "TensorRT's model.plan alone"),
-        ({"a/1/m.bin": "x", "a/config.pbtxt": 'default_model_filename: "m.bin"'}, "'m.bin' is no model file"),
-        ({"a/1/model.onnx": "x", "a/config.pbtxt": 'default_model_filename: "b.onnx"'}, "has no b.onnx"),
-        ({"a/1/x": "x", "a/config.pbtxt": 'default_model_filename: "../../good/1/model.onnx"'}, "has no ../../"),
-        ({"a/1/model.onnx": "x", "a/config.pbtxt": 'backend: "python"'}, "has no model.py"),
-        ({"a/1/model.py": "x", "a/config.pbtxt": 'backend: "ridgeline"'}, "not what backend 'ridgeline' runs"),
+        ({"config.pbtxt": ""}, "no folder of a version, and itself no model.ridge or model.onnx"),
+        ({"1/readme.txt": "x"}, "version 1: has no model.ridge or model.onnx"),
+        ({"1/model.onnx": ""}, "version 1: 'model.onnx' is empty"),
+        ({"1/model.onnx.tmp": "x"}, "version 1: is being written: 'model.onnx.tmp'"),
+        ({"1/model.onnx": "x", "config.pbtxt.tmp": "x"}, "its configuration is being written"),
+        ({"1/model.onnx": "x", "config.pbtxt": "max_batch_size: "}, "config.pbtxt: 1 problem"),
+        ({"1/model.plan": "x"}, "TensorRT's model.plan alone"),
+        ({"1/m.bin": "x", "config.pbtxt": 'default_model_filename: "m.bin"'}, "'m.bin' is no model file"),
+        ({"1/model.onnx": "x", "config.pbtxt": 'default_model_filename: "b.onnx"'}, "has no b.onnx"),
+        ({"1/x": "x", "config.pbtxt": 'default_model_filename: "../../good/1/model.onnx"'}, "has no ../../"),
+        ({"1/model.onnx": "x", "config.pbtxt": 'backend: "python"'}, "has no model.py"),
+        ({"1/model.py": "x", "config.pbtxt": 'backend: "ridgeline"'}, "not what backend 'ridgeline' runs"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_told_and_harms_no_other(
     tmp_path: Path, files: dict[str, str], said: str
 ) -> None:
     for path, text in files.items():
-        put(tmp_path / path, text)
+        put(tmp_path / "a" / path, text)
     put(tmp_path / "good/1/model.onnx")
     found = scan([tmp_path], python_steps=True)
     assert "good" in found.models
@@ -294,15 +294,19 @@ def _same_folder_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_a_model_has_is_bounded(tmp_path: Path) -> None:
+def test_what_a_model_has_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository_files, "MOST_FILES", 20)
     put(tmp_path / "a/1/model.onnx")
     deep = tmp_path / "a/1" / "/".join(["d"] * 20)
     put(deep / "x")
     assert "more than 16 deep" in only_problem(scan([tmp_path]))
     put(tmp_path / "b/1/model.onnx")
-    for number in range(MOST_FILES):
+    for number in range(19):
         (tmp_path / f"b/1/{number}").touch()
-    assert "more than 10,000 files" in scan([tmp_path]).problems["b"]
+    assert list(scan([tmp_path]).models) == ["b"]
+    for number in range(19, 21):
+        (tmp_path / f"b/1/{number}").touch()
+    assert "more than 20 files" in scan([tmp_path]).problems["b"]
 
 
 def test_changes_are_seen_by_any_file_that_matters(tmp_path: Path) -> None:

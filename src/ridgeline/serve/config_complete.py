@@ -108,8 +108,8 @@ def _merged(
     for each in told:
         port = known.get(each.name)
         if port is None:
-            help = did_you_mean(each.name, list(known))
-            problems.add(f"{kind} {each.name!r}", f"a name that is no {kind} of the engine", help)
+            want = f"an {kind} of the engine; {did_you_mean(each.name, list(known))}"
+            problems.add(f"{kind} {each.name!r}", "a name that the engine does not have", want)
         else:
             merged.append(_compared(f"{kind} {each.name!r}", each, port, has_batch, problems))
     names = {each.name for each in told}
