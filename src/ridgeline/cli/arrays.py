@@ -14,7 +14,6 @@ from ridgeline.base.files import read_regular
 from ridgeline.base.spec import TensorSpec
 from ridgeline.cli.arguments import parse_pairs
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.kernels.elements import numpy_dtype
 
 
 def read_inputs(given: Sequence[str] | None) -> dict[str, np.ndarray]:
@@ -41,6 +40,8 @@ def split_raw(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def read_raw_inputs(given: Sequence[str], specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
     """Arrays from raw bytes, as trtexec loads them: row by row, in this machine's byte order."""
+    from ridgeline.kernels.elements import numpy_dtype
+
     arrays: dict[str, np.ndarray] = {}
     pairs = parse_pairs(given, option="--input", example="--input x=image.bin")
     for name, file in pairs.items():
@@ -83,3 +84,12 @@ def save_array(file: BinaryIO, *, array: object) -> None:
     made = np.asarray(array)
     # numpy writes strings without pickling if they have one width
     np.save(file, made.astype(str) if made.dtype == object else made, allow_pickle=False)
+
+
+def file_stem(name: str, *, taken: set[str]) -> str:
+    """Output names hold slashes and colons; file names must not."""
+    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip(".") or "output"
+    used = {Path(path).stem for path in taken}
+    if stem not in used:
+        return stem
+    return next(f"{stem}_{n}" for n in range(2, len(used) + 3) if f"{stem}_{n}" not in used)

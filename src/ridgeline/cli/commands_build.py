@@ -87,7 +87,7 @@ def run(
       ridge run model.onnx                         (random inputs, built on the fly)
     """
     from ridgeline.analyze.tensors import describe
-    from ridgeline.cli.arrays import read_inputs, save_array
+    from ridgeline.cli.arrays import file_stem, read_inputs, save_array
     from ridgeline.cli.draw_bench import draw_outputs
     from ridgeline.cli.engines import complete_feeds, load_or_build, tell_notes
     from ridgeline.runtime.non_tensor import flattened
@@ -100,17 +100,8 @@ def run(
     files: dict[str, str] = {}
     if folder:
         for name, array in flattened(outputs).items():
-            path = folder / f"{_file_stem(name, taken=set(files.values()))}.npy"
+            path = folder / f"{file_stem(name, taken=set(files.values()))}.npy"
             write_atomically(path, partial(save_array, array=array))
             files[name] = str(path)
         talk.print(f"{len(files)} file(s) written to {folder}", style="dim")
     emit(describe(outputs, files), draw_outputs, as_json=json, schema="outputs", file=str(engine))
-
-
-def _file_stem(name: str, *, taken: set[str]) -> str:
-    """Output names hold slashes and colons; file names must not."""
-    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip(".") or "output"
-    used = {Path(path).stem for path in taken}
-    if stem not in used:
-        return stem
-    return next(f"{stem}_{n}" for n in range(2, len(used) + 3) if f"{stem}_{n}" not in used)

@@ -27,6 +27,8 @@ from ridgeline.cli.commands_predict import calibrate, predict
 from ridgeline.cli.commands_profile import profile
 from ridgeline.cli.commands_quantize import quantize
 from ridgeline.cli.commands_report import report
+from ridgeline.cli.commands_serve import serve
+from ridgeline.cli.commands_serve_clients import infer, loadtest
 from ridgeline.cli.commands_shapes import shapes
 from ridgeline.cli.commands_surgery import extract, lint, reduce
 from ridgeline.cli.commands_top import top
@@ -47,7 +49,7 @@ app = typer.Typer(
 )
 for command in (
     build, run, verify, compare, quantize, bench, profile, show, explain, shapes, kernels, settle, plugins,
-    extract, lint, reduce, demo, doctor, top, report, predict, calibrate, diff,
+    extract, lint, reduce, demo, doctor, top, report, predict, calibrate, diff, serve, infer, loadtest,
 ):  # fmt: skip
     app.command()(with_verbosity(command))
 app.add_typer(debug)
