@@ -19,7 +19,7 @@ import onnx
 import ridgeline
 from ridgeline.runtime.engine import Engine
 from ridgeline.serve.client import Client
-from ridgeline.serve.hosts import Hosts, MakeHost
+from ridgeline.serve.hosts import Hosts
 from ridgeline.serve.listeners import Listeners
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Settings
@@ -69,8 +69,8 @@ def put_model(
 class Running:
     """A server, and the thread whose loop it lives on."""
 
-    def __init__(self, settings: Settings, make_host: MakeHost) -> None:
-        self._settings, self._make_host = settings, make_host
+    def __init__(self, settings: Settings, hosts_of: Callable[[Settings], Hosts]) -> None:
+        self._settings, self._hosts_of = settings, hosts_of
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class Running:
         return self.do(called())
 
     async def _start(self) -> None:
-        self.server = Server(self._settings, Hosts(self._settings, self._make_host))
+        self.server = Server(self._settings, self._hosts_of(self._settings))
         self.listeners = Listeners(self.server, self._settings)
         await self.listeners.start()
         await self.server.start()
@@ -111,11 +111,17 @@ class Running:
         self._loop.close()
 
 
+def thread_hosts(settings: Settings) -> Hosts:
+    return Hosts(settings, ThreadHost)
+
+
 @contextmanager
-def serving(root: Path, *, make_host: MakeHost = ThreadHost, **settings: Any) -> Iterator[Running]:
+def serving(
+    root: Path, *, hosts_of: Callable[[Settings], Hosts] = thread_hosts, **settings: Any
+) -> Iterator[Running]:
     """A server on free ports of the loopback address; engines in threads of this process."""
     wanted = Settings((root,), http_port=0, grpc_port=None, metrics_port=None, build={"level": 0})
-    running = Running(replace(wanted, **settings), make_host)
+    running = Running(replace(wanted, **settings), hosts_of)
     try:
         yield running
     finally:
