@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from ridgeline.serve.access import Access
+from ridgeline.serve.access import Access, Asked
+from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.grpc_server import GrpcServer
 from ridgeline.serve.http_app import HttpApp
 from ridgeline.serve.http_server import HttpServer, tls_context
-from ridgeline.serve.service import Service
+from ridgeline.serve.service import ADMIN, Service
 from ridgeline.serve.settings import Settings
 
 
@@ -33,19 +35,16 @@ class FrontEnd:
             self._http = HttpServer(
                 self.app, settings, settings.host, ports.http, reuse_port=shares_ports, ssl=tls
             )
-        self._grpc = (
-            GrpcServer(
-                service, asyncio.get_running_loop(), settings, access.check, port=ports.grpc,
-                reuse_port=shares_ports, has_admin=has_admin,
-            )
-            if ports.grpc is not None
-            else None
-        )  # fmt: skip
+        self._grpc: GrpcServer | None = None
+        if ports.grpc is not None:
+            check = access.check if has_admin else _without_admin(access)
+            own = replace(settings, grpc_port=ports.grpc)
+            self._grpc = GrpcServer(service, own, check, reuse_port=shares_ports)
 
     async def start(self) -> Ports:
         """The ports that were taken."""
         http = await self._http.start() if self._http is not None else None
-        grpc = self._grpc.start() if self._grpc is not None else None
+        grpc = await self._grpc.start() if self._grpc is not None else None
         return Ports(http, grpc)
 
     def set_serving(self, *, is_serving: bool) -> None:
@@ -63,3 +62,12 @@ class FrontEnd:
         if self._grpc is not None:
             stops.append(self._grpc.stop(seconds))
         await asyncio.gather(*stops)
+
+
+def _without_admin(access: Access) -> Callable[[Mapping[str, str], Asked], None]:
+    def check(metadata: Mapping[str, str], verb: Asked) -> None:
+        if verb in ADMIN:
+            raise RequestError(Kind.FORBIDDEN, "this server takes no admin calls here")
+        access.check(metadata, verb)
+
+    return check
