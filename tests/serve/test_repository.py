@@ -109,6 +109,8 @@ def test_a_configuration_of_a_load_request_stands_in(tmp_path: Path) -> None:
     found = scan([tmp_path], only="a", given=given)
     assert list(found.models) == ["a"]
     assert configure_found(found.models["a"]).spec.max_batch_size == 2
+    other = parse_json('{"max_batch_size": 3}')
+    assert configure_found(found.models["a"], other).spec.max_batch_size == 3
 
 
 def test_steps_in_python_are_off_unless_allowed(tmp_path: Path) -> None:

@@ -56,19 +56,18 @@ def configure(
     preprocess: str = "",
     postprocess: str = "",
 ) -> Configured:
-    """`folder` is the model's own, with real path. `platform`: what its files are, where they say."""
+    """All that is wrong with it is one `ConfigError`.
+
+    `folder` is the model's own, with real path. `platform`: what its files are, where they say. Steps are
+    names of files.
+    Parameters: each is something that a folder tells, and this module looks into none.
+    """
     problems = Problems()
     config = given.config
-    if not is_model_name(name):
-        problems.add("the model's name", repr(name), "1 to 128 of A-Z a-z 0-9 . _ -")
-    if config.name and config.name != name:
-        problems.add("name", repr(config.name), f"{name!r}, as the folder is called, or nothing")
     notes = list(check_fields(config, problems))
     told = platform_of(config)
     platform = told if told != ENGINE else platform or ENGINE
     notes += _check_platform(config, platform, python_steps, problems)
-    if config.max_batch_size < 0:
-        problems.add("max_batch_size", config.max_batch_size, "0 or more")
     own = read_parameters(config.parameters, problems)
     notes += parameter_notes(own)
     spec = ModelSpec(
@@ -93,7 +92,7 @@ def configure(
         preprocess=preprocess,
         postprocess=postprocess,
     )
-    _check_names(spec, problems)
+    _check_own(config, spec, problems)
     _check_told(spec, given, problems)
     if platform == ENSEMBLE:
         notes += _check_ensemble(config, spec, problems)
@@ -127,7 +126,13 @@ def _check_platform(config: Any, platform: str, python_steps: bool, problems: Pr
     return notes
 
 
-def _check_names(spec: ModelSpec, problems: Problems) -> None:
+def _check_own(config: Any, spec: ModelSpec, problems: Problems) -> None:
+    if not is_model_name(spec.name):
+        problems.add("the model's name", repr(spec.name), "1 to 128 of A-Z a-z 0-9 . _ -")
+    if config.name and config.name != spec.name:
+        problems.add("name", repr(config.name), f"{spec.name!r}, as the folder is called, or nothing")
+    if spec.max_batch_size < 0:
+        problems.add("max_batch_size", spec.max_batch_size, "0 or more")
     file = spec.default_model_filename
     if file and ("/" in file or "\\" in file or "\0" in file or file in (".", "..")):
         problems.add("default_model_filename", repr(file), "the name of a file in a version's folder")

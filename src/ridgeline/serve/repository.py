@@ -105,10 +105,10 @@ def _look(
     return look_at_file(root, entry, given)
 
 
-def configure_found(found: Found, *, python_steps: bool = False) -> Configured:
-    """The model's configuration, read with its folder. `ConfigError` lists what is wrong."""
+def configure_found(found: Found, override: Given | None = None, *, python_steps: bool = False) -> Configured:
+    """The model's configuration, or the one that stands in for it. `ConfigError` lists what is wrong."""
     return configure(
-        found.given,
+        override or found.given,
         name=found.name,
         folder=found.folder,
         python_steps=python_steps,
