@@ -98,7 +98,7 @@ def serve(
     log_json: Annotated[bool, _ending("--log-json", help="one line of JSON for each event")] = False,
     access_log: Annotated[bool, _ending("--access-log", help="a line for each request")] = False,
     otlp: Annotated[
-        str, _ending("--otlp", metavar="HOST:PORT", help="send traces there (OpenTelemetry, gRPC)")
+        str, _ending("--otlp", metavar="HOST:PORT", help="send traces to this collector (OTLP, HTTP)")
     ] = "",
     ray: Annotated[
         int,

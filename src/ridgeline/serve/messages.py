@@ -62,3 +62,5 @@ class InferResponse:
     outputs: list[Tensor]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     release: Callable[[], None] = keep
+    queue_ns: int = 0  # it waited
+    run_ns: int = 0  # its batch ran

@@ -34,6 +34,7 @@ class Pending:
     came_ns: int
     number: int = -1  # in the order of arrival
     began_ns: int = 0
+    ended_ns: int = 0
     release: Callable[[], None] = keep
     was_tried: bool = False  # once more, alone: no third time
 
@@ -124,7 +125,15 @@ class Model:
         except BaseException:
             pending.release()
             raise
-        return InferResponse(self.spec.name, self.version, request.id, asked, release=pending.release)
+        return InferResponse(
+            self.spec.name,
+            self.version,
+            request.id,
+            asked,
+            release=pending.release,
+            queue_ns=pending.began_ns - pending.came_ns,
+            run_ns=pending.ended_ns - pending.began_ns,
+        )
 
     def _shaped(self, classes: int, output: Tensor) -> Tensor:
         output = outward(self.spec, output)
@@ -233,7 +242,7 @@ class Model:
             input_ns=result.input_ns, infer_ns=result.infer_ns, output_ns=result.output_ns,
         )  # fmt: skip
         for pending, outputs in zip(batch, answers, strict=True):
-            pending.release = shared.release
+            pending.release, pending.ended_ns = shared.release, ended_ns
             self._deliver(pending, outputs)
 
     def _outputs_of(self, pending: Pending, index: int, split: dict[str, list[Tensor]]) -> list[Tensor]:

@@ -239,6 +239,8 @@ class Models:
         began = monotonic()
 
         def tell(text: str) -> None:
+            if text.split(" ")[:2] != slot.reason.split(" ")[:2]:  # another stage, not only further on in it
+                _log.info("model %s version %d: %s", slot.name, slot.version, text)
             slot.reason = text
 
         try:

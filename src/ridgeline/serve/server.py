@@ -81,8 +81,9 @@ class Server:
             model = self.models.find(request.model, request.version)
             if not self._tracing.is_on:
                 return await model.infer(request)
-            with self._tracing.span(request):
-                return await model.infer(request)
+            with self._tracing.span(request) as traced:
+                traced.response = await model.infer(request)
+                return traced.response
         finally:
             self._bytes -= nbytes
             self._running -= 1
@@ -154,9 +155,10 @@ class Server:
         }
 
     async def _metrics_text(self) -> str:
-        return self._metrics.text(
+        text: str = self._metrics.text(
             self.views.counted(), restarts=self.hosts.restarts(), uptime_s=monotonic() - self._began
         )
+        return text
 
     async def _set_log(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return self._log_settings.change(settings or {})

@@ -1,22 +1,43 @@
-"""Traces of requests for OpenTelemetry: a span for each, a child of the one its client names. Optional."""
+"""Traces of requests for OpenTelemetry: a span for each, with its wait and its run inside.
+
+They go to a collector as OTLP over HTTP in JSON, in batches, from a thread of their own: a collector that is
+slow or gone costs spans, never requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from ridgeline.errors import OptionError
-from ridgeline.serve.messages import InferRequest
+from ridgeline.serve.errors import RequestError
+from ridgeline.serve.messages import InferRequest, InferResponse
 
-try:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError:
-    OTLPSpanExporter = None
+SEND_EVERY_S = 1.0
+SENT_AT_ONCE = 512
+KEPT = 8192  # spans that wait for a collector; the oldest go first
+TIMEOUT_S = 5.0
+INTERNAL, SERVER = 1, 2  # kinds of spans
+OK, ERROR = 1, 2
+PATH = "/v1/traces"
+DEFAULT_PORT = 4318
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Traced:
+    """A request that is traced. `response` tells how long it waited and ran."""
+
+    response: InferResponse | None = None
 
 
 class Tracing:
@@ -24,28 +45,106 @@ class Tracing:
 
     def __init__(self, endpoint: str) -> None:
         self.is_on = bool(endpoint)
-        self._provider: Any = None
-        if not endpoint:
-            return
-        if OTLPSpanExporter is None:
-            raise OptionError(
-                "traces need OpenTelemetry's packages",
-                help="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc",
-            )
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True)
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "ridgeline"}))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("ridgeline.serve")
-        self._propagator = TraceContextTextMapPropagator()
+        self._spans: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        if self.is_on:
+            self._sender = _Sender(*_address(endpoint), self._spans)
 
     @contextmanager
-    def span(self, request: InferRequest) -> Iterator[None]:
-        """From admission to answer; an error of the request is one of its span."""
-        parent = self._propagator.extract({"traceparent": request.trace}) if request.trace else None
+    def span(self, request: InferRequest) -> Iterator[Traced]:
+        """From admission to answer, as a child of the span that the client names."""
+        version, _, rest = request.trace.partition("-")
+        trace, parent = rest.split("-")[:2] if version else (secrets.token_hex(16), "")
+        traced, began = Traced(), time.time_ns()
         attributes = {"model": request.model, "version": request.version, "request.id": request.id}
-        with self._tracer.start_as_current_span("infer", context=parent, attributes=attributes):
-            yield
+        status: dict[str, Any] = {"code": OK}
+        try:
+            yield traced
+        except BaseException as error:
+            text = error.message if isinstance(error, RequestError) else type(error).__name__
+            status = {"code": ERROR, "message": text}
+            raise
+        finally:
+            own = secrets.token_hex(8)
+            self._spans.append(
+                _span("infer", trace, own, parent, began, time.time_ns(), attributes, SERVER, status)
+            )
+            if traced.response is not None:
+                ran = began + traced.response.queue_ns
+                self._spans.append(_span("queue", trace, secrets.token_hex(8), own, began, ran))
+                ended = ran + traced.response.run_ns
+                self._spans.append(_span("run", trace, secrets.token_hex(8), own, ran, ended))
 
     def close(self) -> None:
-        if self._provider is not None:
-            self._provider.shutdown()
+        if self.is_on:
+            self._sender.close()
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdecimal() and ":" not in endpoint:
+        host, port = endpoint, str(DEFAULT_PORT)
+    if not host or not port.isdecimal():
+        raise OptionError(
+            f"{endpoint!r} is no address to send traces to", want="HOST:PORT, such as localhost:4318"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _span(
+    name: str, trace: str, own: str, parent: str, began_ns: int, ended_ns: int,
+    attributes: Mapping[str, str] | None = None, kind: int = INTERNAL,
+    status: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "traceId": trace, "spanId": own, "parentSpanId": parent, "name": name, "kind": kind,
+        "startTimeUnixNano": str(began_ns), "endTimeUnixNano": str(ended_ns), "status": status or {},
+        "attributes": [_attribute(key, value) for key, value in (attributes or {}).items() if value],
+    }  # fmt: skip
+
+
+def _attribute(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": value}}
+
+
+class _Sender:
+    def __init__(self, host: str, port: int, spans: deque[dict[str, Any]]) -> None:
+        self._host, self._port, self._spans = host, port, spans
+        self._ends = threading.Event()
+        self._is_failing = False
+        self._thread = threading.Thread(target=self._keep_sending, name="traces", daemon=True)
+        self._thread.start()
+
+    def _keep_sending(self) -> None:
+        while not self._ends.wait(SEND_EVERY_S):
+            self._send_all()
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self._spans:
+            batch = [self._spans.popleft() for _ in range(min(SENT_AT_ONCE, len(self._spans)))]
+            try:
+                self._send(batch)
+                self._is_failing = False
+            except (OSError, HTTPException) as error:
+                if not self._is_failing:
+                    _log.warning("traces cannot be sent to %s:%d: %s", self._host, self._port, error)
+                self._is_failing = True
+                return
+
+    def _send(self, spans: list[dict[str, Any]]) -> None:
+        resource = {"attributes": [_attribute("service.name", "ridgeline")]}
+        scope = {"scope": {"name": "ridgeline.serve"}, "spans": spans}
+        body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
+        connection = HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        try:
+            connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status >= 300:
+                raise HTTPException(f"the collector answers {answer.status}")
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join(2 * TIMEOUT_S)
