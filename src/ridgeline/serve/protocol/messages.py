@@ -9,11 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 DESCRIPTORS = Path(__file__).with_name("inference.desc")
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
+
+DecodeError = message.DecodeError
 
 
 def _pool() -> Any:

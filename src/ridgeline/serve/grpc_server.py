@@ -1,0 +1,146 @@
+"""The inference service over gRPC, on the event loop that the `Service` runs on.
+
+It is grpc.aio: a pool of threads costs no less (bench/grpc_servers.py), and every call that waits holds one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from ridgeline.errors import OptionError
+from ridgeline.serve.errors import RequestError, unavailable, unsupported
+from ridgeline.serve.grpc_calls import Access, Calls
+from ridgeline.serve.grpc_health import Health
+from ridgeline.serve.grpc_questions import QUESTIONS, Question
+from ridgeline.serve.grpc_status import abort
+from ridgeline.serve.grpc_stream import InferStream
+from ridgeline.serve.protocol import messages
+from ridgeline.serve.service import Service
+from ridgeline.serve.settings import MIB, Settings, Tls
+
+SLACK_BYTES = MIB  # of a message, besides its tensors
+MOST_STREAMS = 1024  # calls of one connection at a time
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20  # a client that is gone without a word is noticed
+PINGS_EVERY_S = 10  # a client may ask as often whether the server is there
+HANDSHAKE_S = 20
+
+
+class GrpcServer:
+    """All methods are called on the event loop that the service runs on."""
+
+    def __init__(
+        self, service: Service, settings: Settings, access: Access | None = None, *, reuse_port: bool = False
+    ) -> None:
+        self._settings, self._reuse_port = settings, reuse_port
+        self._calls = Calls(service, settings.limits, access)
+        self._health = Health()
+        self._streams: set[InferStream] = set()
+        self._server: Any = None
+
+    async def start(self) -> int:
+        """The port it listens on."""
+        settings = self._settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port or 0}"
+        server = grpc.aio.server(
+            handlers=(self._handler(), self._health.handler()),
+            options=_options(settings, reuse_port=self._reuse_port),
+            maximum_concurrent_rpcs=settings.limits.connections,
+        )
+        try:
+            if settings.tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, _credentials(settings.tls))
+        except RuntimeError as error:
+            raise OptionError(
+                f"gRPC cannot listen on {address}",
+                got=str(error),
+                help="another program may have the port: choose one with --grpc",
+            ) from error
+        await server.start()
+        self._server = server
+        return int(port)
+
+    def set_serving(self, is_serving: bool) -> None:
+        """What health checks are told; requests are taken until `stop`."""
+        self._health.set_serving(is_serving=is_serving)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls; those under way have so long to end. A later call may shorten that."""
+        if self._server is None:
+            return
+        self._health.close()
+        for stream in self._streams:
+            stream.end()
+        await self._server.stop(grace_s if grace_s > 0 else None)
+
+    def _handler(self) -> Any:
+        unary = grpc.unary_unary_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            messages.SERVICE,
+            {question.name: unary(self._asks(question)) for question in QUESTIONS}
+            | {
+                "ModelInfer": unary(self._infer),
+                "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._infer_stream),
+                "TraceSetting": unary(_no_traces),
+            },
+        )
+
+    def _asks(self, question: Question) -> Any:
+        async def call(body: bytes, context: Any) -> bytes:
+            try:
+                return await self._calls.ask(question, body, context.invocation_metadata())
+            except RequestError as error:
+                await abort(context, error)
+
+        return call
+
+    async def _infer(self, body: bytes, context: Any) -> bytes:
+        try:
+            return await self._calls.infer(body, context.invocation_metadata())
+        except RequestError as error:
+            await abort(context, error)
+
+    async def _infer_stream(self, _: Any, context: Any) -> None:
+        metadata = context.invocation_metadata()
+        try:
+            self._calls.admit(metadata, "infer")
+        except RequestError as error:
+            await abort(context, error)
+        stream = InferStream(context, lambda body: self._calls.infer_in_stream(body, metadata))
+        self._streams.add(stream)
+        try:
+            is_whole = await stream.run()
+        finally:
+            self._streams.discard(stream)
+        if not is_whole:
+            await abort(context, unavailable("the server is stopping"))
+
+
+async def _no_traces(_: bytes, context: Any) -> bytes:
+    await abort(context, unsupported("trace settings are not served"))
+
+
+def _options(settings: Settings, *, reuse_port: bool) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.limits.body_bytes + SLACK_BYTES),
+        ("grpc.max_send_message_length", -1),  # as large as the model's outputs are
+        ("grpc.per_message_decompression", 0),  # grpc_wire.inflated says why
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", PINGS_EVERY_S * 1000),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.so_reuseport", int(reuse_port)),
+    ]
+
+
+def _credentials(tls: Tls) -> Any:
+    return grpc.ssl_server_credentials(
+        [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+        root_certificates=None if tls.client_ca is None else tls.client_ca.read_bytes(),
+        require_client_auth=tls.client_ca is not None,
+    )
