@@ -53,7 +53,12 @@ class EchoService:
             outputs = {each.name: _shaped(outputs[each.name], each.classes) for each in wanted}
         parameters = {name: value for name, value in request.parameters.items() if name.startswith("back_")}
         return InferResponse(
-            request.model, request.version or "1", request.id, list(outputs.values()), parameters, self._release
+            request.model,
+            request.version or "1",
+            request.id,
+            list(outputs.values()),
+            parameters,
+            self._release,
         )
 
     def _release(self) -> None:
@@ -75,7 +80,11 @@ class EchoService:
                 return {"name": name, "versions": ["1"], "platform": "echo", "inputs": [], "outputs": []}
             case "model_config":
                 batch = 8 if name != "fixed" else 0
-                return {"name": name, "max_batch_size": batch, "input": [INPUTS[name]] if name in INPUTS else []}
+                return {
+                    "name": name,
+                    "max_batch_size": batch,
+                    "input": [INPUTS[name]] if name in INPUTS else [],
+                }
             case "statistics":
                 return {"model_stats": []}
             case "index":
@@ -91,5 +100,3 @@ class EchoService:
 
 def _shaped(tensor: Tensor, classes: int) -> Tensor:
     return classify(tensor, classes, LABELS, has_batch=True) if classes else tensor
-
-

@@ -152,8 +152,10 @@ class HttpApp:
             if length == 0:
                 config = await self.service.ask("model_config", name=model, version=version)
                 return decode_raw(body, config, model=model, version=version)
-        decode = partial(decode_request, body, length, model=model, version=version, limits=self.limits)
-        return await _off_loop(decode) if is_slow_to_decode(body, length) else decode()
+        if not is_slow_to_decode(body, length):
+            return decode_request(body, length, model=model, version=version, limits=self.limits)
+        work = partial(decode_request, body, length, model=model, version=version, limits=self.limits)
+        return await _off_loop(work)
 
 
 async def _off_loop(work: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from ridgeline.serve.http_overdue import Overdue
 from ridgeline.serve.settings import HttpLimits
 
 HEAD_BYTES, MOST_HEADERS = 2**16, 128
@@ -33,6 +34,9 @@ class Connections(ServerState):
         super().__init__()
         self.limits = limits
         self.is_draining = False
+        self.heads = Overdue(limits.body_seconds, BoundedProtocol.head_is_late)
+        self.idle = Overdue(limits.keep_alive_seconds, BoundedProtocol.timeout_keep_alive_handler)
+        self.unflushed = Overdue(limits.keep_alive_seconds, BoundedProtocol.abort)
 
 
 async def refuse_connection(scope: Any, receive: Any, send: Any) -> None:
@@ -66,8 +70,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pending_bytes = 0  # received since a head, a part of a body or a message was whole
         self._chunks = 0
         self._refusal = (BAD, "the bytes are no HTTP request")
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._flush_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -77,15 +79,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.server_state.limits.connections:
             self.app = refuse_connection
-        self._limit_head()
+        self.server_state.heads.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn leaves this timer running after a reset, which keeps the connection in memory
-        self._unset_keepalive_if_required()
-        for timer in (self._head_timer, self._flush_timer):
-            if timer is not None:
-                timer.cancel()
+        # uvicorn keeps its timer after a reset, and with it the connection
+        for waits in (self.server_state.heads, self.server_state.idle, self.server_state.unflushed):
+            waits.discard(self)
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
@@ -109,9 +109,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._pending_bytes > HEAD_BYTES:
                 self._refusal = HEAD_TOO_LARGE, f"headers are larger than {HEAD_BYTES} bytes"
                 self._refuse()
-        # whenever nobody works for this connection, a timer of it runs
-        if self.is_idle and self._head_timer is None:
-            self._limit_head()
+        # whenever nobody works for this connection, its time is limited; more bytes do not prolong it
+        if self.is_idle and self not in self.server_state.heads:
+            self.server_state.heads.add(self)
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
@@ -125,9 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_PIPELINED:
             self._stop(BAD, f"more than {MOST_PIPELINED} requests came before the first was answered")
         self._is_in_head, self._pending_bytes = False, 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self.server_state.heads.discard(self)
         super().on_headers_complete()
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
@@ -146,16 +144,36 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            # a client that reads nothing more would keep its answer in memory for ever
-            self._flush_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            if self.transport.get_write_buffer_size():
+                # a client that reads nothing more would keep its answer in memory for ever
+                self.server_state.unflushed.add(self)
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.server_state.idle.add(self)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()
+            self.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def _unset_keepalive_if_required(self) -> None:
+        self.server_state.idle.discard(self)
+
+    def head_is_late(self) -> None:
+        if self._is_in_head:
+            self._refusal = SLOW, "the request did not arrive in time"
+            self._refuse()
+        else:
+            self.transport.close()
 
     def begin_drain(self) -> None:
         """The answer that is under way is the last one."""
@@ -169,16 +187,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-
-    def _limit_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.server_state.limits.body_seconds, self._head_is_late)
-
-    def _head_is_late(self) -> None:
-        if self._is_in_head:
-            self._refusal = SLOW, "the request did not arrive in time"
-            self._refuse()
-        else:
-            self.transport.close()
 
     def _stop(self, status: int, message: str) -> None:
         self._refusal = status, message

@@ -1,57 +1,25 @@
-"""What requests wait for: a body, but not for ever; an answer, but not after the client went away.
-
-All of them share a timer: one of uvloop's for each request costs more than parsing it.
-"""
+"""What requests wait for: a body, but not for ever; an answer, but not after the client went away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.http_exchange import BodyBudget, Exchange, Gone
+from ridgeline.serve.http_overdue import Overdue
 from ridgeline.serve.settings import HttpLimits
 
 T = TypeVar("T")
 WATCH_AFTER_S = 0.005  # shorter requests are answered before anyone looks whether the client is there
 
 
-class Overdue(Generic[T]):
-    """Calls `act` once with what has been in for at least `after_s`, late by up to `tick_s`."""
-
-    def __init__(self, after_s: float, tick_s: float, act: Callable[[T], None]) -> None:
-        self._after, self._tick, self._act = after_s, tick_s, act
-        self._since: dict[T, float] = {}  # the oldest first
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, each: T) -> None:
-        loop = asyncio.get_running_loop()
-        self._since[each] = loop.time()
-        if self._timer is None:
-            self._timer = loop.call_later(self._tick, self._look, loop)
-
-    def discard(self, each: T) -> None:
-        self._since.pop(each, None)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        last = loop.time() - self._after
-        over = []
-        for each, since in self._since.items():
-            if since > last:
-                break
-            over.append(each)
-        for each in over:
-            del self._since[each]
-            self._act(each)
-        self._timer = loop.call_later(self._tick, self._look, loop) if self._since else None
-
-
 class Waits:
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
-        self._bodies = Overdue[Exchange](limits.body_seconds, min(1.0, limits.body_seconds / 4), _give_up)
-        self._answers = Overdue[Exchange](WATCH_AFTER_S, WATCH_AFTER_S, _watch)
+        self._bodies = Overdue(limits.body_seconds, _give_up)
+        self._answers = Overdue(WATCH_AFTER_S, _watch)
 
     async def body(self, exchange: Exchange, budget: BodyBudget) -> bytes:
         self._bodies.add(exchange)
