@@ -4,6 +4,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+SERVING := .venv-serving
 # the first of these that is new enough; run, not just looked up: version managers leave shims that only complain
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -12,11 +13,12 @@ FUZZ_SECONDS ?= 600
 FUZZ_FIRST ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check fuzz bench docs clean
+.PHONY: help venv demo test test-serving check fuzz bench docs clean
 
 help:
 	@echo "make demo    build, verify and time a real model against ONNX Runtime"
 	@echo "make test    the test suite (JOBS=$(JOBS) processes; TESTS=path or -k name for a part of it)"
+	@echo "make test-serving  Triton's own clients and perf_analyzer against ridge serve, in an environment of theirs"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make fuzz    hostile models and files, FUZZ_SECONDS=$(FUZZ_SECONDS) of each kind (FUZZ_FIRST: the first seed)"
 	@echo "make bench   the CPU table in bench/results (BENCH_ARGS=--quick for a short one)"
@@ -42,6 +44,20 @@ demo: $(STAMP)
 # compiled modules are kept, whatever the environment says: tests start hundreds of processes that import them
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+
+# Triton's clients need another protobuf than ours, so they have an environment of their own; where perf_analyzer
+# cannot be had, missing.txt says why, and the next run tries again
+$(SERVING)/.installed: tests/serving_clients/requirements.txt tests/serving_clients/fetch_perf_analyzer.py
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "installing Triton's clients and perf_analyzer into $(SERVING) (about 150 MB)"
+	@test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
+	@$(SERVING)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serving_clients/requirements.txt
+	@$(SERVING)/bin/python tests/serving_clients/fetch_perf_analyzer.py $(SERVING)/perf_analyzer
+	@test -e $(SERVING)/perf_analyzer/missing.txt || touch $@
+
+test-serving: $(STAMP) $(SERVING)/.installed
+	@OMP_NUM_THREADS=1 $(SERVING)/bin/python -m pytest -c tests/serving_clients/pytest.ini -p no:cacheprovider \
+		--confcutdir tests/serving_clients tests/serving_clients $(SERVING_ARGS)
 
 check: $(STAMP)
 	@$(PY) -m ruff check .
