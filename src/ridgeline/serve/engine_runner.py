@@ -41,6 +41,7 @@ class Loaded:
     inputs: tuple[PortInfo, ...]
     outputs: tuple[PortInfo, ...]
     new_run: Callable[[], Run]
+    threads: int | None = None  # of the plan, on a CPU
     is_step: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,7 +76,8 @@ def _load_engine(model: HostedModel, device: str) -> Loaded:
         raise LoadError(f"the engine was built for {target.kind}, and is asked to run on {device}")
     inputs = tuple(_port_info("input", port) for port in engine.inputs)
     outputs = tuple(_port_info("output", port) for port in engine.outputs)
-    return Loaded(inputs, outputs, lambda: engine.context().run, notes=_notes(model, engine))
+    threads = target.threads if target.kind == "cpu" else None
+    return Loaded(inputs, outputs, lambda: engine.context().run, threads, notes=_notes(model, engine))
 
 
 def _port_info(side: str, port: Port) -> PortInfo:
@@ -135,6 +137,12 @@ class Runner:
         self._loaded = loaded
         self._ports = {port.name: port for port in loaded.outputs}
         self._run = loaded.new_run()
+
+    def enter_thread(self, device: str) -> None:
+        """Whoever calls this runs the batches from now on. PyTorch counts threads for each thread apart."""
+        use_device(device)
+        if self._loaded.threads is not None:
+            torch.set_num_threads(self._loaded.threads)
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> Ran:
         """`BatchError` for all that goes wrong. Inputs are read where they lie, and not written to."""

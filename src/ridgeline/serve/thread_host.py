@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from ridgeline.serve.engine_runner import Runner, give_back_memory, load_runners, use_device
+from ridgeline.serve.engine_runner import Runner, give_back_memory, load_runners
 from ridgeline.serve.hosting import BatchError, BatchResult, Hosted, HostedModel, Joined, LoadError
 from ridgeline.serve.messages import Tensor
 
@@ -44,7 +44,7 @@ class ThreadInstance:
         self._thread.join()
 
     def _serve(self) -> None:
-        use_device(self._device)
+        self._runner.enter_thread(self._device)
         try:
             while (batch := self._inbox.get()) is not None:
                 self._loop.call_soon_threadsafe(self._finish, batch.done, self._result(batch))

@@ -17,7 +17,7 @@ from typing import Any
 
 from ridgeline.serve.arena import Block
 from ridgeline.serve.channel import Channel
-from ridgeline.serve.engine_runner import Runner, give_back_memory, load_runners, use_device
+from ridgeline.serve.engine_runner import Runner, give_back_memory, load_runners
 from ridgeline.serve.frames import ChannelError
 from ridgeline.serve.hosting import BatchError, HostedModel, LoadError, memoryview_bytes
 from ridgeline.serve.tensor_arrays import copy_bytes
@@ -53,7 +53,7 @@ class InstanceThread(threading.Thread):
         self._channel, self._device, self._runner = channel, device, runner
 
     def run(self) -> None:
-        use_device(self._device)
+        self._runner.enter_thread(self._device)
         try:
             for batch in self._channel.receive():
                 self._channel.send(self._reply(batch))
