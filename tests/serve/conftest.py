@@ -1,0 +1,54 @@
+"""Hosts for tests: what workers are forked from takes seconds to start, and is started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hosted import OnLoop
+
+from ridgeline.serve.hosting import Host
+from ridgeline.serve.spawning import Spawner
+from ridgeline.serve.thread_host import ThreadHost
+from ridgeline.serve.worker_host import WorkerHost
+
+
+@pytest.fixture(scope="session")
+def do() -> Iterator[OnLoop]:
+    """``do(coroutine)`` runs it on the loop of the fixtures here."""
+    on_loop = OnLoop()
+    yield on_loop
+    on_loop.close()
+
+
+@pytest.fixture(scope="session")
+def spawner(do: OnLoop) -> Iterator[Spawner]:
+    made = Spawner()
+    do(made.start())
+    yield made
+    do(made.stop())
+
+
+@pytest.fixture(scope="session")
+def worker_host(do: OnLoop, spawner: Spawner) -> Iterator[WorkerHost]:
+    """For tests that leave its worker alive."""
+    host = WorkerHost("cpu", spawner)
+    do(host.start())
+    yield host
+    assert host.restarts == 0
+    do(host.stop())
+
+
+@pytest.fixture
+def thread_host(do: OnLoop) -> Iterator[ThreadHost]:
+    host = ThreadHost("cpu")
+    do(host.start())
+    yield host
+    do(host.stop())
+
+
+@pytest.fixture(params=["threads", "worker"])
+def host(request: pytest.FixtureRequest) -> Host:
+    """Of either kind."""
+    found: Host = request.getfixturevalue("thread_host" if request.param == "threads" else "worker_host")
+    return found
