@@ -206,24 +206,39 @@ class _Pool:
                     self._replace(worker)
             while len(self.workers) < min(jobs, len(kernels)):
                 self._start()
-            for worker in self.workers:
-                self._give(worker, waiting)
-            while len(made) < len(kernels):
-                for key, _ in self.selector.select(timeout=1.0):
-                    worker = key.data
-                    made[worker.job] = self._take(worker)
-                    if worker.process.poll() is not None:
-                        worker = self._replace(worker)
-                    self._give(worker, waiting)
-                    if on_done is not None:
-                        on_done(len(made), len(kernels))
-                for worker in self.workers:
-                    if worker.job >= 0 and time.monotonic() - worker.since > COMPILE_LIMIT_S:
-                        made[worker.job] = CompileError(
-                            f"{kernels[worker.job].function} took over {COMPILE_LIMIT_S:.0f} s to compile"
-                        )
-                        self._give(self._replace(worker), waiting)
+            try:
+                self._compile(kernels, made, waiting, on_done)
+            except BaseException:
+                # what a worker still answers would be taken for the next kernel that it is given
+                for worker in [w for w in self.workers if w.job >= 0]:
+                    self._drop(worker)
+                raise
         return [made[i] for i in range(len(kernels))]
+
+    def _compile(
+        self,
+        kernels: Sequence[Kernel],
+        made: dict[int, Compiled | CompileError],
+        waiting: list[tuple[int, Kernel]],
+        on_done: Callable[[int, int], None] | None,
+    ) -> None:
+        for worker in self.workers:
+            self._give(worker, waiting)
+        while len(made) < len(kernels):
+            for key, _ in self.selector.select(timeout=1.0):
+                worker = key.data
+                made[worker.job] = self._take(worker)
+                if worker.process.poll() is not None:
+                    worker = self._replace(worker)
+                self._give(worker, waiting)
+                if on_done is not None:
+                    on_done(len(made), len(kernels))
+            for worker in self.workers:
+                if worker.job >= 0 and time.monotonic() - worker.since > COMPILE_LIMIT_S:
+                    made[worker.job] = CompileError(
+                        f"{kernels[worker.job].function} took over {COMPILE_LIMIT_S:.0f} s to compile"
+                    )
+                    self._give(self._replace(worker), waiting)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -242,10 +257,13 @@ class _Pool:
         return worker
 
     def _replace(self, worker: _Worker) -> _Worker:
+        self._drop(worker)
+        return self._start()
+
+    def _drop(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None, "opened as a pipe"
         self.selector.unregister(worker.process.stdout)
         _end(worker.process)
-        return self._start()
 
     def _give(self, worker: _Worker, waiting: list[tuple[int, Kernel]]) -> None:
         worker.job = -1
