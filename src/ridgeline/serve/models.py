@@ -255,6 +255,7 @@ class Models:
         slot.state, slot.reason = READY, ""
         self.missing.discard(slot.name)
         slot.statistics.loaded(monotonic() - began)
+        slot.statistics.tags = loaded.runnable.spec.metric_tags
         self._ready[slot.name, str(slot.version)] = loaded.runnable
         self._update_newest(slot.name)
         for note in loaded.notes:
@@ -268,6 +269,7 @@ class Models:
         loaded, slot.loaded = slot.loaded, None
         slot.state, slot.reason = UNAVAILABLE, reason
         slot.files = None
+        slot.statistics.unloaded()
         self._ready.pop((slot.name, str(slot.version)), None)
         self._update_newest(slot.name)
         if loaded is not None:
