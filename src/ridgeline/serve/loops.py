@@ -7,11 +7,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 try:
-    import uvloop
+    from uvloop import new_event_loop
 except ImportError:
-    uvloop = None
+    from asyncio import new_event_loop
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
-    with asyncio.Runner(loop_factory=None if uvloop is None else uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
