@@ -9,7 +9,7 @@ from typing import Any
 try:
     from uvloop import new_event_loop
 except ImportError:
-    from asyncio import new_event_loop
+    from asyncio import new_event_loop  # type: ignore[assignment]  # the same, slower
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
