@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -130,3 +131,10 @@ def serving(
 
 def rows(*values: float) -> np.ndarray:
     return np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)

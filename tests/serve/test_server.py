@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from serving import MODELS, Running, engine, put_model, rows, serving
+from serving import MODELS, Running, engine, put_model, rows, serving, until
 
 from ridgeline.serve.client import ServerError
 
@@ -30,13 +28,6 @@ ensemble_scheduling {
   }
 }
 """
-
-
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 def state_of(running: Running, name: str) -> str:
