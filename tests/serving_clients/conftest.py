@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from served import Case, Server
@@ -60,10 +61,15 @@ def _ports(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
 
 def _cases(folder: Path) -> tuple[Case, ...]:
     def arrays(files: dict[str, str]) -> dict[str, np.ndarray]:
-        return {name: np.load(folder / file) for name, file in files.items()}
+        return {name: _array(folder / file) for name, file in files.items()}
 
     told = json.loads((folder / "requests.json").read_text())
     return tuple(Case(t["model"], t["rows"], arrays(t["inputs"]), arrays(t["outputs"])) for t in told)
+
+
+def _array(path: Path) -> np.ndarray:
+    array = np.load(path)
+    return array.view(ml_dtypes.bfloat16) if ".bf16" in path.suffixes else array
 
 
 @pytest.fixture(scope="session")

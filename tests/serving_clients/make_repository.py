@@ -95,15 +95,15 @@ mlp (float[N, {MLP[0]}] x, {", ".join(weights)}) => (float[N, {MLP[-1]}] y)
 
 
 def write_request(folder: Path, name: str, engine: ridgeline.Engine, rows: int) -> dict[str, object]:
-    """Arrays for one request and the engine's own answer. bfloat16 is written as float32: clients do so."""
+    """Arrays for one request and the engine's own answer; bfloat16 as its bits, which numpy can write."""
     inputs = draw(engine, rows)
     told: dict[str, object] = {"model": name, "rows": rows}
     for kind, arrays in (("inputs", inputs), ("outputs", engine.run(inputs))):
         files = {}
         for key, array in arrays.items():
-            files[key] = f"{name}-{rows}-{kind}-{key}.npy"
-            plain = array.astype(np.float32) if str(array.dtype) == "bfloat16" else np.asarray(array)
-            np.save(folder / files[key], plain, allow_pickle=False)
+            is_brain = str(array.dtype) == "bfloat16"
+            files[key] = f"{name}-{rows}-{kind}-{key}{'.bf16' if is_brain else ''}.npy"
+            np.save(folder / files[key], array.view(np.uint16) if is_brain else array, allow_pickle=False)
         told[kind] = files
     return told
 
