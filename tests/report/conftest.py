@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import Page, chromium, find_browser
 from report_models import (
     CEILINGS,
     bert,
@@ -21,6 +17,7 @@ from report_models import (
     with_times,
 )
 
+from browser_tabs import new_tab, tab  # noqa: F401 -- fixtures of the tests here
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.report_engine import report_engine
@@ -66,26 +63,3 @@ def reports(engines: dict[str, Path]) -> dict[str, EngineReport]:
                 ceilings=CEILINGS,
             )
     return made
-
-
-@pytest.fixture(scope="session")
-def new_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
-    """Opens a tab in the one browser of all tests."""
-    program = find_browser()
-    if program is None or find_spec("websocket") is None:
-        needs = "no Chromium here: apt-get install chromium-headless-shell"
-        why = needs if program is None else "no websocket-client here: pip install -e '.[dev]'"
-        if os.environ.get("CI") == "true":
-            pytest.fail(why)
-        pytest.skip(why)
-    with chromium(program, tmp_path_factory.mktemp("browser")) as tabs:
-        yield tabs
-
-
-@pytest.fixture
-def tab(new_tab: Callable[[], Page]) -> Iterator[Page]:
-    page = new_tab()
-    page.size(1280, 900)
-    page.prefer("light")
-    yield page
-    page.close()

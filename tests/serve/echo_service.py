@@ -1,4 +1,4 @@
-"""A service whose models give their inputs back, wait, are full or fail: what front ends are tested against."""
+"""A service whose models give their inputs back, wait, are full or fail: front ends are tested with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol: pages opened from files, with what they log."""
+"""A headless Chromium, driven through its DevTools protocol: pages of files or servers, and what they log."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Page:
         self.ask("Page.close")
         self.socket.close()
 
-    def open(self, path: Path) -> None:
-        """The file is there, its scripts have run, and the first frame was painted."""
+    def open(self, page: Path | str) -> None:
+        """The file or address is there, its scripts have run, and the first frame was painted."""
         self.problems, self.requests = [], []
-        self.ask("Page.navigate", url=path.resolve().as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
