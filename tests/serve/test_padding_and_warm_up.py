@@ -66,9 +66,8 @@ def test_lengths_share_a_batch_where_the_model_declares_it_safe(tmp_path: Path) 
 
 def test_a_dim_to_pad_that_the_model_does_not_have_is_an_error(tmp_path: Path) -> None:
     put_masked(tmp_path, PAD.replace("seq", "other"))
-    with serving(tmp_path) as running, running.client() as client:
-        with pytest.raises(ServerError, match="other"):
-            client.metadata("masked")
+    with serving(tmp_path) as running, running.client() as client, pytest.raises(ServerError, match="other"):
+        client.metadata("masked")
 
 
 def test_a_model_is_ready_after_its_warm_up_and_a_failed_one_is_not_served(tmp_path: Path) -> None:
