@@ -127,6 +127,7 @@ def main(descriptor: int) -> None:
         spawner.serve()
     finally:
         spawner.end()
+        os._exit(0)  # there is nothing to tidy up, and libraries would take their time
 
 
 if __name__ == "__main__":

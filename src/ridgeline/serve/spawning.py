@@ -48,10 +48,13 @@ class Spawner:
         self._ready: asyncio.Future[None] | None = None
         self._children: dict[int, Child] = {}
         self._next = 0
+        self._is_over = False
         self._decoder = msgspec.msgpack.Decoder[Ready | Forked | Exited](Ready | Forked | Exited)
 
     async def start(self) -> None:
         """Return when workers can be forked."""
+        if self._is_over:
+            raise SpawnError("the server stops: no worker is forked any more")
         if self._ready is None:
             self._start()
         assert self._ready is not None, "it was started"
@@ -89,6 +92,7 @@ class Spawner:
 
     async def stop(self) -> None:
         """Workers that are left end with it."""
+        self._is_over = True
         self._lose()
         if self._ending is not None:
             await self._ending
