@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +18,9 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.serve.datatypes import BY_ENGINE, DATATYPES, join_bytes, split_bytes
 from ridgeline.serve.hosting import BatchError, BatchResult, HostedModel, Instance, Joined, PortInfo
 from ridgeline.serve.messages import Tensor
+from ridgeline.serve.spawning import Spawner
 from ridgeline.serve.tensor_arrays import element_type
+from ridgeline.serve.worker_host import WorkerHost
 
 T = TypeVar("T")
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
@@ -136,6 +139,20 @@ async def run(
 
 def rows(*values: float) -> np.ndarray:
     return np.repeat(np.array(values, np.float32)[:, None], 8, axis=1)
+
+
+@asynccontextmanager
+async def worker(spawner: Spawner, **options: Any) -> AsyncIterator[WorkerHost]:
+    """A host with a worker of its own."""
+    host = WorkerHost("cpu", spawner, **options)
+    assert not host.is_healthy
+    await host.start()
+    try:
+        yield host
+    finally:
+        await host.stop()
+        assert host.pid is None
+        assert not host.is_healthy
 
 
 class OnLoop:
