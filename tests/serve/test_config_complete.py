@@ -22,9 +22,9 @@ def read(
     inputs: list[PortInfo] | None = None,
     outputs: list[PortInfo] | None = None,
     largest: int | None = None,
-    preprocess: str = "",
+    **steps: str,
 ) -> Configured:
-    configured = configure(parse_config(text), name="m", preprocess=preprocess)
+    configured = configure(parse_config(text), name="m", **steps)
     return complete(
         configured,
         INPUTS if inputs is None else inputs,
@@ -49,6 +49,7 @@ def test_without_a_configuration_all_comes_from_the_engine() -> None:
     assert not made.is_batch_open
     assert read(largest=32).spec.batching.max_batch == 32
     assert read(largest=1).spec.max_batch_size == 1
+    assert read("max_batch_size: 7", largest=7).spec.max_batch_size == 7
 
 
 def port(*dims: int | str, name: str = "x") -> PortInfo:
@@ -72,6 +73,8 @@ def port(*dims: int | str, name: str = "x") -> PortInfo:
             "the first dim is 'sequence_len",
         ),
         ([], [port("n", name="y")], 0, ""),
+        ([port("n")], [], 0, ""),
+        ([port(-1, 4)], [port(-1, name="y")], DEFAULT_BATCH, ""),
     ],
 )
 def test_a_batch_is_one_name_in_front_of_all(
@@ -80,9 +83,11 @@ def test_a_batch_is_one_name_in_front_of_all(
     made = read("", inputs, outputs)
     assert made.spec.max_batch_size == batch
     assert (note in made.notes[0]) if note else not made.notes
-    wanted = [list(port.dims) for port in inputs]
-    shapes = [list(made.spec.whole_dims(each)) for each in made.spec.inputs]
-    assert [[-1 if isinstance(dim, str) else dim for dim in dims] for dims in wanted] == shapes
+    for given, each in zip(inputs, made.spec.inputs, strict=True):
+        sizes = tuple(-1 if isinstance(dim, str) else dim for dim in given.dims)
+        assert made.spec.whole_dims(each) == sizes
+        names = tuple(dim if isinstance(dim, str) else "" for dim in given.dims)
+        assert each.names == (names[1:] if batch else names)
 
 
 def test_dims_that_are_told_say_whether_there_is_a_batch() -> None:
@@ -91,6 +96,13 @@ def test_dims_that_are_told_say_whether_there_is_a_batch() -> None:
     assert read(told, inputs, outputs).spec.max_batch_size == DEFAULT_BATCH
     whole = 'input { name: "x" dims: [-1, 4] } output { name: "y" dims: [-1, 2] }'
     assert read(whole, inputs, outputs).spec.max_batch_size == 0
+    assert read(whole, inputs, [port("a", 2, name="y")]).spec.max_batch_size == 0
+    shaped = 'input { name: "x" dims: [2, 2] reshape { shape: [4] } }'
+    assert read(shaped, inputs, outputs).spec.max_batch_size == DEFAULT_BATCH
+    with pytest.raises(
+        ConfigError, match=r"1 problem\n  input 'x'.dims: got \[4\], want \[1, 4\], the engine's$"
+    ):
+        read('input { name: "x" dims: [4] }', [port(1, 4)], [port(1, 2, name="y")])
     assert read("max_batch_size: 0").spec.max_batch_size == 0
     assert read("max_batch_size: 0").spec.inputs[0].dims == (-1, -1)
 
@@ -109,6 +121,8 @@ def test_a_reshape_is_compared_with_the_engine() -> None:
     text = 'max_batch_size: 2 input { name: "x" dims: [2, 2] reshape { shape: [4] } }'
     spec = read(text, [port("n", 4)], [port("n", name="y")]).spec
     assert spec.inputs == (TensorSpec("x", "FP32", (2, 2), (), (4,)),)
+    wider = 'max_batch_size: 2 input { name: "x" reshape { shape: [1] } }'
+    assert read(wider, [port("n", 1)], [port("n", name="y")]).spec.inputs[0].dims == ()
     scalar = 'max_batch_size: 2 input { name: "x" dims: [1] reshape { shape: [] } }'
     assert read(scalar, [port("n")], [port("n", name="y")]).spec.inputs[0].reshape == ()
     with pytest.raises(
@@ -235,6 +249,10 @@ def test_what_a_step_takes_is_not_compared_with_the_engine() -> None:
     spec = read(text, preprocess="preprocess.py").spec
     assert [each.name for each in spec.inputs] == ["text"]
     assert [each.name for each in spec.outputs] == ["logits", "pooled"]
+    text_out = 'max_batch_size: 4 output { name: "label" data_type: TYPE_STRING dims: [1] }'
+    spec = read(text_out, postprocess="postprocess.py").spec
+    assert [each.name for each in spec.inputs] == ["ids", "mask"]
+    assert [each.name for each in spec.outputs] == ["label"]
     with pytest.raises(ConfigError, match="whose first dims may be of any size"):
         read(text, [port(1, 4)], preprocess="preprocess.py")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from ridgeline.serve import config_fields
 from ridgeline.serve.config import configure
 from ridgeline.serve.config_fields import HONOURED, NOTED, REFUSED, check_fields
 from ridgeline.serve.config_text import (
@@ -181,7 +182,15 @@ def test_every_field_is_in_exactly_one_table() -> None:
 def test_what_would_change_results_is_refused(text: str) -> None:
     problems = Problems()
     assert not check_fields(parse_config(text).config, problems)
-    assert len(problems.found) == 1
+    (problem,) = problems.found
+    assert problem.got == "a field that is not supported" or "one of " in problem.want
+
+
+def test_a_field_of_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_fields, "HONOURED", ("name",))
+    problems = Problems()
+    check_fields(parse_config('name: "m" max_batch_size: 1').config, problems)
+    assert [each.where for each in problems.found] == ["max_batch_size"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from tests.serve.test_config_text import FULL
 
 from ridgeline.serve.config import Configured, configure
+from ridgeline.serve.config_files import contained
 from ridgeline.serve.config_text import ConfigError, no_config, parse_config
 from ridgeline.serve.config_warmup import warmup_file
 from ridgeline.serve.spec import (
@@ -68,6 +69,12 @@ def test_all_that_is_honoured_arrives() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a" * 129, "a\n"])
+def test_names_of_models_are_parts_of_paths_and_urls(name: str) -> None:
+    with pytest.raises(ConfigError, match="the model's name: got"):
+        configure(no_config(), name=name)
+
+
 def test_nothing_is_needed() -> None:
     configured = configure(no_config(), name="m")
     assert configured == Configured(ModelSpec("m"), is_batch_open=True)
@@ -113,6 +120,8 @@ def test_nothing_is_needed() -> None:
         ("version_policy { latest {} }", "version_policy.latest.num_versions: got 0, want 1 or more"),
         ('default_model_filename: "../x.onnx"', "default_model_filename: got '../x.onnx'"),
         ('default_model_filename: ".."', "default_model_filename: got '..'"),
+        ('default_model_filename: "a\\\\b"', "default_model_filename: got"),
+        ('default_model_filename: "a\\0b"', "default_model_filename: got"),
         ('metric_tags { key: "a b" value: "c" }', "metric_tags: got 'a b'"),
         ('metric_tags { key: "model" value: "c" }', "metric_tags: got 'model'"),
         ('platform: "ensemble"', "ensemble_scheduling.step: got 0 steps"),
@@ -231,11 +240,14 @@ def test_labels_come_from_inside_of_the_folder(tmp_path: Path) -> None:
         "names": "is a folder",
         "large.txt": "more than 1,048,576 bytes",
         "binary.txt": "not UTF-8",
-        "a" * 300: "got 'aaa",
+        "a\\\\b": "not a path inside",
+        "a\\0b": "not a path inside",
     }.items():
         with pytest.raises(ConfigError, match=said) as caught:
             labels(name)
         assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(ValueError, match="File name too long"):
+        contained(folder, "a" * 300)
     with pytest.raises(ConfigError, match="want a model with a folder"):
         read('output { name: "y" label_filename: "labels.txt" }')
 
@@ -286,7 +298,11 @@ PYTHON_MODEL = 'backend: "python" max_batch_size: 4'
 
 
 def test_a_python_model_says_what_it_takes_and_gives() -> None:
-    spec = read(PYTHON_MODEL + X + Y, python_steps=True).spec
+    configured = read(PYTHON_MODEL + X + Y, python_steps=True)
+    assert not configured.notes
+    assert not read('platform: "ridgeline_python"' + X + Y, python_steps=True).is_batch_open
+    assert read(X + Y, python_steps=True, platform=PYTHON).spec.backend == "python"
+    spec = configured.spec
     assert (spec.platform, spec.backend, spec.batching.max_batch) == (PYTHON, "python", 4)
     for text, said in (
         (PYTHON_MODEL + X, "output: got none"),
@@ -334,6 +350,7 @@ def test_an_ensemble_is_its_steps() -> None:
         (ensemble(step("a", -2, i="x", o="y")), r"step\[0\].model_version: got -2"),
         (ensemble('step { model_name: "a" }'), r"step\[0\].input_map: got no pairs"),
         (ensemble(step("a", i="", o="y")), r"step\[0\].input_map: got an empty name"),
+        (ensemble('step { output_map { key: "" value: "y" } }'), "output_map: got an empty"),
         (ensemble(step("a", i="z", o="y")), r"input_map: got 'i' from 'z', want an input .*: x, y"),
         (ensemble(step("a", i="x", o="z")), "output 'y': got made by no step"),
         (ensemble(step("a", i="x", o="y"), step("b", i="x", o="y")), "'y', which is made by step 0"),
@@ -343,6 +360,7 @@ def test_an_ensemble_is_its_steps() -> None:
         (ensemble(step("a", i="x", o="y") * 257), "257 steps, want 1 to 256"),
         (ensemble(step("a", i="x", o="y")) + "instance_group {}", "instance_group: got some, want none"),
         (ensemble(step("a", i="x", o="y")) + 'backend: "ridgeline"', "backend: got 'ridgeline'"),
+        (ensemble(step("a", i="x", o="y")) + 'runtime: "ridgeline"', "runtime: got 'ridgeline'"),
         (Y + f"ensemble_scheduling {{ {step('a', i='x', o='y')} }}", "input: got none"),
     ],
 )  # fmt: skip

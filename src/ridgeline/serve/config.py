@@ -134,7 +134,7 @@ def _check_own(config: Any, spec: ModelSpec, problems: Problems) -> None:
     if spec.max_batch_size < 0:
         problems.add("max_batch_size", spec.max_batch_size, "0 or more")
     file = spec.default_model_filename
-    if file and ("/" in file or "\\" in file or "\0" in file or file in (".", "..")):
+    if "/" in file or "\\" in file or "\0" in file or file in (".", ".."):
         problems.add("default_model_filename", repr(file), "the name of a file in a version's folder")
     for tag in spec.metric_tags:
         if not _TAG.fullmatch(tag) or tag in _OWN_LABELS:

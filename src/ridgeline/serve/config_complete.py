@@ -126,7 +126,7 @@ def _compared(
 ) -> TensorSpec:
     row: Dims = port.dims[1:] if has_batch else port.dims
     sizes = tuple(int(dim) if _is_fixed(dim) else -1 for dim in row)
-    names = tuple("" if _is_fixed(dim) or not isinstance(dim, str) else dim for dim in row)
+    names = tuple(dim if isinstance(dim, str) else "" for dim in row)
     if told.datatype and told.datatype != port.datatype:
         problems.add(f"{place}.data_type", told.datatype, f"{port.datatype}, as the engine has it")
     given = told.dims if told.reshape is None else told.reshape

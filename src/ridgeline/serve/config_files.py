@@ -15,7 +15,7 @@ def contained(folder: Path, name: str) -> Path:
     `folder` is real already. Messages name no path outside of it: clients read them.
     """
     parts = name.split("/")
-    if not name or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
+    if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{name!r} is not a path inside the model's folder")
     return require_regular(folder, folder.joinpath(*parts))
 
