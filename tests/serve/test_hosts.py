@@ -190,6 +190,20 @@ def test_values_that_do_not_fit_are_the_inputs_fault(do: OnLoop, host: Host) -> 
     do(body())
 
 
+def test_parts_that_do_not_make_up_the_shape_cost_one_batch(do: OnLoop, host: Host) -> None:
+    async def body() -> None:
+        hosted = await host.load(engine_model("float32"))
+        short = joined("x", "FP32", rows(1), rows(2))
+        short.part_shapes = [(1, 8), (1, 9)]
+        with pytest.raises(BatchError, match="cannot be joined") as failed:
+            await run(hosted.instances[0], [short])
+        assert not failed.value.is_input
+        assert (await run(hosted.instances[0], [joined("x", "FP32", rows(1))]))["y"].shape == (1, 8)
+        await host.unload("float32")
+
+    do(body())
+
+
 def test_an_output_that_does_not_exist(do: OnLoop, host: Host) -> None:
     async def body() -> None:
         async with loaded(host, engine_model("float32")) as hosted:
