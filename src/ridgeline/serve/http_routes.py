@@ -65,19 +65,19 @@ def find(path: str, pages: Mapping[str, str]) -> Found:
     if found is not None:
         return found
     if path.startswith(MODELS):
-        parts = path[len(MODELS) :].split("/")
-        if len(parts) > 1 and parts[1] == "versions":
-            version, rest = "".join(parts[2:3]), "/".join(parts[3:])
+        name, *rest = path[len(MODELS) :].split("/")
+        version = ""
+        if rest[:1] == ["versions"]:
+            version, rest = "".join(rest[1:2]), rest[2:]
             if not VERSION.match(version):
                 raise invalid("a version is a whole number, as in /v2/models/NAME/versions/1")
-        else:
-            version, rest = "", "/".join(parts[1:])
-        route = OF_MODEL.get(rest)
-        if route is not None and parts[0]:
-            return Found(route, _name(parts[0]), version)
+        # with a slash at its end it is another path
+        route = None if rest == [""] else OF_MODEL.get("/".join(rest))
+        if route is not None and name:
+            return Found(route, _name(name), version)
     elif path.startswith(REPOSITORY):
-        name, _, rest = path[len(REPOSITORY) :].partition("/")
-        route = OF_REPOSITORY.get(rest)
+        name, _, order = path[len(REPOSITORY) :].partition("/")
+        route = OF_REPOSITORY.get(order)
         if route is not None and name:
             return Found(route, _name(name))
     elif path in pages:
