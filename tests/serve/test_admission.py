@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from ridgeline.serve.admission import admit, outward
+from ridgeline.serve.admission import Admission, Admitted, outward
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferRequest, Tensor, Wanted
 from ridgeline.serve.spec import ModelSpec, TensorSpec
@@ -23,6 +23,10 @@ SPEC = ModelSpec(
 )
 
 
+def admit(spec: ModelSpec, request: InferRequest) -> Admitted:
+    return Admission(spec).admit(request)
+
+
 def fp32(name: str, *shape: int) -> Tensor:
     return Tensor(name, "FP32", shape, bytes(4 * prod(shape)))
 
@@ -36,7 +40,7 @@ def test_inputs_come_in_the_order_of_the_model_and_outputs_as_they_were_asked_fo
     admitted = admit(SPEC, asked)
     assert [each.name for each in admitted.inputs] == ["a", "b"]
     assert [each.name for each in admitted.wanted] == ["z", "y"]
-    assert (admitted.size, admitted.nbytes) == (3, 4 * 42 + 24)
+    assert admitted.size == 3
     assert [each.name for each in admit(SPEC, InferRequest("m", inputs=asked.inputs)).wanted] == ["y", "z"]
 
 
@@ -74,4 +78,4 @@ def test_shapes_of_clients_become_those_of_the_engine_and_back() -> None:
     )
     admitted = admit(spec, InferRequest("m", inputs=[fp32("x", 2, 6)]))
     assert admitted.inputs[0].shape == (2, 6, 1)
-    assert outward(spec, fp32("y", 2, 6)).shape == (2, 1, 6)
+    assert outward(spec, spec.outputs[0], fp32("y", 2, 6)).shape == (2, 1, 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.serve.errors import invalid
+from ridgeline.serve.errors import RequestError, invalid
 from ridgeline.serve.messages import InferRequest, Tensor, Wanted
 from ridgeline.serve.spec import ModelSpec, TensorSpec
 
@@ -17,57 +17,75 @@ class Admitted:
     inputs: list[Tensor]
     size: int  # along the batch; 1 where there is none
     wanted: list[Wanted]
-    nbytes: int
 
 
-def admit(spec: ModelSpec, request: InferRequest) -> Admitted:
-    given = {tensor.name: tensor for tensor in request.inputs}
-    inputs, size, nbytes = [], 0, 0
-    for port in spec.inputs:
-        tensor = given.pop(port.name, None)
-        if tensor is None:
-            if port.is_optional:
-                continue
-            raise invalid(
-                f"input {port.name!r} of model {spec.name!r} is missing: it takes"
-                f" {', '.join(p.name for p in spec.inputs)}"
+class Admission:
+    """What a model takes, looked up once: this is on the way of every request."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._ports = [(port.name, port, _fixed(spec.whole_dims(port))) for port in spec.inputs]
+        self._rank = {port.name: len(spec.whole_dims(port)) for port in spec.inputs}
+        self._all = [Wanted(port.name) for port in spec.outputs]
+        self._outputs = {port.name for port in spec.outputs}
+
+    def admit(self, request: InferRequest) -> Admitted:
+        given = {tensor.name: tensor for tensor in request.inputs}
+        spec, size, inputs = self._spec, -1, []
+        for name, port, fixed in self._ports:
+            tensor = given.pop(name, None)
+            if tensor is None:
+                if port.is_optional:
+                    continue
+                raise self._refused(f"input {name!r} of model {spec.name!r} is missing")
+            shape = tensor.shape
+            if tensor.datatype != port.datatype or len(shape) != self._rank[name]:
+                raise self._misfit(port, tensor)
+            for axis, want in fixed:
+                if shape[axis] != want:
+                    raise self._misfit(port, tensor)
+            if spec.has_batch and shape[0] != size:
+                if size > 0 or not 1 <= shape[0] <= spec.max_batch_size:
+                    raise self._wrong_batch(port, shape[0], size)
+                size = shape[0]
+            inputs.append(tensor if port.reshape is None else _reshaped(port, port.reshape, tensor, spec))
+        if given:
+            raise self._refused(f"model {spec.name!r} has no input {next(iter(given))!r}")
+        return Admitted(inputs, max(size, 1), self._wanted(request.outputs))
+
+    def _wanted(self, asked: Sequence[Wanted] | None) -> list[Wanted]:
+        if not asked:
+            return self._all
+        for each in asked:
+            if each.name not in self._outputs:
+                names = ", ".join(port.name for port in self._spec.outputs)
+                raise invalid(f"model {self._spec.name!r} has no output {each.name!r}: it gives {names}")
+        return list(asked)
+
+    def _refused(self, what: str) -> RequestError:
+        return invalid(f"{what}: it takes {', '.join(port.name for port in self._spec.inputs)}")
+
+    def _misfit(self, port: TensorSpec, tensor: Tensor) -> RequestError:
+        about = f"input {port.name!r} of model {self._spec.name!r}"
+        if tensor.datatype != port.datatype:
+            return invalid(f"{about} has type {tensor.datatype}, want {port.datatype}")
+        want = list(self._spec.whole_dims(port))
+        return invalid(f"{about} has shape {list(tensor.shape)}, want {want}")
+
+    def _wrong_batch(self, port: TensorSpec, size: int, other: int) -> RequestError:
+        if other > 0:
+            return invalid(
+                f"inputs of model {self._spec.name!r} differ in their batch: {port.name!r} has {size},"
+                f" another {other}"
             )
-        _check(spec, port, tensor)
-        if spec.has_batch:
-            if size and tensor.shape[0] != size:
-                raise invalid(
-                    f"inputs of model {spec.name!r} differ in their batch: {port.name!r} has"
-                    f" {tensor.shape[0]}, another {size}"
-                )
-            size = tensor.shape[0]
-        nbytes += len(tensor.data)
-        inputs.append(tensor if port.reshape is None else _reshaped(port, port.reshape, tensor, spec))
-    if given:
-        raise invalid(
-            f"model {spec.name!r} has no input {next(iter(given))!r}: it takes"
-            f" {', '.join(p.name for p in spec.inputs)}"
+        return invalid(
+            f"input {port.name!r} has batch size {size}, model {self._spec.name!r} takes 1 to"
+            f" {self._spec.max_batch_size}"
         )
-    return Admitted(inputs, size or 1, _wanted(spec, request.outputs), nbytes)
 
 
-def _check(spec: ModelSpec, port: TensorSpec, tensor: Tensor) -> None:
-    if tensor.datatype != port.datatype:
-        raise invalid(
-            f"input {port.name!r} of model {spec.name!r} has type {tensor.datatype}, want {port.datatype}"
-        )
-    dims = spec.whole_dims(port)
-    fits = len(dims) == len(tensor.shape) and all(
-        want in (-1, size) for want, size in zip(dims, tensor.shape, strict=True)
-    )
-    if not fits:
-        raise invalid(
-            f"input {port.name!r} of model {spec.name!r} has shape {list(tensor.shape)}, want {list(dims)}"
-        )
-    if spec.has_batch and not 1 <= tensor.shape[0] <= spec.max_batch_size:
-        raise invalid(
-            f"input {port.name!r} has batch size {tensor.shape[0]}, model {spec.name!r} takes"
-            f" 1 to {spec.max_batch_size}"
-        )
+def _fixed(dims: Sequence[int]) -> list[tuple[int, int]]:
+    return [(axis, dim) for axis, dim in enumerate(dims) if dim != -1]
 
 
 def _reshaped(port: TensorSpec, reshape: tuple[int, ...], tensor: Tensor, spec: ModelSpec) -> Tensor:
@@ -79,22 +97,9 @@ def _reshaped(port: TensorSpec, reshape: tuple[int, ...], tensor: Tensor, spec: 
     return replace(tensor, shape=(*tensor.shape[:first], *shape))
 
 
-def _wanted(spec: ModelSpec, asked: Sequence[Wanted] | None) -> list[Wanted]:
-    if not asked:
-        return [Wanted(port.name) for port in spec.outputs]
-    for each in asked:
-        if spec.output(each.name) is None:
-            raise invalid(
-                f"model {spec.name!r} has no output {each.name!r}: it gives"
-                f" {', '.join(p.name for p in spec.outputs)}"
-            )
-    return list(asked)
-
-
-def outward(spec: ModelSpec, output: Tensor) -> Tensor:
+def outward(spec: ModelSpec, port: TensorSpec, output: Tensor) -> Tensor:
     """An output as clients see it, where the configuration gives it another shape than the engine."""
-    port = spec.output(output.name)
-    if port is None or port.reshape is None:
+    if port.reshape is None:
         return output
     first = 1 if spec.has_batch else 0
     pairs = zip(port.reshape, output.shape[first:], strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Protocol
 
-from ridgeline.serve.admission import admit
+from ridgeline.serve.admission import Admission
 from ridgeline.serve.classify import classify
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor, Wanted
@@ -58,6 +58,7 @@ class Ensemble:
     ) -> None:
         self.spec, self.version, self.statistics = spec, version, statistics
         self.stages = tuple(stages)
+        self._admission = Admission(spec)
         self._turn = asyncio.Semaphore(most_at_once) if most_at_once else nullcontext()
         self._running = 0
         self._is_empty = asyncio.Event()
@@ -90,7 +91,7 @@ class Ensemble:
         return response
 
     async def _infer(self, request: InferRequest) -> InferResponse:
-        admitted = admit(self.spec, request)
+        admitted = self._admission.admit(request)
         run = _Run(self.stages, request)
         try:
             values = await run.values({tensor.name: tensor for tensor in request.inputs})

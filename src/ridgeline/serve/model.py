@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter_ns
 
-from ridgeline.serve.admission import Admitted, admit, outward
+from ridgeline.serve.admission import Admission, Admitted, outward
 from ridgeline.serve.batcher import Batcher
 from ridgeline.serve.batcher_order import InOrder
 from ridgeline.serve.classify import classify
@@ -67,7 +67,9 @@ class Model:
             InOrder() if spec.batching.preserve_ordering else None
         )
         self._padding = padding_of(spec)
-        self._names = [port.name for port in spec.outputs]
+        self._admission = Admission(spec)
+        self._outputs = {port.name: port for port in spec.outputs}
+        self._names = list(self._outputs)
         self._live: set[Instance] = {i for each in hosted for i in each.instances}
         self._idle: list[Instance] = list(self._live)
         self._alone: deque[Pending] = deque()  # to run in a batch of their own, before all others
@@ -94,7 +96,7 @@ class Model:
             raise
 
     async def _infer(self, request: InferRequest) -> InferResponse:
-        admitted, levels = admit(self.spec, request), self.spec.batching.priority_levels
+        admitted, levels = self._admission.admit(request), self.spec.batching.priority_levels
         if not 0 <= request.priority <= levels:
             raise invalid(
                 f"priority {request.priority} is not one of model {self.spec.name!r}: it has {levels} levels"
@@ -136,11 +138,10 @@ class Model:
         )
 
     def _shaped(self, classes: int, output: Tensor) -> Tensor:
-        output = outward(self.spec, output)
+        port = self._outputs[output.name]
+        output = outward(self.spec, port, output)
         if not classes:
             return output
-        port = self.spec.output(output.name)
-        assert port is not None, "only outputs of the model were asked for"
         return classify(output, classes, port.labels, has_batch=self.spec.has_batch)
 
     def _wake(self) -> None:
