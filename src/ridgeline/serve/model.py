@@ -152,28 +152,31 @@ class Model:
 
     def _work(self) -> None:
         self._is_woken = False
-        now = monotonic()
-        for entry in self._batcher.expire(now):
-            self._deliver(entry.item, unavailable("Request timeout expired"))
+        batcher, now = self._batcher, monotonic()
+        if self._alone:
+            self._start_alone()
+        if len(batcher):
+            for entry in batcher.expire(now):
+                self._deliver(entry.item, unavailable("Request timeout expired"))
+            while self._idle and (entries := batcher.take(now)):
+                self._start([entry.item for entry in entries])
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if len(batcher):
+            at = batcher.wake_at(now)
+            if at is not None:
+                self._timer = self._loop.call_later(max(0.0, at - now), self._wake)
+        elif not self._running and not self._alone:
+            self._is_empty.set()
+
+    def _start_alone(self) -> None:
         while self._idle and self._alone:
             pending = self._alone.popleft()
             if pending.answer.done():
                 self._skip(pending)
             else:
                 self._start([pending])
-        while self._idle and (entries := self._batcher.take(now)):
-            self._start([entry.item for entry in entries])
-        self._set_timer(now)
-        if not (self._running or len(self)):
-            self._is_empty.set()
-
-    def _set_timer(self, now: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        at = self._batcher.wake_at(now)
-        if at is not None:
-            self._timer = self._loop.call_later(max(0.0, at - now), self._wake)
 
     def _start(self, batch: list[Pending]) -> None:
         instance = self._idle.pop()
