@@ -155,7 +155,8 @@ class Model:
         batcher, now = self._batcher, monotonic()
         if self._alone:
             self._start_alone()
-        if len(batcher):
+        # with a timer there may be some whose time was over as the last one came, or went
+        if self._timer is not None or len(batcher):
             for entry in batcher.expire(now):
                 self._deliver(entry.item, unavailable("Request timeout expired"))
             while self._idle and (entries := batcher.take(now)):
