@@ -145,6 +145,12 @@ def test_a_preferred_size_beyond_the_largest_batch_means_nothing() -> None:
     assert [len(batch.split()) for batch in drained(batcher)] == [2, 2, 2, 1]
 
 
+def test_a_preferred_size_is_not_formed_without_the_oldest_request() -> None:
+    batcher = Batcher[str](BatchPolicy(max_batch=8, preferred=(2,)))
+    fill(batcher, "a4 a1 a1 a1")
+    assert drained(batcher) == ["a4 a1 a1 a1"]
+
+
 def test_preferred_sizes_without_a_delay_hold_nothing_back() -> None:
     batcher = Batcher[str](BatchPolicy(max_batch=8, preferred=(4,)))
     fill(batcher, "a " * 7)
@@ -260,6 +266,17 @@ def test_a_delayed_request_does_not_wait_for_a_larger_batch_too() -> None:
     assert batcher.take(0.9) == []
     assert items(batcher.take(1.0)) == "a"
     assert batcher.wake_at(1.0) is None
+
+
+def test_after_a_delayed_request_is_gone_the_others_wait_for_company_again() -> None:
+    queue = QueuePolicy(timeout_s=1.0, timeout_action="DELAY")
+    batcher = Batcher[str](BatchPolicy(max_batch=4, max_delay_s=0.5, queue=queue))
+    (late,) = fill(batcher, "a", now=0.0)
+    fill(batcher, "a", now=0.9)
+    assert batcher.expire(1.0) == []
+    assert batcher.cancel(late)
+    assert batcher.take(1.0) == []
+    assert items(batcher.take(1.4)) == "a"
 
 
 def test_a_request_leaves_the_queue_in_one_way_only() -> None:

@@ -207,7 +207,7 @@ def test_perf_analyzer_and_dashboards_find_every_gpu() -> None:
     assert values["nv_energy_consumption", 'gpu_uuid="GPU-2"'] == 0
     assert kinds["nv_energy_consumption"] == "counter"
     assert [row["uuid"] for row in rows] == ["GPU-0f1e2d3c", "GPU-2"]
-    assert (rows[0]["utilization"], rows[0]["used_bytes"], rows[0]["sm_share"]) == (37, 2 * GIB, 0.845)
+    assert (rows[0]["utilization"], rows[0]["used_bytes"], rows[0]["sm_share"]) == (0.37, 2 * GIB, 0.845)
     assert library.open_samples == 0, "the library is given back"
 
 

@@ -74,6 +74,13 @@ def test_batches_are_counted_by_size_and_once_each() -> None:
     ]
 
 
+def test_batch_sizes_are_told_in_their_order() -> None:
+    made = counted()
+    made.executed(sizes=[2], queue_ns=[0], total_ns=[MS], input_ns=1, infer_ns=1, output_ns=1)
+    assert [row["batch_size"] for row in made.json()["batch_stats"]] == [2, 4, 8]
+    assert made.snapshot(0.0)["batch_sizes"] == [[2, 1], [4, 1], [8, 1]]
+
+
 @pytest.mark.parametrize("made", [ModelStatistics("m", "1"), counted()])
 def test_perf_analyzer_finds_all_that_it_reads_without_checking(made: ModelStatistics) -> None:
     row = json.loads(json.dumps(made.json()))

@@ -52,10 +52,15 @@ MACHINE: Sequence[tuple[str, str, Callable[[MachineSample], float | None]]] = (
     ("process_resident_memory_bytes", "Memory of the server's own process.", lambda m: m.resident_bytes),
     ("process_open_fds", "Open files and sockets of the server's own process.", lambda m: m.open_files),
 )  # fmt: skip
+
+
+def _busy(gpu: GpuSample) -> float | None:
+    return None if gpu.utilization is None else gpu.utilization / 100
+
+
 # perf_analyzer takes a GPU's metric only with this one label
 GPUS: Sequence[tuple[str, str, Callable[[GpuSample], float | None]]] = (
-    ("nv_gpu_utilization", "Share of time in which a kernel ran, 0 to 1.",
-     lambda g: None if g.utilization is None else g.utilization / 100),
+    ("nv_gpu_utilization", "Share of time in which a kernel ran, 0 to 1.", _busy),
     ("nv_gpu_memory_total_bytes", "Memory of the GPU.", lambda g: g.memory_bytes),
     ("nv_gpu_memory_used_bytes", "Memory of the GPU that is in use.", lambda g: g.used_bytes),
     ("nv_gpu_power_usage", "Power draw of the GPU, in watts.", lambda g: g.power),
@@ -84,7 +89,7 @@ class MetricsText:
         )
 
     def gpu_status(self) -> list[dict[str, Any]]:
-        """What the status page shows of each GPU."""
+        """What the status page shows of each GPU. Shares are 0 to 1."""
         report = self._machine.latest.gpus
         return [] if report is None else [_gpu_row(gpu) for gpu in report.gpus]
 
@@ -141,7 +146,7 @@ def _gauge(name: str, about: str, samples: Iterable[tuple[Labels, float | None]]
 
 def _gpu_row(gpu: GpuSample) -> dict[str, Any]:
     return {
-        "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "utilization": gpu.utilization,
+        "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "utilization": _busy(gpu),
         "memory_bytes": gpu.memory_bytes, "used_bytes": gpu.used_bytes, "power_w": gpu.power,
         "power_limit_w": gpu.power_limit, "temperature_c": gpu.temperature,
         "sm_share": gpu.activity.sm if gpu.activity else None,
