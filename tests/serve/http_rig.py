@@ -87,6 +87,19 @@ class Rig:
             connection.sendall(data)
             return read_all(connection)
 
+    def one(self, data: bytes) -> bytes:
+        """The first answer, without waiting for the server to close."""
+        with self.socket() as connection:
+            connection.sendall(data)
+            answer = b""
+            while b"\r\n\r\n" not in answer:
+                answer += connection.recv(65536)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            length = int(head.lower().split(b"\ncontent-length:")[1].split(b"\r\n")[0])
+            while len(body) < length:
+                body += connection.recv(65536)
+            return head + b"\r\n\r\n" + body
+
     def wait(self, condition: str) -> None:
         """Until an expression about `rig` holds."""
         end = threading.Event()

@@ -24,7 +24,7 @@ SINGLE = (
     b"inference-header-content-length",
 )  # fmt: skip
 MOST_PARTS = 65536  # that a body may come in
-LINGER_S, LINGER_BYTES = 2.0, 2**23  # what is still read of a body that was refused
+LINGER_S, LINGER_BYTES = 1.0, 2**23  # what is still read of a body that was refused
 SMALL_REST = 2**16  # the server itself skips so much of a body that nobody read
 logger = logging.getLogger(__name__)
 

@@ -69,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = self._is_deaf = False
         self._pending_bytes = 0  # received since a head, a part of a body or a message was whole
         self._chunks = 0
+        self._plain_left = 0  # of a body that the parser does not read
         self._refusal = (BAD, "the bytes are no HTTP request")
 
     @property
@@ -95,14 +96,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._is_deaf:
+            self._take_plain(data)
             return
         self._pending_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # nothing is upgraded: the request is answered as any other, and is the connection's last
-            self.cycle.keep_alive = False
-            self._is_deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            self._refuse_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse()
         else:
@@ -112,6 +112,30 @@ class BoundedProtocol(HttpToolsProtocol):
         # whenever nobody works for this connection, its time is limited; more bytes do not prolong it
         if self.is_idle and self not in self.server_state.heads:
             self.server_state.heads.add(self)
+
+    def _refuse_upgrade(self, rest: bytes) -> None:
+        """Nothing is upgraded: the request is answered as any other, and is the connection's last.
+
+        The parser takes what follows for another protocol. Clients in Java ask for HTTP/2 with each request,
+        and send their bodies at once.
+        """
+        self._is_deaf, self.cycle.keep_alive = True, False
+        headers = dict(self.headers)
+        if b"transfer-encoding" in headers:
+            self._refuse()
+            return
+        self._plain_left = int(headers.get(b"content-length", b"0"))
+        if self._plain_left:
+            self.cycle.more_body = True
+            self._take_plain(rest)
+
+    def _take_plain(self, data: bytes) -> None:
+        if self._plain_left:
+            part = data[: self._plain_left]
+            self._plain_left -= len(part)
+            self.on_body(part)
+            if not self._plain_left:
+                self.on_message_complete()
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
