@@ -1,4 +1,4 @@
-"""Reads text from images through a server: python read_text.py IMAGE… [--server HOST:PORT]
+"""Reads text from images through a server: python read_text.py IMAGE… [--server HOST:PORT] [--key-file FILE]
 
 Needs only Python: a request is a line of JSON, and the images behind it as they are.
 """
@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 
-def read_text(connection: HTTPConnection, image: bytes) -> tuple[str, float]:
+def read_text(connection: HTTPConnection, image: bytes, key: str = "") -> tuple[str, float]:
     """What the model `ocr` reads, and how sure it is, from 0 to 1."""
     tensor = len(image).to_bytes(4, "little") + image  # an element of BYTES: its length, then itself
     head = {
@@ -25,7 +25,7 @@ def read_text(connection: HTTPConnection, image: bytes) -> tuple[str, float]:
         ]
     }
     told = json.dumps(head).encode()
-    headers = {"Inference-Header-Content-Length": str(len(told))}
+    headers = {"Inference-Header-Content-Length": str(len(told))} | ({"X-API-Key": key} if key else {})
     connection.request("POST", "/v2/models/ocr/infer", told + tensor, headers)
     response = connection.getresponse()
     answer = json.loads(response.read())
@@ -39,12 +39,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="reads a line of text from each image")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="the key, if the server wants one")
     arguments = parser.parse_args()
+    key = arguments.key_file.read_text(encoding="utf-8").strip() if arguments.key_file else ""
     connection = HTTPConnection(arguments.server, timeout=60)
     try:
         for image in arguments.images:
-            text, confidence = read_text(connection, image.read_bytes())
+            text, confidence = read_text(connection, image.read_bytes(), key)
             print(f"{image}  {confidence:.2f}  {text}")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{arguments.server}: {error}") from error
     finally:
         connection.close()
 
