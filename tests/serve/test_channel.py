@@ -129,11 +129,13 @@ def test_a_full_area_waits_in_turn() -> None:
             ends.here.allocate(100, lambda block: came.append(("small", block)))
             ends.here.free(first)
             assert not came  # the small one does not overtake
+            ends.here.allocate(100, lambda block: came.append(("late", block)))
+            assert not came
             there.send(Release([second]))
             await ends.until(lambda: came)
             assert came == [("large", Block(0, 0, 2 * MIB))]
             ends.here.free(came[0][1])
-            assert came[1] == ("small", Block(0, 0, 100))
+            assert came[1:] == [("small", Block(0, 0, 100)), ("late", Block(0, 128, 100))]
             with pytest.raises(ValueError, match="limit"):
                 ends.here.allocate(2 * MIB + 1, lambda _: None)
 
