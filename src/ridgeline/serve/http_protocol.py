@@ -36,7 +36,6 @@ class Connections(ServerState):
         self.is_draining = False
         self.heads = Overdue(limits.body_seconds, BoundedProtocol.head_is_late)
         self.idle = Overdue(limits.keep_alive_seconds, BoundedProtocol.timeout_keep_alive_handler)
-        self.unflushed = Overdue(limits.keep_alive_seconds, BoundedProtocol.abort)
 
 
 async def refuse_connection(scope: Any, receive: Any, send: Any) -> None:
@@ -69,6 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = self._is_deaf = False
         self._pending_bytes = 0  # received since a head, a part of a body or a message was whole
         self._chunks = 0
+        self._unsent = 0  # bytes of its answers, when they were last looked at
         self._plain_left = 0  # of a body that the parser does not read
         self._refusal = (BAD, "the bytes are no HTTP request")
 
@@ -85,8 +85,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         # uvicorn keeps its timer after a reset, and with it the connection
-        for waits in (self.server_state.heads, self.server_state.idle, self.server_state.unflushed):
-            waits.discard(self)
+        self.server_state.heads.discard(self)
+        self.server_state.idle.discard(self)
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
@@ -169,25 +169,24 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            if self.transport.get_write_buffer_size():
-                # a client that reads nothing more would keep its answer in memory for ever
-                self.server_state.unflushed.add(self)
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self.server_state.idle.add(self)
+        self._unsent = 0
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+        self.server_state.idle.add(self)
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.abort()
+        """A client that reads slowly has time; one that reads nothing would keep its answer for ever."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent == self._unsent:
+            self.transport.abort()
+        elif unsent:
+            self._unsent = unsent
+            self.server_state.idle.add(self)
         else:
             super().timeout_keep_alive_handler()
-
-    def abort(self) -> None:
-        self.transport.abort()
 
     def _unset_keepalive_if_required(self) -> None:
         self.server_state.idle.discard(self)

@@ -167,7 +167,7 @@ def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         # of a name with addresses of both families the older one: what clients try first differs
         family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise OptionError(f"{host} is no address to listen on", got=str(error)) from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
