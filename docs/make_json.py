@@ -84,7 +84,7 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "prediction": ("`ridge predict`", Prediction, ("file",)),
     "llm_prediction": ("`ridge predict config.json`", LlmPrediction, ("file",)),
     "diff": ("`ridge diff`, with the paths `a` and `b`", Diff, ()),
-    "ceilings": ("`ridge calibrate`", Ceilings, ("file",)),
+    "ceilings": ("`ridge calibrate`, with `seconds`", Ceilings, ("file",)),
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
     "kernel_code": ("`ridge kernels --sass`, `--ptx`", CodeReport, ("file",)),

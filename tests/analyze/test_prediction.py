@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.analyze import calibration_ahead
 from ridgeline.analyze.calibrate import measure_rates, points_of
-from ridgeline.analyze.calibration_ahead import Ahead, jobs_of
 from ridgeline.analyze.calibration_graph import HALF, SINGLE, Graph
 from ridgeline.analyze.calibration_networks import Rows, Transformer
-from ridgeline.analyze.calibration_sets import CPU_GRAPHS, GPU_GRAPHS, graphs
 from ridgeline.analyze.predict import Prediction, predict
 from ridgeline.analyze.predict_llm import Decoder, predict_llm, read_decoder
 from ridgeline.base.ceilings import Point
@@ -24,7 +21,7 @@ from ridgeline.base.target_files import known_ceilings, read_target, write_targe
 from ridgeline.builder import build
 from ridgeline.errors import OptionError, TargetError
 from ridgeline.options import make_options
-from ridgeline.tactics.base import Offer
+from ridgeline.select import prediction
 from ridgeline.tactics.cost_features import features_of
 from ridgeline.tactics.cost_model import CostModel
 
@@ -115,11 +112,6 @@ def test_a_processor_is_measured_and_its_own_networks_are_predicted(tmp_path: Pa
     read = read_target(write_target(measured, tmp_path / "cpu.toml"))
     again = predict(model, read, make_options({"threads": 1}))
     assert again.total_us == pytest.approx(sum(point.measured_us for point in points), rel=0.05)
-
-
-def test_the_networks_of_a_calibration_are_models() -> None:
-    assert [name for name, _ in graphs(Target("cpu"))] == list(CPU_GRAPHS)
-    assert len(GPU_GRAPHS) > 1
 
 
 def test_the_command_prints_what_it_found(ridge: Ridge, tmp_path: Path) -> None:
@@ -278,23 +270,28 @@ def test_a_decoder_that_cannot_be_counted_is_refused(
     assert says in err
 
 
-def test_kernels_are_listed_ahead_of_a_build() -> None:
-    """As many regions, tactics and configs as a build for that GPU would time."""
-    model = Graph("g", HALF)
-    Transformer(128, 256, 2, 1, 16, layers=1).add_to(model)
-    target = Target("cuda", "sm_90")
-    jobs = list(jobs_of(model.model(), target))
-    plan = build(model.model(), target="cuda:sm_90", level=1, verify="off").plan
-    steps = {(region.site, c.tactic) for region in plan.regions for c in region.candidates if not c.refused}
-    assert {(site.key, tactic.name) for tactic, site, _, _ in jobs} >= steps
-    assert sum(len(offer.kernels(config)) for _, _, offer, config in jobs if isinstance(offer, Offer)) > 20
+def test_memory_is_that_of_the_plan_that_a_build_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "compile_kernels", lambda kernels, arch, on_done: [None] * len(kernels))
+    monkeypatch.setattr(prediction, "_why_unfit", lambda made: None)
+    model = model_of(Rows(((64, 256),)), Transformer(128, 256, 2, 1, 16, layers=2))
+    plan = build(model, target="cuda:sm_90", level=0, verify="off").plan.memory
+    found = predicted(model)
+    told = (plan.weight_bytes, plan.packed_bytes, plan.arena_bytes, plan.io_bytes, plan.library_bytes)
+    needs = found.memory
+    assert (needs.weights, needs.packed, needs.arena, needs.inputs, needs.libraries) == told
+    assert needs.total == sum(told)
+    assert needs.arena > 0
 
 
-def test_a_calibration_goes_on_without_the_process_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration_ahead, "START", "raise SystemExit(1)")
-    beside = Ahead(Target("cuda", "sm_90"))
-    assert not beside.wait_for("short sequences"), "it ended, and did not compile"
-    beside.close()
-    beside = Ahead(Target("cpu"))
-    assert not beside.wait_for("rows"), "compilers would take the cores that are measured"
-    beside.close()
+def test_a_machine_may_have_too_little_memory_for_what_a_run_makes(ridge: Ridge, tmp_path: Path) -> None:
+    """The weights alone would fit."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(Rows(((16384, 4096),))))
+    small = replace(known_ceilings("l4"), memory_bytes=64 << 20)
+    found = predict(path, small, make_options({}))
+    assert found.weight_bytes < small.memory_bytes < found.memory.total
+    assert found.fits is False
+    assert found.memory.arena >= 16384 * 4096 * 2
+    status, out, _ = ridge("predict", path, "--target", write_target(small, tmp_path / "small.toml"))
+    assert status == 0
+    assert "it does not fit" in " ".join(out.split())

@@ -6,6 +6,7 @@ and launches that overlap are in it. `ridge calibrate` keeps the result as a tar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
@@ -14,7 +15,8 @@ from statistics import median
 from typing import Protocol
 
 from ridgeline.analyze.calibration_ahead import Ahead
-from ridgeline.analyze.calibration_sets import graphs
+from ridgeline.analyze.calibration_pace import Clock, OutOfTime, Pace
+from ridgeline.analyze.calibration_sets import NetworkSet, dtype_of, sets_of
 from ridgeline.analyze.ceiling_rates import copy_curve, launch_us, product_rates
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.spec import Target
@@ -29,6 +31,7 @@ from ridgeline.tactics.cost_model import CostModel
 from ridgeline.targets import TacticOptions, machine_of
 from ridgeline.targets.ceilings import stated_ceilings
 
+TIME_LIMIT_S = 170.0  # three minutes, less what may be going on when it has passed
 LARGEST_FALL = 10  # of a rate, from one size of a copy to one four times as large
 
 
@@ -42,33 +45,73 @@ def _silent(stage: str, done: int, total: int, detail: str = "") -> None:
     pass
 
 
-def calibrate(target: Target, *, tell: Tell = _silent) -> Ceilings:
-    """The ceilings of the machine that this target is, which must be here."""
+def calibrate(
+    target: Target,
+    *,
+    limit_s: float = TIME_LIMIT_S,
+    tell: Tell = _silent,
+    clock: Clock = time.monotonic,
+) -> Ceilings:
+    """The ceilings of the machine that this target is, which must be here: rates, and then as many sets of
+    networks as `limit_s` allows. What was not measured is in the result, with the reason."""
     if not is_here(target):
         raise TargetError(f"{target} is not this machine", help="calibrate on the machine itself")
-    rated = measure_rates(target, tell=tell)
+    pace = Pace(limit_s, clock)
+    ahead = Ahead(target)
+    try:
+        rated = measure_rates(target, tell=tell)
+        return measure_sets(rated, target, pace, ahead, tell=tell)
+    finally:
+        ahead.close()
+
+
+def measure_sets(
+    rated: Ceilings, target: Target, pace: Pace, ahead: Ahead, *, tell: Tell = _silent
+) -> Ceilings:
+    """The machine with the points of every set that there is time for, in the order of what they are worth.
+
+    One that takes longer than it should is stopped: what goes beyond the limit is at most one step of a
+    build, which is what it does between two messages of its progress, or one profile.
+    """
     points: list[Point] = []
+    left_out: dict[str, str] = {}
+    for each in sets_of(target):
+        if why := pace.why_not(each):
+            left_out[each.name] = why
+            # it compiles what will not be measured; what comes after this set compiles for itself
+            ahead.close()
+            continue
+        expected_s, began = pace.expected_s(each), pace.clock()
+        try:
+            points += measure_set(each, rated, target, pace, ahead, tell=tell)
+        except OutOfTime:
+            left_out[each.name] = f"stopped when the time was over, {expected_s:.0f} s expected"
+        pace.learn(each, pace.clock() - began)
+    return replace(rated, points=tuple(points), left_out=left_out)
+
+
+def measure_set(
+    each: NetworkSet, rated: Ceilings, target: Target, pace: Pace, ahead: Ahead, *, tell: Tell
+) -> list[Point]:
+    """The points of one set; `OutOfTime` once the limit has passed."""
+
+    def tell_stage(stage: str, done: int, total: int, detail: str = "") -> None:
+        pace.require_time()
+        tell(each.name, done, total, f"{stage} {detail}")
+
+    tell(each.name, 0, 1, "compile")
+    ahead.wait_for(each.name, pace.left_s)
+    pace.require_time()
     # what runs many regions as one step leaves none of them a time of its own
     tactics = machine_of(target).tactics(TacticOptions({}))
     spans = tuple(tactic.name for tactic in tactics if tactic.takes_spans)
-    ahead = Ahead(target)
-    try:
-        for name, model in graphs(target):
-
-            def tell_stage(stage: str, done: int, total: int, detail: str = "", name: str = name) -> None:
-                tell(name, done, total, f"{stage} {detail}")
-
-            tell(name, 0, 1, "compile")
-            ahead.wait_for(name)
-            engine = build(
-                model, target=target.kind, threads=target.threads, verify="off", without=spans,
-                progress=tell_stage,
-            )  # fmt: skip
-            trace = engine.profile(engine.example_inputs())
-            points += points_of(engine, trace, CostModel(rated))
-    finally:
-        ahead.close()
-    return replace(rated, points=tuple(points))
+    engine = build(
+        each.model(dtype_of(target)), target=target.kind, threads=target.threads, verify="off",
+        without=spans, progress=tell_stage,
+    )  # fmt: skip
+    pace.require_time()
+    trace = engine.profile(engine.example_inputs())
+    return list(points_of(engine, trace, CostModel(rated)))
 
 
 def measure_rates(target: Target, *, tell: Tell = _silent) -> Ceilings:

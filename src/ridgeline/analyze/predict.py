@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from ridgeline.analyze.limiter import PRODUCTS, Limiter, arithmetic_unit
+from ridgeline.analyze.predicted_memory import PredictedMemory, predicted_memory
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.spec import Site, Target
 from ridgeline.builder import fuse, fused_model
@@ -74,8 +75,11 @@ class Prediction:
     steps: tuple[PredictedStep, ...]
     unknown: tuple[str, ...]  # regions whose shapes depend on data, and control flow: not in the total
     weight_bytes: int
+    memory: PredictedMemory
     memory_bytes: int | None  # of the machine
     power_w: float | None
+    uncalibrated: tuple[str, ...] = ()  # families of steps that a calibration of the machine has nothing of
+    left_out: tuple[str, ...] = ()  # networks that it had no time for
     what_if: dict[str, float] = field(default_factory=dict)  # figures that were multiplied
 
     @property
@@ -93,7 +97,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool | None:
-        return None if self.memory_bytes is None else self.weight_bytes <= self.memory_bytes
+        return None if self.memory_bytes is None else self.memory.total <= self.memory_bytes
 
 
 def predict(
@@ -106,8 +110,11 @@ def predict(
     cost, tactics = CostModel(changed), tuple(fused.tactics.values())
     steps: list[PredictedStep] = []
     unknown: list[str] = []
+    known: dict[str, float | None] = {}
     for region, site in computed_sites(fused, shapes, target):
-        us = None if _has_bodies(site) else cost.site_us(site, tactics)
+        if site.key not in known:
+            known[site.key] = None if _has_bodies(site) else cost.site_us(site, tactics)
+        us = known[site.key]
         if us is None:
             unknown.append(region.name)
         else:
@@ -123,10 +130,17 @@ def predict(
         steps=tuple(steps),
         unknown=tuple(unknown),
         weight_bytes=sum(tensor.nbytes for tensor in fused.weights.values()),
+        memory=predicted_memory(fused, shapes, target, cost),
         memory_bytes=ceilings.memory_bytes,
         power_w=ceilings.power_w,
+        uncalibrated=_uncalibrated(steps, cost) if ceilings.is_measured else (),
+        left_out=tuple(ceilings.left_out),
         what_if=dict(what_if or {}),
     )
+
+
+def _uncalibrated(steps: Sequence[PredictedStep], cost: CostModel) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(step.family for step in steps if not cost.is_calibrated(step.family)))
 
 
 def _require_fitting(cost: CostModel, site: Site, target: str) -> None:

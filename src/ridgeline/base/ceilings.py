@@ -74,6 +74,7 @@ class Ceilings:
     copy: tuple[tuple[float, float], ...] = ()  # bytes read and written, and the rate that such a copy has
     flops: Mapping[str, float] = field(default_factory=dict)  # reached by large products, by type
     points: tuple[Point, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # networks that were not measured, and why
     l2_factor: float = 1.0  # of a machine that was made up: its L2 is so much larger and faster
     sources: Mapping[str, str] = field(default_factory=dict)  # of each stated figure, its address
 

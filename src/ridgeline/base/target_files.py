@@ -31,7 +31,7 @@ WRITES_ONE = "ridge calibrate -o FILE.toml writes one of this machine"
 TABLES = {
     "": ("format", "name", "title", "kind", "arch", "threads", "stated", "measured", "sources"),
     "stated": (*STATED, "power_w", "memory_tb_s", "tflops"),
-    "measured": ("when", "launch_us", "copy", "points", "tflops"),
+    "measured": ("when", "launch_us", "copy", "points", "tflops", "left_out"),
 }
 # no machine is near these; beyond them sums and ratios of times leave the range of a float
 LEAST, MOST = 1e-12, 1e18
@@ -99,6 +99,7 @@ class _Reader:
             copy=tuple(self._pairs(measured)),
             flops=self._rates(self._table(measured, "tflops")),
             points=tuple(self._points(measured)),
+            left_out=self._reasons(self._table(measured, "left_out")),
             sources={str(k): str(v) for k, v in self._table(raw, "sources").items()},
         )
         self._require_enough(read)
@@ -184,6 +185,12 @@ class _Reader:
             raise self._error("copy", rows, "sizes that grow")
         return pairs
 
+    def _reasons(self, table: Mapping[str, Any]) -> dict[str, str]:
+        for name, reason in table.items():
+            if not isinstance(reason, str):
+                raise self._error(f"left_out.{name}", reason, "text: why it was not measured")
+        return dict(table)
+
     def _points(self, measured: Mapping[str, Any]) -> list[Point]:
         """Rows of family, measured µs, modelled µs, and the features: as many for all of a family."""
         rows = measured.get("points", [])
@@ -234,6 +241,9 @@ def write_target(ceilings: Ceilings, path: Path) -> Path:
                 f"  [{_text(point.family)}, {point.measured_us:.5g}, {point.modelled_us:.5g}, {features}],"
             )
         lines += ["]", "", "[measured.tflops]", *_rate_lines(ceilings.flops)]
+        if ceilings.left_out:
+            lines += ["", "[measured.left_out]  # networks, and why"]
+            lines += [f"{_text(name)} = {_text(reason)}" for name, reason in ceilings.left_out.items()]
     with whole_file(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
     return path

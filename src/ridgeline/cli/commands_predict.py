@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,20 @@ KNOBS = ("bandwidth", "peak", "sms", "clock", "l2")
 MOST = 2**31 - 1  # of a dim
 # beyond these a machine is not another machine, and times leave the range of a float
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+LEAST_LIMIT_S, MOST_LIMIT_S = 1, 24 * 3600
 
 
 _size = partial(typer.Option, min=1, max=MOST)
 Batch = Annotated[int | None, _size(help="size of the first dim, where it is open")]
 Prompt = Annotated[int, _size(help="of a language model: tokens of the prompt")]
 Context = Annotated[int | None, _size(help="of a language model: tokens in the cache (default: the prompt)")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=LEAST_LIMIT_S, max=MOST_LIMIT_S, metavar="SECONDS",
+        help="networks are measured in the order of their worth until no other fits (default: 170)",
+    ),
+]  # fmt: skip
 
 
 def predict(
@@ -112,21 +121,27 @@ def calibrate(
     rates: Annotated[
         bool, typer.Option("--rates", help="only copies, products and a launch: seconds, no networks")
     ] = False,
+    time_limit: TimeLimit = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="target file (default: in the cache)"),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure what this machine can do, and keep it for predictions and rooflines: a few minutes.
+    """Measure what this machine can do, and keep it for predictions and rooflines: under three minutes.
+
+    What there was no time for is said, and named again by predictions that would have needed it.
 
     Examples:
 
       ridge calibrate
 
+      ridge calibrate --time-limit 600
+
       ridge calibrate --target cpu -o laptop.toml
     """
-    from ridgeline.analyze.calibrate import calibrate, doubt, measure_rates
+    began = time.monotonic()  # what follows takes seconds: they are part of the limit
+    from ridgeline.analyze.calibrate import TIME_LIMIT_S, calibrate, doubt, measure_rates
     from ridgeline.base.target_files import write_target
     from ridgeline.cli.draw_predict import draw_ceilings
     from ridgeline.cli.progress import StageProgress
@@ -138,18 +153,23 @@ def calibrate(
     target = target or ("cpu" if why_no_gpu() else "cuda")
     if target not in ("cpu", "cuda"):
         raise OptionError("only this machine can be measured", got=target, want="cpu or cuda")
+    if rates and time_limit is not None:
+        raise OptionError("--rates measures no networks", got="--time-limit", help="leave one of them out")
     named = target_named(make_options({"target": target, "threads": threads}))
     path = output or calibration_path(named)
     if output is not None:
         require_writable(output, option="-o")
+    limit_s = TIME_LIMIT_S if time_limit is None else time_limit
+    measure = measure_rates if rates else partial(calibrate, limit_s=limit_s - (time.monotonic() - began))
     with StageProgress(talk) as progress:
-        measure = measure_rates if rates else calibrate
         found = measure(named, tell=progress)
     if why := doubt(found):
         talk.print(f"warning: {why}", style="yellow", soft_wrap=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_target(found, path)
-    emit(found, draw_ceilings, as_json=json, schema="ceilings", file=str(path))
+    seconds = round(time.monotonic() - began, 1)
+    emit(found, partial(draw_ceilings, seconds=seconds), as_json=json, schema="ceilings", file=str(path),
+         seconds=seconds)  # fmt: skip
 
 
 def read_knobs(given: list[str]) -> dict[str, float]:

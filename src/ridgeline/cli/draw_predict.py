@@ -26,10 +26,11 @@ def draw_prediction(report: Prediction, console: Console, *, top: int) -> None:
             ("roofline", duration(report.bound_us)),
             ("throughput", f"{_count(1e6 / report.total_us)} runs/s" if report.total_us else ""),
             ("shapes", ", ".join(f"{name} {spec}" for name, spec in report.shapes.items())),
-            ("weights", size(report.weight_bytes) + ("; they do not fit" if report.fits is False else "")),
+            ("memory", _memory(report)),
             ("energy", f"{number(report.energy_mj)} mJ a run at its power limit" if report.energy_mj else ""),
             ("what if", _knobs(report.what_if)),
             ("figures", _figures(report.source)),
+            ("not calibrated", _uncalibrated(report)),
             (
                 "not in it",
                 f"{plural(len(report.unknown), 'step')} of open sizes" if report.unknown else "",
@@ -82,6 +83,25 @@ def draw_llm(report: LlmPrediction, console: Console) -> None:
     put(grid, console, title="Operators")
 
 
+def _memory(report: Prediction) -> str:
+    parts = (
+        ("weights", report.memory.weights), ("copies of weights", report.memory.packed),
+        ("arena", report.memory.arena), ("inputs", report.memory.inputs),
+        ("libraries", report.memory.libraries),
+    )  # fmt: skip
+    told = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts if nbytes)
+    return f"{size(report.memory.total)}: {told}" + ("; it does not fit" if report.fits is False else "")
+
+
+def _uncalibrated(report: Prediction) -> str:
+    """What was predicted by the maker's figures alone on a machine that was measured, and why."""
+    steps = [step for step in report.steps if step.family in report.uncalibrated]
+    told = [f"{plural(len(steps), 'step')} of kinds that were not measured: {', '.join(report.uncalibrated)}"]
+    if report.left_out:
+        told.append(f"the calibration had no time for {', '.join(report.left_out)}")
+    return "; ".join(told if steps else told[1:])
+
+
 def _knobs(what_if: Mapping[str, float]) -> str:
     return ", ".join(f"{name} ×{factor:g}" for name, factor in what_if.items())
 
@@ -102,13 +122,15 @@ def _rate(us: float, tokens_per_s: float) -> str:
     return f"at least {duration(us)}, at most {_count(tokens_per_s)} tokens/s"
 
 
-def draw_ceilings(report: Ceilings, console: Console) -> None:
+def draw_ceilings(report: Ceilings, console: Console, *, seconds: float) -> None:
     console.print(f"{report.title or report.name}  {report.source}", style="bold")
     put_lines(
         [
             ("memory", f"{report.memory_bytes_per_us / TERA:.3g} TB/s, largest copy"),
             ("launch", duration(report.launch_us)),
             ("networks", f"{len(report.points)} regions measured" if report.points else "none measured"),
+            ("took", f"{seconds:.0f} s"),
+            *(("left out", f"{name}: {why}") for name, why in report.left_out.items()),
         ],
         console,
     )

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple
 
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.devices import Device, device_with
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config, Site
 from ridgeline.ir.work import body_bytes, body_flops
-from ridgeline.tactics.base import Offer, Tactic
+from ridgeline.tactics.base import Offer, Refused, Tactic
 from ridgeline.tactics.cost_features import Features, features_of
 from ridgeline.tactics.offer import read_offer
 from ridgeline.tactics.predict import predict_us
@@ -31,6 +32,14 @@ NEAREST = 4
 WORK_WEIGHT, TIME_WEIGHT = 0.5, 0.25
 MOVERS = ("movement", "pointwise")
 SAME = 0.05  # squared: nearer points are all as good
+
+
+class Best(NamedTuple):
+    """A candidate, and what the first factor says of it."""
+
+    offer: Offer
+    config: Config
+    us: float
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,23 @@ class CostModel:
             return None
         if not site.target.traits.is_gpu:
             return self.roofline_us(site)
-        times = []
+        best = self.best(site, tactics)
+        return None if best is None else best.us
+
+    def best(self, site: Site, tactics: Sequence[Tactic]) -> Best | None:
+        """The candidate with the least time; on a processor, where all have the same, the first."""
+        found = None
         for tactic in tactics:
             offer = read_offer(tactic, site)
-            if isinstance(offer, Offer):
-                times += [
-                    predict_us(offer, site, config, rank=rank, device=self.device)
-                    for rank, config in enumerate(offer.configs)
-                ]
-        return min(times, default=None)
+            if isinstance(offer, Refused):
+                continue
+            if not site.target.traits.is_gpu:
+                return Best(offer, offer.configs[0], math.nan)
+            for rank, config in enumerate(offer.configs):
+                us = predict_us(offer, site, config, rank=rank, device=self.device)
+                if found is None or us < found.us:
+                    found = Best(offer, config, us)
+        return found
 
     def roofline_us(self, site: Site) -> float:
         """A launch, and then bytes or arithmetic: what no implementation can beat by much."""
@@ -82,6 +99,10 @@ class CostModel:
 
     def _correction(self, site: Site, modelled_us: float) -> float:
         return self.correction(features_of(site), modelled_us) if self.ceilings.points else 1.0
+
+    def is_calibrated(self, family: str) -> bool:
+        """Whether regions like these were measured; others are corrected as those that move elements are."""
+        return family in self._points
 
     def other_sizes(self, features: Features) -> int | None:
         """How many sizes the points of this family have, if not as many as its regions: a calibration by
