@@ -64,10 +64,11 @@ class Health:
             status = self._status if service in SERVICES else _STATUS.Value("SERVICE_UNKNOWN")
             if status != told:
                 await context.write(_answer(status))
-                told = status
-            if self._is_closed:
+                told = status  # and it may have changed since
+            elif self._is_closed:
                 return
-            await changed.wait()
+            else:
+                await changed.wait()
 
     def _tell(self) -> None:
         self._changed.set()
