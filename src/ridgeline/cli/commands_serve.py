@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -165,4 +166,5 @@ def serve(
 
         make_host = ThreadHost
     notify = os.environ.get("NOTIFY_SOCKET", "")
-    raise typer.Exit(run_server(settings, say=talk.print, make_host=make_host, notify=notify))
+    say = logging.getLogger("ridgeline.serve").info if log_json else talk.print
+    raise typer.Exit(run_server(settings, say=say, make_host=make_host, notify=notify))

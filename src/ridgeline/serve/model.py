@@ -78,7 +78,6 @@ class Model:
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        statistics.pending = self.__len__
 
     def __len__(self) -> int:
         """Requests that wait."""

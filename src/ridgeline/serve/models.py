@@ -58,6 +58,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()  # generations that are being retired
         self._poll: asyncio.Task[None] | None = None
         self._found = Scan({})
+        self._has_scanned = False
         self.missing: set[str] = set()  # what should have been there from the start, and is not
         hosts.on_lost, hosts.on_back = self._lose, self._gain
 
@@ -142,6 +143,7 @@ class Models:
             if entry.problem != problem:
                 _log.warning("model %s: %s", name, problem)
             entry.problem = problem
+        self._has_scanned = True
 
     async def _load_all(self, names: Iterable[str]) -> None:
         """Single models side by side, then those that are made of others, in an order that works."""
@@ -256,6 +258,7 @@ class Models:
         self.missing.discard(slot.name)
         slot.statistics.loaded(monotonic() - began)
         slot.statistics.tags = loaded.runnable.spec.metric_tags
+        slot.statistics.pending = loaded.runnable.__len__
         self._ready[slot.name, str(slot.version)] = loaded.runnable
         self._update_newest(slot.name)
         for note in loaded.notes:
@@ -330,6 +333,8 @@ class Models:
 
     def slot(self, name: str, version: str) -> Slot:
         entry = self.entries.get(name)
+        if entry is None and not self._has_scanned:
+            raise unavailable("the server is starting")
         if entry is None or not entry.versions:
             if entry is not None and entry.problem:
                 raise unavailable(f"model {name!r} is not ready: {entry.problem}")
