@@ -239,6 +239,13 @@ def test_pad_values_are_values_of_their_type(datatype: str, value: str, fits: bo
             read(padding(values=f"x={value}"), inputs, outputs)
 
 
+def test_padding_is_of_dims_and_inputs_that_are_there() -> None:
+    with pytest.raises(ConfigError, match="got 'seq', want a dim of the inputs: none has a name"):
+        read(padding(), [port(1, 4)], [port(1, name="y")])
+    with pytest.raises(ConfigError, match="got 'nothing', want an input with a dim of pad_dims"):
+        read(padding(values="nothing=1"))
+
+
 def test_text_is_never_padded() -> None:
     with pytest.raises(ConfigError, match="input 'x' of BYTES, want an input of numbers"):
         read(padding(), [PortInfo("x", "BYTES", ("n", "seq"))], [port("n", name="y")])

@@ -73,6 +73,7 @@ def test_text_that_does_not_read_is_told_with_its_place(text: str, said: str) ->
     with pytest.raises(ConfigError) as caught:
         parse_config(text)
     assert said in str(caught.value)
+    assert str(caught.value).count(", want ") == len([each for each in caught.value.problems if each.want])
     assert len(str(caught.value)) < 700  # not the whole line that was at fault
 
 

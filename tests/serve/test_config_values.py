@@ -114,6 +114,9 @@ def test_nothing_is_needed() -> None:
         ("instance_group { kind: KIND_GPU gpus: [-1] }", "instance_group[0].gpus: got [-1]"),
         ('instance_group { name: "a" } instance_group { name: "a" }', "instance_group: got 'a' 2 times"),
         ("instance_group {}" * 65, "instance_group: got 65 groups"),
+        ("instance_group { kind: KIND_GPU gpus: [" + ",".join(map(str, range(65))) + "] }", "most 64 GPUs"),
+        ("instance_group { kind: 7 }", "instance_group[0].kind: got 7, want one of KIND_AUTO, KIND_GPU"),
+        ('input { name: "x" data_type: 99 }', "input[0].data_type: got 99, want one of TYPE_INVALID"),
         ("version_policy { specific {} }", "version_policy.specific.versions: got []"),
         ("version_policy { specific { versions: [0] } }", "version_policy.specific.versions: got [0]"),
         ("version_policy { specific { versions: [1, 1] } }", "got '1' 2 times"),
@@ -265,7 +268,7 @@ def test_files_of_warm_ups_lie_in_their_folder_and_have_the_right_bytes(tmp_path
     made = read(warm(text.format("TYPE_FP32", 2, "two")), tmp_path).spec.warmups[0].inputs[0]
     assert made == WarmUpInput("x", "FP32", (2,), "file", "two")
     assert warmup_file(tmp_path, made) == bytes(8)
-    assert read(warm(text.format("TYPE_STRING", 2, "text")), tmp_path).spec.warmups
+    assert read(warm(text.format("TYPE_STRING", 2, "text")), tmp_path).spec.warmups[0].count == 1
     for kind, dims, name, said in (
         ("TYPE_FP32", 3, "two", "'two' has 8 bytes, not 12"),
         ("TYPE_FP32", 1, "two", "more than 4 bytes"),
@@ -284,8 +287,14 @@ def test_files_of_warm_ups_lie_in_their_folder_and_have_the_right_bytes(tmp_path
     [
         ("zero_data: true dims: [1]", "data_type: got none"),
         ("data_type: TYPE_FP32 dims: [1]", "got no data, want zero_data or random_data or input_data_file"),
-        ("data_type: TYPE_FP32 dims: [-1] zero_data: true", r"dims: got \[-1\], want sizes of 0 or more"),
+        ("data_type: TYPE_FP32 dims: [-1] zero_data: true", r"dims: got \[-1\], want sizes of 0 or more$"),
         ("data_type: TYPE_FP32 dims: [1000000, 1000000] zero_data: true", "at most 1,073,741,824 bytes"),
+        ("data_type: TYPE_FP64 dims: [200000000] zero_data: true", "at most 1,073,741,824 bytes"),
+        (
+            "data_type: TYPE_FP32 dims: [-1] input_data_file: 'x'",
+            r"1 problem\n.* got \[-1\], want sizes of 0 or more$",
+        ),
+        ("dims: [1] input_data_file: 'x'", r"1 problem\n.*data_type: got none"),
         ("data_type: TYPE_STRING dims: [1000000000] zero_data: true", "at most 1,073,741,824 bytes"),
     ],
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from ridgeline.serve import repository_files
 from ridgeline.serve.config_text import parse_json
-from ridgeline.serve.repository import Scan, changes, chosen_versions, configure_found, scan
+from ridgeline.serve.repository import changes, chosen_versions, configure_found, scan
 from ridgeline.serve.spec import ENSEMBLE, PYTHON, VersionPolicy
 
 ENSEMBLE_CONFIG = """
@@ -26,12 +24,6 @@ def put(path: Path, text: str = "content") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-def only_problem(found: Scan) -> str:
-    assert not found.models
-    (reason,) = found.problems.values()
-    return reason
 
 
 def test_models_lie_in_folders_of_versions(tmp_path: Path) -> None:
@@ -61,15 +53,21 @@ def test_one_version_needs_no_folder(tmp_path: Path) -> None:
     put(tmp_path / "in_folder/labels.txt")
     put(tmp_path / "bare.onnx")
     put(tmp_path / "bare.onnx.data")
+    put(tmp_path / "bare.onnx.tmp")
+    put(tmp_path / "bare.data/x")
     put(tmp_path / "bare.v2.ridge")
+    put(tmp_path / "notes.txt")
     found = scan([tmp_path])
-    assert not found.problems
-    assert not found.notes
+    assert sorted(found.notes) == ["'bare.onnx.tmp' is being written", "'notes.txt' is no model"]
+    assert list(found.problems) == ["bare.data"]
     assert {name: each.versions[0].kind for name, each in found.models.items()} == {
         "bare": "onnx", "bare.v2": "engine", "in_folder": "onnx",
     }  # fmt: skip
     assert [stamp[0] for stamp in found.models["bare"].versions[0].files] == ["bare.onnx", "bare.onnx.data"]
     assert found.models["bare"].folder is None
+    assert configure_found(found.models["bare"]).is_batch_open
+    given = parse_json('{"max_batch_size": 2}')
+    assert configure_found(scan([tmp_path], only="bare", given=given).models["bare"]).spec.max_batch_size == 2
     assert all(len(each.versions) == 1 and each.versions[0].number == 1 for each in found.models.values())
 
 
@@ -92,6 +90,15 @@ def test_folders_that_are_no_version_are_left_alone(tmp_path: Path, name: str) -
     assert "is no version" in found.notes[0]
 
 
+def test_what_lies_beside_versions_is_told_where_it_may_be_meant(tmp_path: Path) -> None:
+    for path in ("1/model.onnx", "configs/x.pbtxt", "warmup/x", "__pycache__/x", ".git/x", "labels.txt"):
+        put(tmp_path / "a" / path)
+    put(tmp_path / "a/2.tmp/model.onnx")
+    assert scan([tmp_path]).models["a"].notes == ("'2.tmp' is being written",)
+    put(tmp_path / "a/model.onnx")
+    assert "outside of a version's folder is left alone" in scan([tmp_path]).models["a"].notes[1]
+
+
 def test_other_configurations_are_chosen_by_name(tmp_path: Path) -> None:
     put(tmp_path / "a/1/model.onnx")
     put(tmp_path / "a/config.pbtxt", "max_batch_size: 1")
@@ -99,6 +106,15 @@ def test_other_configurations_are_chosen_by_name(tmp_path: Path) -> None:
     assert scan([tmp_path]).models["a"].given.config.max_batch_size == 1
     assert scan([tmp_path], config_name="large").models["a"].given.config.max_batch_size == 64
     assert scan([tmp_path], config_name="small").models["a"].given.config.max_batch_size == 1
+    put(tmp_path / "a/configs/.pbtxt", "max_batch_size: 3")
+    assert scan([tmp_path]).models["a"].given.config.max_batch_size == 1
+
+
+def test_only_its_own_configuration_is_waited_for(tmp_path: Path) -> None:
+    put(tmp_path / "a/1/model.onnx")
+    put(tmp_path / "a/labels.txt.tmp")
+    put(tmp_path / "a/config.pbtxt.old")
+    assert scan([tmp_path]).models["a"].notes == ("'labels.txt.tmp' is being written",)
 
 
 def test_a_configuration_of_a_load_request_stands_in(tmp_path: Path) -> None:
@@ -128,6 +144,11 @@ def test_steps_in_python_are_off_unless_allowed(tmp_path: Path) -> None:
     on = scan([tmp_path], python_steps=True)
     assert on.models["a"].preprocess == tmp_path / "a/preprocess.py"
     assert on.models["a"].postprocess is None
+    put(tmp_path / "a/postprocess.py")
+    side = '[{"name": "x", "data_type": "TYPE_FP32"}]'
+    given = parse_json(f'{{"max_batch_size": 1, "input": {side}, "output": {side}}}')
+    both = configure_found(scan([tmp_path], python_steps=True).models["a"], given, python_steps=True)
+    assert (both.spec.preprocess, both.spec.postprocess) == ("preprocess.py", "postprocess.py")
     assert on.models["b"].platform == on.models["c"].platform == PYTHON
     assert on.models["d"].versions[0].kind == "onnx"
 
@@ -146,6 +167,8 @@ def test_steps_in_python_are_off_unless_allowed(tmp_path: Path) -> None:
         ({"1/model.onnx": "x", "config.pbtxt": 'default_model_filename: "b.onnx"'}, "has no b.onnx"),
         ({"1/x": "x", "config.pbtxt": 'default_model_filename: "../../good/1/model.onnx"'}, "has no ../../"),
         ({"1/model.onnx": "x", "config.pbtxt": 'backend: "python"'}, "has no model.py"),
+        ({"1/m.onnx": "x", "config.pbtxt": 'platform: "ridgeline_python" default_model_filename: "m.onnx"'},
+         "'m.onnx' is not what"),
         ({"1/model.py": "x", "config.pbtxt": 'backend: "ridgeline"'}, "not what backend 'ridgeline' runs"),
     ],
 )  # fmt: skip
@@ -189,128 +212,6 @@ def test_one_name_in_two_places_is_no_model(tmp_path: Path) -> None:
     assert not scan([tmp_path / "two", again, again, again]).problems.keys() - {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    "name", ["a b", "a\nb", "a\x1b[2J", "ä", "a" * 129, "a%2f..", "a;b", "a\\b", "$(x)", os.fsdecode(b"\xff")]
-)
-def test_hostile_names_are_no_models(tmp_path: Path, name: str) -> None:
-    put(tmp_path / name / "1/model.onnx")
-    found = scan([tmp_path])
-    assert not found.models
-    assert not found.problems
-    assert "is no name of a model" in found.notes[0]
-    assert found.notes[0].isprintable()
-    assert not scan([tmp_path], only=name).models
-
-
-@pytest.mark.parametrize("name", ["..", ".", "", "/etc", "../secret", "a/../../secret", "a/1", "\0"])
-def test_names_of_requests_lead_nowhere_else(tmp_path: Path, name: str) -> None:
-    put(tmp_path / "secret/1/model.onnx")
-    put(tmp_path / "root/a/1/model.onnx")
-    assert not scan([tmp_path / "root"], only=name).models
-    assert list(scan([tmp_path / "root"], only="a").models) == ["a"]
-
-
-def test_hidden_entries_are_nobodys(tmp_path: Path) -> None:
-    put(tmp_path / ".git/1/model.onnx")
-    put(tmp_path / "new.tmp/1/model.onnx")
-    put(tmp_path / "notes.txt")
-    found = scan([tmp_path])
-    assert not found.models
-    assert not found.problems
-    assert found.notes == ("'new.tmp' is being written", "'notes.txt' is no model")
-
-
-def test_links_stay_in_the_folder_of_their_model(tmp_path: Path) -> None:
-    root, secret = tmp_path / "root", put(tmp_path / "secret.onnx")
-    put(root / "b/1/model.onnx")
-
-    def reason(link: str, to: Path) -> str:
-        (root / link).parent.mkdir(parents=True, exist_ok=True)
-        (root / link).symlink_to(to)
-        try:
-            return only_problem(scan([root], only="a"))
-        finally:
-            (root / link).unlink()
-
-    assert "link out" in reason("a", tmp_path)
-    assert "link out" in reason("a.onnx", secret)
-    assert "link out" in reason("a/1/model.onnx", secret)
-    assert "link out" in reason("a/1/model.onnx", root / "b/1/model.onnx")
-    assert "does not exist" in reason("a/1/model.onnx", root / "a/nothing")
-    (root / "a/1").rmdir()
-    assert "link out" in reason("a/1", root / "b/1")
-    put(root / "a/1/model.onnx")
-    for link in ("a/1/weights.bin", "a/1/.weights", "a/labels.txt", "a/config.pbtxt"):
-        assert "link out" in reason(link, secret), link
-    assert "'1/loop': leads nowhere" in reason("a/1/loop", root / "a/1/loop")
-
-
-def test_a_version_that_leads_out_harms_no_other(tmp_path: Path) -> None:
-    put(tmp_path / "b/1/model.onnx")
-    put(tmp_path / "a/1/model.onnx")
-    (tmp_path / "a/2").symlink_to(tmp_path / "b/1")
-    (tmp_path / "a/3").symlink_to("1")
-    put(tmp_path / "a/4/model.onnx")
-    os.mkfifo(tmp_path / "a/4/weights")
-    found = scan([tmp_path]).models["a"]
-    assert [v.number for v in found.versions] == [1, 3]
-    assert found.versions[1].path == tmp_path / "a/1/model.onnx"
-    assert "link out" in found.broken[2]
-    assert "is a pipe" in found.broken[4]
-
-
-def test_links_inside_of_a_model_are_followed(tmp_path: Path) -> None:
-    put(tmp_path / "a/shared/weights.bin")
-    put(tmp_path / "a/1/model.onnx")
-    (tmp_path / "a/1/weights.bin").symlink_to("../shared/weights.bin")
-    (tmp_path / "a/1/more").symlink_to("../shared")
-    before = scan([tmp_path])
-    assert [stamp[0] for stamp in before.models["a"].versions[0].files] == ["model.onnx", "weights.bin"]
-    put(tmp_path / "a/shared/weights.bin", "other content")
-    assert changes(before, scan([tmp_path])).changed == ("a",)
-
-
-@pytest.mark.parametrize(
-    "name", ["a/1/model.onnx", "a/1/weights", "a/config.pbtxt", "a/labels.txt", "a.onnx"]
-)
-def test_pipes_and_sockets_are_refused_and_never_opened(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if not name.startswith("a."):
-        put(tmp_path / "a/1/model.onnx").unlink()
-        if name != "a/1/model.onnx":
-            put(tmp_path / "a/1/model.onnx")
-    os.mkfifo(path)
-    assert "is a pipe" in only_problem(scan([tmp_path]))
-    path.unlink()
-    os.chdir(path.parent)  # addresses of sockets are short
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path.name)
-        assert "is a socket" in only_problem(scan([tmp_path]))
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert "link out" in only_problem(scan([tmp_path]))
-
-
-@pytest.fixture(autouse=True)
-def _same_folder_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def test_what_a_model_has_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository_files, "MOST_FILES", 20)
-    put(tmp_path / "a/1/model.onnx")
-    deep = tmp_path / "a/1" / "/".join(["d"] * 20)
-    put(deep / "x")
-    assert "more than 16 deep" in only_problem(scan([tmp_path]))
-    put(tmp_path / "b/1/model.onnx")
-    for number in range(19):
-        (tmp_path / f"b/1/{number}").touch()
-    assert list(scan([tmp_path]).models) == ["b"]
-    for number in range(19, 21):
-        (tmp_path / f"b/1/{number}").touch()
-    assert "more than 20 files" in scan([tmp_path]).problems["b"]
-
-
 def test_changes_are_seen_by_any_file_that_matters(tmp_path: Path) -> None:
     put(tmp_path / "a/1/model.onnx")
     put(tmp_path / "a/config.pbtxt", "max_batch_size: 1")
@@ -322,6 +223,7 @@ def test_changes_are_seen_by_any_file_that_matters(tmp_path: Path) -> None:
         after = scan([tmp_path])
         assert changes(before, after).changed == ("a",), path
         before = after
+    put(tmp_path / "a/labels.txt.part")
     put(tmp_path / "a/__pycache__/preprocess.cpython-311.pyc")
     put(tmp_path / "a/.config.pbtxt.swp")
     assert scan([tmp_path]).models == before.models

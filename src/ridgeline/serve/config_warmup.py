@@ -43,14 +43,16 @@ def _read_input(
     datatype = datatype_of(given.data_type)
     if not datatype:
         problems.add(f"{place}.data_type", "none", "the type of the model's input")
-    source = _SOURCES.get(given.WhichOneof("input_data_type") or "", "")
+    source = _SOURCES.get(given.WhichOneof("input_data_type"), "")
     if not source:
         problems.add(place, "no data", " or ".join(_SOURCES))
     made = WarmUpInput(name, datatype, dims, source or "zero", given.input_data_file)  # type: ignore[arg-type]
-    itemsize = (DATATYPES[datatype].itemsize if datatype else 0) or LENGTH_BYTES
-    if all(dim >= 0 for dim in dims) and prod(dims) * itemsize * max(1, batch_size) > LARGEST_WARMUP:
+    if not datatype or any(dim < 0 for dim in dims):
+        return made  # told above; no file has so many bytes
+    itemsize = DATATYPES[datatype].itemsize or LENGTH_BYTES
+    if prod(dims) * itemsize * max(1, batch_size) > LARGEST_WARMUP:
         problems.add(f"{place}.dims", list(dims), f"at most {LARGEST_WARMUP:,} bytes with the whole batch")
-    elif source == "file" and datatype:
+    elif source == "file":
         _check_file(place, made, folder, problems)
     return made
 

@@ -84,13 +84,15 @@ def look_into(root: Path, name: str, *, given: Given | None, python_steps: bool,
         except (ValueError, OSError) as error:
             broken[number] = reason_of(error)
     if not numbers:
-        found.append(_only_version(folder, given, python_steps))
+        # what all versions share is not part of this one
+        without = (CONFIG, *_OTHERS, *STEPS)
+        found.append(_version(folder, folder, 1, given, python_steps, without=without))
     elif any(file in entries for file in MODELS):
         notes.append("its model file outside of a version's folder is left alone")
     if not found:
         number, why = max(broken.items())
         raise ValueError(f"version {number}: {why}")
-    shared = fingerprint(folder, folder, without=[*map(str, numbers), *(() if numbers else MODELS)])
+    shared = fingerprint(folder, folder, without=map(str, numbers))
     return Found(
         name, folder, tuple(found), shared, steps.get(STEPS[0]), steps.get(STEPS[1]),
         broken, tuple(notes), given,
@@ -116,13 +118,13 @@ def look_at_file(root: Path, file: str, given: Given | None) -> Found:
 
 def reason_of(error: Exception) -> str:
     """Without the paths that an `OSError` tells: clients read it."""
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _config_of(folder: Path, entries: list[str], config_name: str) -> Given:
     path = folder / CONFIG
     other = folder / CONFIGS / f"{config_name}.pbtxt"
-    if config_name and CONFIGS in entries and os.path.lexists(other):
+    if config_name and os.path.lexists(other):
         path = other
     elif CONFIG not in entries:
         if unfinished := [each for each in entries if is_unfinished(each) and each.startswith(CONFIG)]:
@@ -174,22 +176,14 @@ def _version(
     kind = SUFFIXES.get(path.suffix)
     if kind is None:
         raise ValueError(f"{path.name!r} is no model file: those end in {', '.join(SUFFIXES)}")
-    if (kind == "python") != (platform_of(given.config) == PYTHON) and (
-        given.config.backend or kind != "python"
-    ):
-        raise ValueError(f"{path.name!r} is not what backend {given.config.backend!r} runs")
+    # without a backend, the file says what kind of model it is
+    told = given.config.backend or given.config.platform
+    if told and (kind == "python") != (platform_of(given.config) == PYTHON):
+        raise ValueError(f"{path.name!r} is not what backend {told!r} runs")
     if kind == "python" and not python_steps:
         raise ValueError(f"{path.name} {_NEEDS_STEPS}")
     _require_content(path)
     return FoundVersion(number, kind, path, fingerprint(version, folder, without=without))
-
-
-def _only_version(folder: Path, given: Given, python_steps: bool) -> FoundVersion:
-    """A folder without versions. What all versions share is not part of this one."""
-    if platform_of(given.config) == ENSEMBLE:
-        return FoundVersion(1, "ensemble", None)
-    without = (CONFIG, *_OTHERS, *STEPS)
-    return _version(folder, folder, 1, given, python_steps, without=without)
 
 
 def _model_file(folder: Path, version: Path, given: Given) -> Path:
