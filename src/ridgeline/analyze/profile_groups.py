@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.base.grouping import grouped
@@ -34,12 +34,12 @@ def group_steps(trace: Trace, by: str) -> tuple[GroupRow, ...]:
     if by not in BY:
         raise OptionError(f"steps are not grouped by {by!r}", want=" or ".join(BY), help=did_you_mean(by, BY))
     parts_of: dict[str, Callable[[StepTime], Iterator[tuple[str, float]]]] = {
-        "layer": lambda step: layer_parts(step, depth),
+        "layer": lambda step: layer_parts(step, depth, trace.layers),
         "op": op_parts,
         "precision": lambda step: iter([(step.precision, 1.0)]),
         "tactic": lambda step: iter([(step.tactic, 1.0)]),
     }
-    depth = layer_depth(trace.steps)
+    depth = layer_depth(trace.steps, trace.layers)
     parts = [(name, (step, part)) for step in trace.steps for name, part in parts_of[by](step)]
     total = trace.steps_us or 1.0
     rows = []
@@ -74,35 +74,40 @@ def op_parts(step: StepTime) -> Iterator[tuple[str, float]]:
     yield (heaviest.op_type if heaviest else step.op_types[0]), 1.0
 
 
-def layer_parts(step: StepTime, depth: int) -> Iterator[tuple[str, float]]:
+def layer_parts(step: StepTime, depth: int, layers: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     """The layer of a step; of a library's span, those of its nodes by their parts of its time."""
     inside = sum(node.us for node in step.inside)
     if not inside:
-        yield layer_of(step.sources, depth), 1.0
+        yield layer_of(step.sources, depth, layers), 1.0
         return
     times: Counter[str] = Counter()
     for node in step.inside:
-        times[layer_of(node.sources, depth)] += node.us / inside  # type: ignore[assignment]
+        times[layer_of(node.sources, depth, layers)] += node.us / inside  # type: ignore[assignment]
     yield from times.items()
 
 
-def layer_depth(steps: Sequence[StepTime]) -> int:
+def layer_depth(steps: Sequence[StepTime], layers: Mapping[str, str]) -> int:
     """How many parts of a name make a layer: the fewest that tell some layers apart."""
-    deepest = max((len(_parts(source)) for step in steps for source in step.sources), default=0)
+    sources = {source for step in steps for source in step.sources}
+    deepest = max((len(_parts(source, layers)) for source in sources), default=0)
     for depth in range(1, deepest):
-        layers = {layer_of((source,), depth) for step in steps for source in step.sources}
-        if len(layers) >= FEWEST_LAYERS:
+        if len({layer_of((source,), depth, layers) for source in sources}) >= FEWEST_LAYERS:
             return depth
     return max(deepest, 1)
 
 
-def layer_of(sources: Sequence[str], depth: int) -> str:
-    """The layer that most of these nodes are in, by the first parts of their names."""
-    layers = Counter("/".join(_parts(source)[:depth]) or NO_LAYER for source in sources)
-    return layers.most_common(1)[0][0] if layers else NO_LAYER
+def layer_of(sources: Sequence[str], depth: int, layers: Mapping[str, str]) -> str:
+    """The layer that most of these nodes are in, by the first parts of its path."""
+    found = Counter("/".join(_parts(source, layers)[:depth]) or NO_LAYER for source in sources)
+    return found.most_common(1)[0][0] if found else NO_LAYER
 
 
-def _parts(source: str) -> list[str]:
-    """``/encoder/layer.0/Add_1`` without the node's own name; names without layers have no parts."""
+def _parts(source: str, layers: Mapping[str, str]) -> list[str]:
+    """What the exporter says of the node; else ``/encoder/layer.0/Add_1`` without the node's own name.
+
+    Names without layers have no parts.
+    """
+    if source in layers:
+        return layers[source].split("/")
     parts = [part for part in re.split(r"[/:]", source) if part]
     return parts[:-1]

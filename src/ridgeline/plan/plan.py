@@ -118,6 +118,7 @@ class Plan:
     pads: bool = False  # inputs that fit no profile are padded to the nearest larger one
     bodies: dict[str, Plan] = field(default_factory=dict)  # of subgraphs, by `step.attribute`
     guards: tuple[Term, ...] = ()  # what the model takes for granted about the sizes of its inputs
+    layers: dict[str, str] = field(default_factory=dict)  # of source nodes, where their names do not say it
 
     @property
     def is_predicted(self) -> bool:

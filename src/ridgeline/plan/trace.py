@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
@@ -148,6 +148,7 @@ class Trace(Notebook):
     timer_us: float = 0.0  # cost of one time-stamp, already taken off every step
     notes: tuple[str, ...] = ()  # why a better way to measure was not used, what did not go as planned
     format: str = FORMAT
+    layers: dict[str, str] = field(default_factory=dict)  # of source nodes, where their names do not say it
 
     @property
     def steps_us(self) -> float:

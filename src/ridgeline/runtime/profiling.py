@@ -70,6 +70,7 @@ def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -
         host=measured.host,
         timer_us=measured.timer_us,
         notes=(*measured.notes, *notes, *dict.fromkeys(fused.notes)),
+        layers=plan.layers,
     )
 
 

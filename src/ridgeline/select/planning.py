@@ -10,6 +10,7 @@ from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.base.spec import TF32
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.ports import ports
+from ridgeline.ir.provenance import layers_of
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, work_of
 from ridgeline.plan.plan import Plan, RegionNote, Step
@@ -51,6 +52,7 @@ def plan_variant(
         alternatives=ranked,
         waits=context.options.deterministic or context.options.new_shapes == "wait",
         pads=context.options.pad,
+        layers=layers_of(loaded.original, (name for step in steps for name in step.sources)),
         bodies=executable.islands.plans,
         why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
     )
