@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from ridgeline.serve.http_answer import OneWrite
 from ridgeline.serve.http_overdue import Overdue
 from ridgeline.serve.settings import HttpLimits
 
@@ -151,6 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._pending_bytes = False, 0
         self.server_state.heads.discard(self)
         super().on_headers_complete()
+        self.cycle.transport = OneWrite(self.transport)  # type: ignore[assignment]  # all of it that is used
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
 
@@ -170,6 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         self._unsent = 0
+        if self._active is not None:
+            self._active.transport.flush()  # type: ignore[attr-defined]
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.pipeline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote
 
@@ -57,6 +58,7 @@ NOT_SERVED = re.compile(
     r"/v2/(?:systemsharedmemory|cudasharedmemory|trace/setting|models/[^/]+/trace/setting)"
 )
 MODELS, REPOSITORY = "/v2/models/", "/v2/repository/models/"
+KEPT_PATHS = 1024
 
 
 def find(path: str, pages: Mapping[str, str]) -> Found:
@@ -64,6 +66,13 @@ def find(path: str, pages: Mapping[str, str]) -> Found:
     found = FIXED.get(path)
     if found is not None:
         return found
+    if path in pages:
+        return Found(PAGE, pages[path])
+    return _find_named(path)
+
+
+@lru_cache(maxsize=KEPT_PATHS)
+def _find_named(path: str) -> Found:
     if path.startswith(MODELS):
         name, *rest = path[len(MODELS) :].split("/")
         version = ""
@@ -80,8 +89,6 @@ def find(path: str, pages: Mapping[str, str]) -> Found:
         route = OF_REPOSITORY.get(order)
         if route is not None and name:
             return Found(route, _name(name))
-    elif path in pages:
-        return Found(PAGE, pages[path])
     raise _unknown(path)
 
 
