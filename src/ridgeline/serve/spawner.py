@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.serve.spawner_messages import PACKET_BYTES, Exited, Fork, Forked, Kill, Packet, Ready
-from ridgeline.serve.worker import leave_signals_to_the_server, work
+from ridgeline.serve.worker import work
 
 FORK_FAILED = 71  # EX_OSERR
 WORKER_FAILED = 70  # EX_SOFTWARE
@@ -115,6 +115,12 @@ def native_threads() -> list[str]:
     """Names of this process's threads as the system has them; none where it does not tell."""
     tasks = Path("/proc/self/task")
     return [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.is_dir() else []
+
+
+def leave_signals_to_the_server() -> None:
+    """It decides when this process and its workers end, not a signal to a whole group."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def main(descriptor: int) -> None:

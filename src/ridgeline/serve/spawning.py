@@ -101,7 +101,9 @@ class Spawner:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [*COMMAND, sys.executable, "-m", "ridgeline.serve.spawner", str(theirs.fileno())]
+            # -P: modules of the folder that the server was started in are none of ours
+            python = [sys.executable, "-P", "-m", "ridgeline.serve.spawner", str(theirs.fileno())]
+            command = [*COMMAND, *python]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
         self._socket = ours

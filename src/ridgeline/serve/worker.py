@@ -157,15 +157,9 @@ def _start(target: Callable[..., None], *arguments: Any) -> None:
 
 
 def work(sock: socket.socket, device: str, limit_bytes: int, parent: int) -> None:
-    """What a forked process does. The server decides when it ends, not a signal to a whole group."""
-    leave_signals_to_the_server()
+    """What a forked process does."""
     set_process_traits(f"ridge {device}", parent)
     Worker(sock, device, limit_bytes).serve()
-
-
-def leave_signals_to_the_server() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def set_process_traits(name: str, parent: int) -> None:
