@@ -25,6 +25,7 @@ def run(inputs):
     time.sleep(float(inputs["x"][0, 0]))
     return {"y": inputs["x"]}
 """
+LATE = "import time; time.sleep(0.3)\n" + SLEEP
 DIES = """
 def run(inputs):
     if inputs["x"][0, 0] < 0:
@@ -56,6 +57,12 @@ class Watched:
 
     async def load(self, *models: Any) -> list[Hosted]:
         return list(await asyncio.gather(*map(self.host.load, models)))
+
+    async def has_threads(self, count: int) -> None:
+        """The main thread, one for each instance, and for a while one for each load."""
+        async with asyncio.timeout(10):
+            while len(os.listdir(f"/proc/{self.host.pid}/task")) != count:
+                await asyncio.sleep(0.005)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         assert self.host.pid is not None
@@ -264,17 +271,35 @@ def test_loads_and_unloads_while_the_worker_is_away(do: OnLoop, spawner: Spawner
     do(body())
 
 
+def test_what_is_unloaded_while_it_comes_back_does_not_come_back(do: OnLoop, spawner: Spawner) -> None:
+    async def body() -> None:
+        async with watched(spawner) as w:
+            await w.load(engine_model("float32"), step_model(LATE, "late"))
+            await w.has_threads(3)
+            w.kill()
+            while w.host.pid is None or w.host.is_healthy:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)
+            assert not w.back
+            await w.host.unload("late")
+            assert sorted(await w.came_back()) == ["float32"]
+            await w.has_threads(2)
+
+    do(body())
+
+
 def test_a_load_that_nobody_waits_for_any_more_is_undone(do: OnLoop, spawner: Spawner) -> None:
     async def body() -> None:
         async with watched(spawner) as w:
-            model = step_model("import time; time.sleep(0.2)\n" + SLEEP, "late")
-            task = asyncio.ensure_future(w.host.load(model))
+            task = asyncio.ensure_future(w.host.load(step_model(LATE, "late")))
             await asyncio.sleep(0.05)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await asyncio.sleep(0.3)
-            (late,) = await w.load(model)
+            await w.has_threads(2)
+            await w.has_threads(1)
+            (late,) = await w.load(step_model(LATE, "late"))
             assert (await run(late.instances[0], x(0)))["y"][0, 0] == 0
+            await w.has_threads(2)
 
     do(body())
 
