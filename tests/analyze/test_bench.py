@@ -176,6 +176,8 @@ def test_settings_that_would_be_ignored_are_errors(engine: Doubler) -> None:
     ("wrong", "message"),
     [
         ({"iterations": 0}, "--iterations is too small"),
+        ({"iterations": 1_000_001}, "--iterations is too large"),
+        ({"iterations": 500_001, "concurrency": 2}, "--iterations is too large"),
         ({"duration_s": float("nan")}, "--duration is no length of time"),
         ({"warmup_ms": -1.0}, "--warmup is no length of time"),
         ({"concurrency": 0}, "--concurrency is out of range"),

@@ -171,6 +171,7 @@ def test_a_sweep_of_a_model_builds_once_or_for_each_size(ridge: Ridge, tiny_mode
     ("arguments", "message"),
     [
         (["--iterations", "0"], "--iterations is too small"),
+        (["--iterations", "1000000000000"], "--iterations is too large"),
         (["--avg-runs", "0"], "--avg-runs is too small"),
         (["--percentile", "101"], "--percentile is out of range"),
         (["--percentile", "p99"], "--percentile is no number"),
@@ -205,6 +206,23 @@ def test_bad_input_is_an_error(
     code, _, stderr = ridge("bench", tiny_engine, *QUICK[:4], *arguments)
     assert code == 1
     assert message in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-graph"], "--no-graph is for engines on a GPU"),
+        (["--no-graph", "--sweep", "batch=1,2"], "--no-graph is for engines on a GPU"),
+        (["--peers", "ort", "--concurrency", "2"], "--concurrency cannot be used beside --peers"),
+    ],
+)
+def test_what_cannot_be_measured_is_not_built(
+    ridge: Ridge, tiny_model: Path, arguments: list[str], message: str
+) -> None:
+    code, _, stderr = ridge("bench", tiny_model, *arguments)
+    assert code == 1
+    assert message in stderr
+    assert "select" not in stderr
 
 
 def test_a_fixed_batch_is_refused_with_the_way_out(

@@ -10,6 +10,7 @@ from ridgeline.errors import OptionError
 
 PERCENTILES = (90.0, 95.0, 99.0)
 MAX_CONCURRENCY = 64
+MAX_QUERIES = 1_000_000  # of all contexts together: the times of each are kept, about half a kilobyte
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class BenchSettings:
                 "--concurrency is out of range",
                 got=str(self.concurrency),
                 want=f"1 to {MAX_CONCURRENCY} contexts, each with memory and a thread of its own",
+            )
+        if self.iterations * self.concurrency > MAX_QUERIES:
+            raise OptionError(
+                "--iterations is too large",
+                got=f"{self.iterations:,} queries in each of {self.concurrency} contexts",
+                want=f"at most {MAX_QUERIES:,} in all: the times of each are kept",
             )
         for percentile in self.percentiles:
             if not 0 <= percentile <= 100:

@@ -67,6 +67,7 @@ def bench(
     require_outputs(exports, source=engine, inputs=input)
     if model is not None:
         require_file(model)
+    _require_possible(settings, engine, options, rivals)
     if sweep:
         _sweep(engine, sweep, options, settings, seed=seed, rebuild=rebuild, trust=trust, csv=csv, json=json)
         return
@@ -84,6 +85,18 @@ def bench(
     _tell_warnings(made.report.warnings if csv else ())
     emit(made.report, draw, as_json=json, schema="bench", file=str(engine))
     _gate(made.report.passed, "a peer's" if rivals else "that of another context")
+
+
+def _require_possible(settings: Any, engine: Path, options: Mapping[str, Any], rivals: Sequence[str]) -> None:
+    """Raise before a build if what it makes cannot be measured so. An engine is asked once it is read."""
+    from ridgeline.analyze.bench_settings import require_alone, require_possible
+    from ridgeline.cli.engines import target_of
+
+    if rivals:
+        require_alone(settings)
+    target = target_of(engine, options)
+    if target is not None:
+        require_possible(settings, target)
 
 
 def _measure(built: Any, feeds: Mapping[str, Any], opponents: Sequence[Any], settings: Any) -> Any:

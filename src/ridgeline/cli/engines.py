@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.base.spec import TensorSpec
+from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.builder import build, load_engine
 from ridgeline.cli.arguments import refuse_build_options
 from ridgeline.cli.files import is_engine_file, require_engine_file, require_file
@@ -16,10 +16,11 @@ from ridgeline.cli.progress import StageProgress
 from ridgeline.cli.render import talk
 from ridgeline.errors import OptionError, did_you_mean
 from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.options import DimRange, parse_profile
+from ridgeline.options import DimRange, make_options, parse_profile
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.engine import Engine
+from ridgeline.targets import target_named
 
 
 def build_engine(model: Path, options: Mapping[str, Any]) -> Engine:
@@ -42,6 +43,12 @@ def load_or_build(path: Path, options: Mapping[str, Any], *, trust: bool = False
     engine = load_engine(path, trust=trust, limits=options.get("limits"))
     refuse_build_options(path, options, planned_threads=engine.plan.target.threads)
     return engine
+
+
+def target_of(path: Path, options: Mapping[str, Any]) -> Target | None:
+    """The machine that a model will be built for; None for an engine, which says it itself."""
+    require_file(path)
+    return None if is_engine_file(path) else target_named(make_options(dict(options)))
 
 
 def compile_steps(engine: Engine) -> dict[str, Compiled]:
