@@ -52,6 +52,23 @@ UNSEEN = {
 CPU_DEFAULT = ("ppocr6_rec", "ppocr4_det", "minilm_18", "nudenet", "ppocr6_cls")
 
 
+class Stages:
+    """Progress of a calibration: when rates and each of its sets began."""
+
+    def __init__(self) -> None:
+        self.began: dict[str, float] = {}
+        self.ended = 0.0
+
+    def __call__(self, stage: str, done: int, total: int, detail: str = "") -> None:
+        self.ended = time.perf_counter()
+        self.began.setdefault(stage, self.ended)
+
+    def seconds(self) -> dict[str, float]:
+        """Of each up to the next; of the last up to its last message."""
+        times = [*self.began.values(), self.ended]
+        return {name: round(b - a, 1) for name, a, b in zip(self.began, times, times[1:], strict=False)}
+
+
 def gpu_sources(names: list[str], folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     from bench.gpu_cases import CASES, Case, _image, _vision, export, randomise
 
@@ -132,11 +149,11 @@ def main() -> None:
     args = parser.parse_args()
     is_gpu = args.target == "cuda"
     threads = {"threads": args.threads} if args.threads else {}
-    began = time.perf_counter()
+    began, stages = time.perf_counter(), Stages()
     if args.calibration:
         calibrated = read_target(args.calibration)
     else:
-        calibrated = calibrate(target_named(make_options({"target": args.target, **threads})))
+        calibrated = calibrate(target_named(make_options({"target": args.target, **threads})), tell=stages)
     target = Target(calibrated.kind, calibrated.arch, calibrated.threads)
     seconds = time.perf_counter() - began
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +163,7 @@ def main() -> None:
     made: dict[str, Any] = {
         "date": str(date.today()), "calibrated_on": calibrated.measured,
         "torch": torch.__version__, "calibration_s": round(seconds, 1), "points": len(calibrated.points),
-        "rows": [],
+        "calibration_sets_s": stages.seconds(), "left_out": dict(calibrated.left_out), "rows": [],
     }  # fmt: skip
     fields = ("build_s", "how", "measured_us", "steps")
     rows = json.loads(args.measured.read_text())["rows"] if args.measured else []

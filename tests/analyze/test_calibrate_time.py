@@ -284,8 +284,9 @@ def test_the_command_passes_its_limit_on(
 
     monkeypatch.setattr(calibrate, "calibrate", quick)
     out = tmp_path / "mine.toml"
-    status, told, _ = ridge("calibrate", "--target", "cpu", "-o", out)
+    status, told, note = ridge("calibrate", "--target", "cpu", "-o", out)
     assert status == 0
+    assert "1 set of networks left out: --time-limit 340 gives them time" in note
     assert "wide maps: 9 s expected" in told
     assert "took" in told
     status, told, _ = ridge("calibrate", "--target", "cpu", "-o", out, "--time-limit", "40", "--json")

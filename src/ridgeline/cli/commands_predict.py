@@ -12,7 +12,7 @@ import typer
 
 from ridgeline.cli.arguments import AsJson, Model, Shapes, parse_pairs
 from ridgeline.cli.files import require_file, require_writable
-from ridgeline.cli.render import emit, talk
+from ridgeline.cli.render import emit, plural, talk
 from ridgeline.errors import OptionError
 
 KNOBS = ("bandwidth", "peak", "sms", "clock", "l2")
@@ -165,6 +165,9 @@ def calibrate(
         found = measure(named, tell=progress)
     if why := doubt(found):
         talk.print(f"warning: {why}", style="yellow", soft_wrap=True)
+    if found.left_out:
+        more = f"--time-limit {2 * limit_s:.0f} gives them time"
+        talk.print(f"note: {plural(len(found.left_out), 'set')} of networks left out: {more}", style="yellow")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_target(found, path)
     seconds = round(time.monotonic() - began, 1)
