@@ -9,19 +9,19 @@ from ridgeline.serve.loadtest_run import LoadTest
 
 CLIENTS = 32  # of the closed loop that says where to begin
 BEGIN, UP, DOWN = 0.8, 1.25, 0.5
-CLOSE = 0.03  # two rates this near to each other are the same
+CLOSE = 0.03
 STEPS = 12
 LEAST_RATE = 0.5
 OnLevel = Callable[[int, int, str], None]
 
 
 def search(
-    test: LoadTest, bound_us: float, *, on_level: OnLevel = lambda *_: None
+    test: LoadTest, bound_us: float, *, close: float = CLOSE, on_level: OnLevel = lambda *_: None
 ) -> tuple[list[LevelRow], float | None]:
     """Bisects between a rate that keeps the bound and one that does not. The rows by rate, and the best one.
 
     A rate that fails is run once more, since one pause of the machine is enough to fail. The best rate has
-    to pass once more at the end, or one a little lower.
+    to pass once more at the end, or one a little lower. Rates nearer than `close` to each other are the same.
     """
     patience_s = max(4 * bound_us / 1e6, 0.25)
     rows: list[LevelRow] = []
@@ -38,12 +38,12 @@ def search(
     low, high = 0.0, 0.0
     rate = _rounded(BEGIN * test.closed(CLIENTS).throughput_rps)
     for _ in range(STEPS):
-        if rate < LEAST_RATE or (high and high - low < CLOSE * high):
+        if rate < LEAST_RATE or (high and high - low < close * high):
             break
         low, high = (rate, high) if keeps(rate) else (low, rate)
         rate = _rounded((low + high) / 2 if low and high else rate * (DOWN if high else UP))
     while low >= LEAST_RATE and not keeps(low):
-        low = _rounded(low * (1 - CLOSE))
+        low = _rounded(low * (1 - close))
     return sorted(rows, key=lambda row: row.level), low if low >= LEAST_RATE else None
 
 
