@@ -12,7 +12,7 @@ from http_rig import Rig, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 200
+EXAMPLES = 120
 leaves = st.one_of(st.sampled_from(HOSTILE), st.integers(), st.floats(), st.text(max_size=5))
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner), max_leaves=6

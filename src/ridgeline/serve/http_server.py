@@ -100,21 +100,18 @@ class HttpServer:
 
     async def close(self) -> None:
         """No connection is taken from now on. Those that the system took already are served, not reset."""
+        if self._listener is not None and self._socket is not None:
+            listener, listening = self._listener, self._socket
+            self._listener = self._socket = None
+            listener.close()
+            taken = close_listening(listening)
+            for each in taken:
+                if self._ssl is None:
+                    await asyncio.get_running_loop().connect_accepted_socket(self._connection, each)
+                else:
+                    each.close()  # before its handshake it has asked for nothing
+        # only now: clients that are told to come back on another connection must find none here
         self.drain()
-        if self._listener is None or self._socket is None:
-            return
-        listener, waiting = self._listener, self._socket
-        self._listener = self._socket = None
-        listener.close()
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                taken, _ = waiting.accept()
-            except OSError:
-                break
-            taken.setblocking(False)
-            await loop.connect_accepted_socket(self._connection, taken, ssl=self._ssl)
-        waiting.close()
 
     async def stop(self, grace: float) -> None:
         """What is under way may end within `grace` seconds; then it is told that the server stops."""
@@ -122,6 +119,8 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         end = loop.time() + grace
         linger_end = min(end, loop.time() + IDLE_LINGER_S)
+        if grace:
+            await asyncio.sleep(STEP_S)  # connections that were taken just now are made
         while self._state.connections and loop.time() < end:
             if loop.time() >= linger_end:
                 self._close_idle()
@@ -159,6 +158,42 @@ class HttpServer:
     def _tell_time(self, loop: asyncio.AbstractEventLoop) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._clock = loop.call_later(1.0, self._tell_time, loop)
+
+
+def close_listening(listening: socket.socket) -> list[socket.socket]:
+    """What has connected before the end. Nothing connects between the last of them and the end.
+
+    A socket that is closed resets the connections in its queue, whose clients may have sent requests. So the
+    queue is cut down to one place, emptied, and its place taken by a connection of our own.
+    """
+    taken: list[socket.socket] = []
+    with listening:
+        listening.listen(0)
+        for _ in range(2 * BACKLOG):
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                if _fills(listening):
+                    break
+            else:
+                connection.setblocking(False)
+                taken.append(connection)
+    return taken
+
+
+def _fills(listening: socket.socket) -> bool:
+    """Whether a connection of our own came to be: then no other can."""
+    host, *rest = listening.getsockname()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with socket.socket(listening.family, socket.SOCK_STREAM) as own:
+        own.setblocking(False)
+        own.connect_ex((host, *rest))
+        try:
+            own.getpeername()
+        except OSError:
+            return False
+        # it stays in the queue as it is closed
+        return True
 
 
 def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
