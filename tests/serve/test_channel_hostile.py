@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import random
 import socket
@@ -83,6 +84,7 @@ def test_a_segment_is_checked_before_it_is_mapped(case: str) -> None:
             await ends.until(lambda: ends.closed)
             assert why in ends.closed[0]
 
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(body())
     assert len(os.listdir("/proc/self/fd")) == before
@@ -98,6 +100,7 @@ def test_descriptors_that_nobody_asked_for_are_closed() -> None:
             await ends.until(lambda: ends.closed)
             assert ends.closed == ["too many descriptors at once"]
 
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(body())
     assert len(os.listdir("/proc/self/fd")) == before
