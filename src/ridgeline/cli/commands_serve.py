@@ -156,10 +156,13 @@ def serve(
         otlp=otlp,
     )
     if ray:
-        from ridgeline.serve.ray import run_on_ray
+        from ridgeline.serve.ray_environment import ENVIRONMENT
 
-        run_on_ray(settings, replicas=ray, say=talk.print)
-        return
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from ridgeline.serve.ray_cluster import run_on_ray
+
+        raise typer.Exit(run_on_ray(settings, replicas=ray, say=talk.print))
     make_host = None
     if in_process:
         from ridgeline.serve.thread_host import ThreadHost

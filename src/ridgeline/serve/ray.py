@@ -1,21 +1,18 @@
 """The same server in replicas of Ray Serve: Ray spreads requests and scales, our batcher joins them.
 
 A replica is a whole `Server`, with its engines in threads: Ray keeps replicas apart already. What Ray Serve
-does itself (batching by a timer, request parsing) is not used.
+does itself (batching by a timer, request parsing) is not used. The cluster of `ridge serve --ray` is in
+`ray_cluster`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig, HTTPOptions
+from ray.serve.config import AutoscalingConfig
 
 from ridgeline.errors import OptionError
 from ridgeline.serve.access import Access
@@ -23,16 +20,14 @@ from ridgeline.serve.hosts import Hosts
 from ridgeline.serve.http_app import HttpApp
 from ridgeline.serve.log import log_to_stderr
 from ridgeline.serve.server import Server
-from ridgeline.serve.settings import Settings
+from ridgeline.serve.settings import Keys, Settings
 from ridgeline.serve.thread_host import ThreadHost
 
-APPLICATION = "ridgeline"
 # requests that a replica may hold: what waits in our queue is what batches are made of
 ONGOING = 256
 DRAIN_MARGIN_S = 5.0  # that Ray waits longer than the server itself
 HEALTH_EVERY_S = 2.0
-
-Say = Callable[[str], None]
+FAULT = "cannot serve this repository: "  # what Ray hands on of an error is a text
 
 
 @dataclass(frozen=True)
@@ -47,24 +42,25 @@ class Scaling:
 class Replica:
     """A server without listeners: Ray's proxy calls its ASGI application."""
 
-    async def __init__(self, settings: Settings) -> None:
-        log_to_stderr(as_json=settings.log_json)
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it
+        log_to_stderr(as_json=False)
         self._server = Server(settings, Hosts(settings, ThreadHost))
         await self._server.start()
         if not await self._server.ask("ready"):
-            # Ray tells the message of a replica that could not start
-            raise RuntimeError("; ".join(self._server.views.summary()) or "the repository holds no model")
+            raise RuntimeError(FAULT + "; ".join(self._server.views.summary()))
         self._app = HttpApp(self._server, settings, Access(settings.keys))
 
     def __serve_build_asgi_app__(self) -> Callable[[Any, Any, Any], Awaitable[None]]:
+        """Ray asks for it when models are loaded and warm; until it has it, no request comes here."""
         return self._app
 
     async def check_health(self) -> None:
+        """Ray replaces a replica whose check fails three times."""
         if not self._server.hosts.are_healthy:
             raise RuntimeError("an engine's device does not answer")
 
     async def __del__(self) -> None:
-        """Ray calls it when the replica takes no more requests."""
+        """Ray awaits it when the replica has answered what it had taken and takes no more."""
         self._server.begin_drain()
         await self._server.drain()
         await self._server.stop()
@@ -79,7 +75,7 @@ def application(
     num_gpus: float = 0.0,
 ) -> serve.Application:
     """For `ray.serve.run`. With `scaling` Ray chooses the number of replicas; GPUs may be parts of one."""
-    refuse_listeners(settings)
+    refuse_what_ray_lacks(settings)
     auto = None
     if scaling is not None:
         auto = AutoscalingConfig(
@@ -97,18 +93,33 @@ def application(
         graceful_shutdown_timeout_s=settings.drain_seconds + DRAIN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_EVERY_S,
+        # what a repository lacks it lacks the second time too
+        max_constructor_retry_count=1,
     )
-    bound: serve.Application = deployment.bind(settings)
+    bound: serve.Application = deployment.bind(_with_whole_paths(settings))
     return bound
 
 
-def refuse_listeners(settings: Settings) -> None:
-    """Replicas listen at nothing of their own, and differ if each is told something else."""
+def _with_whole_paths(settings: Settings) -> Settings:
+    """Replicas have folders of their own to run in."""
+    return replace(
+        settings,
+        repositories=tuple(path.resolve() for path in settings.repositories),
+        cache=None if settings.cache is None else settings.cache.resolve(),
+        keys=Keys(api=None if settings.keys.api is None else settings.keys.api.resolve()),
+    )
+
+
+def refuse_what_ray_lacks(settings: Settings) -> None:
+    """Replicas listen at nothing of their own, and differ if one of them is told something."""
     given = {
         "--admin": settings.admin_port is not None,
+        "--admin-keys": settings.keys.admin is not None,
         "--http-workers": settings.http_workers != 1,
         "--model-control explicit": settings.mode == "explicit",
         "--tls-cert": settings.tls is not None,
+        "--grace": settings.grace_seconds > 0,
+        "--log-json": settings.log_json,
     }
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
@@ -117,38 +128,3 @@ def refuse_listeners(settings: Settings) -> None:
             want="HTTP without TLS, models as the repository has them",
             help="replicas follow changes of the repository with --model-control poll",
         )
-
-
-def run_on_ray(settings: Settings, *, replicas: int, say: Say) -> int:
-    """A cluster of this machine alone, until a signal ends it. Its dashboard and job API stay off."""
-    refuse_listeners(settings)
-    if settings.http_port is None:
-        raise OptionError("under Ray models are served over HTTP")
-    start_cluster(settings, num_cpus=max(replicas, 1) + 1)
-    try:
-        serve.run(application(settings, replicas=replicas), name=APPLICATION, route_prefix="/")
-        say(f"http     {settings.host}:{settings.http_port}")
-        say(f"ready: {replicas} replicas under Ray {ray.__version__}; gRPC and metrics are off")
-        asyncio.run(_signalled())
-        say("draining")
-        return 0
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-
-
-def start_cluster(settings: Settings, *, num_cpus: int, **options: Any) -> None:
-    """Processes on the loopback address; Ray Serve's proxy listens where the settings say."""
-    ray.init(
-        num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False,
-        _node_ip_address="127.0.0.1", **options,
-    )  # fmt: skip
-    assert settings.http_port is not None, "the caller asked"
-    serve.start(http_options=HTTPOptions(host=settings.host, port=settings.http_port))
-
-
-async def _signalled() -> None:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, ended.set)
-    await ended.wait()
