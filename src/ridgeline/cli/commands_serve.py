@@ -156,7 +156,7 @@ def serve(
         otlp=otlp,
     )
     if ray:
-        from ridgeline.serve.ray_environment import ENVIRONMENT
+        from ridgeline.serve.ray_settings import ENVIRONMENT
 
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)

@@ -14,11 +14,11 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig
 
-from ridgeline.errors import OptionError
 from ridgeline.serve.access import Access
 from ridgeline.serve.hosts import Hosts
 from ridgeline.serve.http_app import HttpApp
 from ridgeline.serve.log import log_to_stderr
+from ridgeline.serve.ray_settings import refuse_what_ray_lacks
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Keys, Settings
 from ridgeline.serve.thread_host import ThreadHost
@@ -108,23 +108,3 @@ def _with_whole_paths(settings: Settings) -> Settings:
         cache=None if settings.cache is None else settings.cache.resolve(),
         keys=Keys(api=None if settings.keys.api is None else settings.keys.api.resolve()),
     )
-
-
-def refuse_what_ray_lacks(settings: Settings) -> None:
-    """Replicas listen at nothing of their own, and differ if one of them is told something."""
-    given = {
-        "--admin": settings.admin_port is not None,
-        "--admin-keys": settings.keys.admin is not None,
-        "--http-workers": settings.http_workers != 1,
-        "--model-control explicit": settings.mode == "explicit",
-        "--tls-cert": settings.tls is not None,
-        "--grace": settings.grace_seconds > 0,
-        "--log-json": settings.log_json,
-    }
-    wrong = [name for name, is_given in given.items() if is_given]
-    if wrong:
-        raise OptionError(
-            f"{' and '.join(wrong)} cannot be had under Ray",
-            want="HTTP without TLS, models as the repository has them",
-            help="replicas follow changes of the repository with --model-control poll",
-        )

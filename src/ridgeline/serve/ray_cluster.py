@@ -19,8 +19,8 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from ridgeline.errors import DeviceError, ModelError, OptionError
-from ridgeline.serve.ray import DRAIN_MARGIN_S, FAULT, application, refuse_what_ray_lacks
-from ridgeline.serve.ray_environment import ENVIRONMENT
+from ridgeline.serve.ray import DRAIN_MARGIN_S, FAULT, application
+from ridgeline.serve.ray_settings import ENVIRONMENT, refuse_what_ray_lacks
 from ridgeline.serve.settings import Settings
 
 APPLICATION = "ridgeline"
