@@ -18,8 +18,8 @@ MLP_SIZES = (256, 512, 512, 256, 10)
 TOKENS = 32  # of a sentence
 VOCABULARY = 30522
 POOL = """<ir_version: 9, opset_import: ["": 18]>
-pool (float[batch, seq, 384] hidden) => (float[batch, 384] embedding) <int64[1] tokens = {1}>
-{ embedding = ReduceMean <keepdims = 0> (hidden, tokens) }"""
+pool (float[batch, seq, 384] hidden) => (float[batch, 384] sentence) <int64[1] tokens = {1}>
+{ sentence = ReduceMean <keepdims = 0> (hidden, tokens) }"""
 
 
 @dataclass(frozen=True)

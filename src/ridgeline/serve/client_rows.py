@@ -14,7 +14,7 @@ HEAD = 6  # elements shown
 
 
 @dataclass(frozen=True)
-class OutputRow:
+class ServedOutput:
     """One output, with its first elements."""
 
     name: str
@@ -32,15 +32,15 @@ class Inference:
     model: str
     version: str  # as it was asked for; empty: the newest
     round_trip_us: float  # with a connection that was open already
-    rows: tuple[OutputRow, ...]
+    rows: tuple[ServedOutput, ...]
 
 
 def output_rows(
     info: ModelInfo, outputs: Mapping[str, np.ndarray], files: Mapping[str, str]
-) -> tuple[OutputRow, ...]:
+) -> tuple[ServedOutput, ...]:
     types = {port.name: port.datatype for port in info.outputs}
     return tuple(
-        OutputRow(name, types.get(name, str(array.dtype)), array.shape, _head(array), files.get(name, ""))
+        ServedOutput(name, types.get(name, str(array.dtype)), array.shape, _head(array), files.get(name, ""))
         for name, array in outputs.items()
     )
 
