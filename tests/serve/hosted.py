@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -153,6 +154,33 @@ async def worker(spawner: Spawner, **options: Any) -> AsyncIterator[WorkerHost]:
         await host.stop()
         assert host.pid is None
         assert not host.is_healthy
+
+
+def is_alive(pid: int) -> bool:
+    """And no zombie either."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_end(*pids: int) -> None:
+    end = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end, f"{pids} live on"
+        time.sleep(0.005)
+
+
+async def has_threads(pid: int, count: int) -> None:
+    """Wait for it: threads that load and unload end a little after they have told so."""
+    async with asyncio.timeout(10):
+        while len(list(Path(f"/proc/{pid}/task").iterdir())) != count:
+            await asyncio.sleep(0.005)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class OnLoop:

@@ -89,7 +89,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 ArenaMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     database=None,

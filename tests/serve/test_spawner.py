@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,20 @@ import numpy as np
 import onnx.parser
 import pytest
 import torch
-from hosted import HEAD, OnLoop, engine_file, folder, joined, rows, run, step_model, worker
+from hosted import (
+    HEAD,
+    OnLoop,
+    engine_file,
+    folder,
+    has_threads,
+    joined,
+    parent_of,
+    rows,
+    run,
+    step_model,
+    wait_for_end,
+    worker,
+)
 
 import ridgeline
 from ridgeline.serve.hosting import HostedModel, PortInfo
@@ -39,26 +51,6 @@ def run(inputs):
 """
 
 
-def is_alive(pid: int) -> bool:
-    """And no zombie either."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for_end(*pids: int) -> None:
-    end = time.monotonic() + 10
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < end, f"{pids} live on"
-        time.sleep(0.005)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def threads_of(pid: int) -> list[str]:
     return sorted((task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir())
 
@@ -74,10 +66,8 @@ def test_a_worker_is_forked_from_one_thread_and_without_a_gpu(do: OnLoop, spawne
             pid = host.pid or 0
             assert told == [str(parent_of(pid)), "3", "False", "False"]  # of sockets, one for each instance
             assert len(threads_of(parent_of(pid))) == 1
-            async with asyncio.timeout(10):
-                while len(names := threads_of(pid)) != 3:  # the main thread, and one for each instance
-                    await asyncio.sleep(0.005)
-            assert "ridge cpu" in names
+            await has_threads(pid, 3)  # the main thread, and one for each instance
+            assert "ridge cpu" in threads_of(pid)
 
     do(body())
 
@@ -121,44 +111,28 @@ def test_a_spawner_that_cannot_start_says_so(do: OnLoop, monkeypatch: pytest.Mon
     do(body())
 
 
-SERVER = """
-import asyncio, sys
-from pathlib import Path
-from ridgeline.serve.hosting import HostedModel
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.worker_host import WorkerHost
-
-async def main():
-    host = WorkerHost("cpu", Spawner())
-    host.watch(lambda why: print("lost", flush=True), lambda hosted: print(host.pid, flush=True))
-    await host.start()
-    await host.load(HostedModel("m", "engine", Path(sys.argv[1]), instances=2))
-    assert not {"torch", "onnxruntime", "onnx", "ridgeline.runtime"} & sys.modules.keys()
-    print(host.pid, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-def test_a_spawner_that_died_is_started_again_and_nobody_outlives_the_server() -> None:
-    command = [sys.executable, "-c", SERVER, str(engine_file("float32"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-
-        def line() -> str:
-            assert server.stdout is not None
-            assert select.select([server.stdout], [], [], 60)[0], "the server is silent"
-            return server.stdout.readline().strip()
-
-        first = int(line())
+def test_a_spawner_that_died_is_started_again_and_nobody_outlives_it(do: OnLoop, spawner: Spawner) -> None:
+    async def body() -> None:
+        host = WorkerHost("cpu", spawner)
+        back: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        lost: list[str] = []
+        host.watch(lost.append, lambda hosts: back.set_result([each.key for each in hosts]))
+        await host.start()
+        await host.load(HostedModel("m", "engine", engine_file("float32")))
+        first = host.pid or 0
         parent = parent_of(first)
         os.kill(parent, signal.SIGKILL)
-        assert line() == "lost"
+        assert await asyncio.wait_for(back, 60) == ["m"]
         wait_for_end(first, parent)
-        second = int(line())
-        parent = parent_of(second)
-        assert is_alive(second)
-        assert is_alive(parent)
-        server.kill()
-        wait_for_end(second, parent)
+        assert len(lost) == 1
+        assert parent_of(host.pid or 0) not in (1, parent)
+        await host.stop()
+
+    do(body(), 90)
+
+
+def test_the_server_s_side_imports_no_framework() -> None:
+    modules = "worker_host, ridgeline.serve.loop_channel, ridgeline.serve.channel, ridgeline.serve.hosting"
+    heavy = "{'torch', 'onnxruntime', 'onnx', 'ridgeline.runtime', 'ridgeline.builder'}"
+    code = f"import sys, ridgeline.serve.{modules}; assert not {heavy} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

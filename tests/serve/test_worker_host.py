@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hosted import OnLoop, begin, engine, engine_model, joined, rows, run, step_model, worker
+from hosted import OnLoop, begin, engine, engine_model, has_threads, joined, rows, run, step_model, worker
 
 from ridgeline.serve.hosting import BatchError, Hosted, Joined, LoadError
 from ridgeline.serve.spawning import Spawner
@@ -60,9 +60,7 @@ class Watched:
 
     async def has_threads(self, count: int) -> None:
         """The main thread, one for each instance, and for a while one for each load."""
-        async with asyncio.timeout(10):
-            while len(os.listdir(f"/proc/{self.host.pid}/task")) != count:
-                await asyncio.sleep(0.005)
+        await has_threads(self.host.pid or 0, count)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         assert self.host.pid is not None

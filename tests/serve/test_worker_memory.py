@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 import onnx.parser
-from hosted import HEAD, OnLoop, begin, engine_model, folder, joined, run, step_model, worker
+from hosted import HEAD, OnLoop, begin, engine_model, folder, has_threads, joined, run, step_model, worker
 
 import ridgeline
 from ridgeline.serve.arena import KEPT_BYTES
@@ -54,7 +54,7 @@ def test_unloading_gives_memory_back(do: OnLoop, spawner: Spawner) -> None:
             assert held > min(sizes[5:]) + 4 * MIB, (held / MIB, shown)  # the model was in memory
             # libraries keep buffers for a while; a model that stayed would be 40 MiB in ten rounds
             assert median(sizes[20:]) < median(sizes[5:15]) + 12 * MIB, shown
-            assert len(os.listdir(f"/proc/{pid}/task")) == 1
+            await has_threads(pid, 1)
 
     do(body())
 
