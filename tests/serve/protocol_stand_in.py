@@ -37,6 +37,7 @@ class StandIn:
     connections: int = 0
     chunked: bool = False
     close_after: int = 0  # answers, on each connection; 0: never
+    closes_unsaid: bool = False  # without a header that says so
     fails_after: int = 0  # inferences; 0: never
     silent: bool = False  # no inference is answered
     gate: asyncio.Semaphore | None = None
@@ -81,7 +82,7 @@ class StandIn:
         status, more, content = reply or self._told(path)
         lines = [f"HTTP/1.1 {status} Any", *(f"{name}: {value}" for name, value in more.items())]
         lines.append("Transfer-Encoding: chunked" if self.chunked else f"Content-Length: {len(content)}")
-        if is_last:
+        if is_last and not self.closes_unsaid:
             lines.append("Connection: close")
         if self.chunked:
             half = len(content) // 2

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
-from time import monotonic
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -154,6 +154,14 @@ def test_a_server_may_close_connections_as_it_answers() -> None:
         shots = made.closed_loop(2, 0.2)
         assert set(shots.statuses) == {200}
         assert server.connections >= len(shots.statuses) / 2
+
+
+def test_connections_that_the_server_closed_are_not_used() -> None:
+    with stand_in(close_after=1, closes_unsaid=True, keep_seen=False) as server, generator(server) as made:
+        for _ in range(3):
+            assert made.open_loop([0]).statuses == [200]
+            sleep(0.05)
+        assert set(made.open_loop([0, 30 * MS, 60 * MS]).statuses) == {200}
 
 
 def test_chunked_answers_are_answers() -> None:

@@ -104,6 +104,7 @@ class Generator:
     def _run(self) -> Iterator[Shots]:
         """What is not answered in the end counts as lost, and its connection is closed."""
         self._shots, self._sent = Shots(), 0
+        self._take_answers(0)  # connections that the server has closed since the last run
         was_enabled = gc.isenabled()
         gc.disable()
         cpu = process_time_ns()
