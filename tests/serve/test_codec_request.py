@@ -117,6 +117,7 @@ BAD_JSON = {
     "NaN as a shape": b'{"inputs":[{"name":"x","shape":[NaN],"datatype":"FP32","data":[1]}]}',
 }
 BAD = {
+    "deep where nobody looks": {"inputs": [X], "unknown": json.loads("[" * 21 + "]" * 21)},
     "no inputs": {},
     "inputs are no list": {"inputs": {}},
     "inputs are empty": {"inputs": []},
@@ -142,7 +143,7 @@ BAD = {
     "dim of many digits": with_input(shape=[10**400]),
     "product that wraps to 2": with_input(shape=[2**63, 2, 2]),
     "zero hides a huge dim": with_input(shape=[0, 2**64], data=[]),
-    "too many dims": with_input(shape=[1] * 40),
+    "too many dims": with_input(shape=[1] * 40, data=[1]),
     "no data": with_input(data=None),
     "null as data": {"inputs": [X | {"data": None}]},
     "number as data": with_input(data=5),
@@ -293,6 +294,10 @@ def test_a_raw_body_is_the_only_input() -> None:
     ):
         with pytest.raises(RequestError):
             raw(body, 8, *inputs)
+
+
+def test_a_size_beyond_the_body_is_told_as_such() -> None:
+    assert "the body has 7 bytes left" in refusal(binary(), b"\0" * 7).message
 
 
 def test_limits_are_the_servers() -> None:

@@ -256,3 +256,38 @@ def test_the_access_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFix
     assert first["received_bytes"] == len(json.dumps({"inputs": [X]}))
     assert first["sent_bytes"] > 0
     assert 0 < first["duration_ms"] < 10_000
+
+
+def test_servers_of_others_may_run_the_app(rig: Rig) -> None:
+    """Ray's asks for a lifespan; paths come with a prefix, and without a raw path."""
+
+    def drive(scope: dict[str, Any], *messages: dict[str, Any]) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        waiting = list(messages)
+
+        async def receive() -> dict[str, Any]:
+            return waiting.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        rig.run(rig.app(scope, receive, send))
+        return sent
+
+    kinds = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    assert drive({"type": "lifespan"}, *kinds) == [
+        {"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"},
+    ]  # fmt: skip
+    assert drive({"type": "websocket"}, {"type": "websocket.connect"}) == [{"type": "websocket.close"}]
+    about = {
+        "type": "http",
+        "method": "GET",
+        "path": "/served/v2/health/live",
+        "root_path": "/served",
+        "headers": [],
+    }
+    assert drive(about)[0]["status"] == 200
+    start, body = drive(about | {"raw_path": b"/served/v2/models/%65cho"})
+    assert (start["status"], json.loads(body["body"])["name"]) == (200, "echo")
+    left = drive(about | {"method": "POST", "path": "/v2/models/echo/infer"}, {"type": "http.disconnect"})
+    assert left == [], "nobody reads an answer"

@@ -152,7 +152,7 @@ def test_a_stop_waits_for_what_is_under_way(rig: Rig) -> None:
         connection.sendall(infer("gate"))
         rig.wait("rig.service.waiting == 1")
         stopping = asyncio.run_coroutine_threadsafe(rig.server.stop(10), rig.loop)
-        rig.wait("rig.server._listener is None")
+        rig.wait("rig.server._state.is_draining")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((HOST, rig.port), timeout=5)
         rig.loop.call_soon_threadsafe(rig.service.gate.set)
