@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import grpc
 
-from ridgeline.serve.errors import Kind, RequestError, unavailable
+from ridgeline.serve.errors import KINDS, RequestError, unavailable
 from ridgeline.serve.grpc_calls import Access
 from ridgeline.serve.grpc_server import GrpcServer
 from ridgeline.serve.messages import InferRequest, InferResponse
@@ -70,7 +71,7 @@ class Echo:
             case "lost":
                 raise asyncio.CancelledError
             case other:
-                raise RequestError(Kind(next(kind for kind in Kind if kind.word == other).value), "è" * 1500)
+                raise RequestError(KINDS[other], "x" + "è" * 1500)
 
     def _held(self, request_id: str) -> asyncio.Event:
         return self.held.setdefault(request_id, asyncio.Event())
@@ -79,21 +80,24 @@ class Echo:
         self.released += 1
 
 
-class Running:
-    """A server on an event loop in a thread of its own, and calls of a client."""
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """One for all servers: grpc.aio hands events of one loop to another where there are several."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
-    def __init__(self, echo: Echo, settings: Settings, access: Access | None) -> None:
+
+class Running:
+    """A server on an event loop in another thread, and calls of a client."""
+
+    def __init__(self, echo: Echo, settings: Settings, access: Access | None, *, reuse_port: bool) -> None:
         self.echo = echo
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        try:
-            self.server = self.on_loop(_make(echo, settings, access))
-            self.port = self.on_loop(self.server.start())
-        except BaseException:
-            self._end_loop()
-            raise
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options=UNLIMITED)
+        self._loop = event_loop()
+        self.server = self.on_loop(_make(echo, settings, access, reuse_port))
+        self.port = self.on_loop(self.server.start())
+        host = "[::1]" if settings.host == "::1" else settings.host
+        self.channel = grpc.insecure_channel(f"{host}:{self.port}", options=UNLIMITED)
 
     def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
@@ -116,22 +120,17 @@ class Running:
     def close(self) -> None:
         self.channel.close()
         self.on_loop(self.server.stop(0))
-        self._end_loop()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
 
 
-async def _make(echo: Echo, settings: Settings, access: Access | None) -> GrpcServer:
-    return GrpcServer(echo, settings, access)
+async def _make(echo: Echo, settings: Settings, access: Access | None, reuse_port: bool) -> GrpcServer:
+    return GrpcServer(echo, settings, access, reuse_port=reuse_port)
 
 
 @contextmanager
-def running(settings: Settings | None = None, access: Access | None = None) -> Iterator[Running]:
-    server = Running(Echo(), settings or Settings((), grpc_port=0), access)
+def running(
+    settings: Settings | None = None, access: Access | None = None, *, reuse_port: bool = False
+) -> Iterator[Running]:
+    server = Running(Echo(), settings or Settings((), grpc_port=0), access, reuse_port=reuse_port)
     try:
         yield server
     finally:

@@ -122,6 +122,15 @@ def test_typed_bytes_and_raw_bytes_are_the_same() -> None:
     assert bytes(typed.data) == bytes(raw.data) == join_bytes(texts)
 
 
+def test_inputs_together_are_no_larger_than_a_body() -> None:
+    """Each of these numbers is one byte of the message, and eight of the tensor."""
+    made = request("INT64", (5000,), None, int64_contents=[1] * 5000)
+    decode(made)
+    made.inputs.append(made.inputs[0])
+    made.inputs[1].name = "z"
+    assert "'z': its shape is of more bytes" in refusal(made).message
+
+
 @pytest.mark.parametrize("raw", [b"", None], ids=["raw", "typed"])
 def test_a_tensor_of_no_elements(raw: bytes | None) -> None:
     (tensor,) = decode(request("FP32", (4, 0, 2), raw)).inputs

@@ -89,7 +89,7 @@ def test_each_kind_of_refusal_has_its_status(server: Running, kind: Kind) -> Non
     status, details = refused(lambda: server.infer(request(kind.word)))
     assert status is StatusCode[kind.grpc_status]
     # long texts are cut, where a character ends
-    assert details == "è" * 1000
+    assert details == "x" + "è" * 999
 
 
 def test_bad_requests_are_refused_before_the_model(server: Running) -> None:
@@ -205,11 +205,54 @@ def test_a_port_that_is_taken_is_an_error_with_a_cure() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OptionError, match=r"gRPC cannot listen on 127\.0\.0\.1"):
-            running(replace(SETTINGS, grpc_port=taken.getsockname()[1])).__enter__()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(OptionError, match=rf"gRPC cannot listen on 127\.0\.0\.1:{port}"),
+            running(replace(SETTINGS, grpc_port=port)),
+        ):
+            pass
+
+
+def test_front_ends_may_share_a_port() -> None:
+    with running(SETTINGS, reuse_port=True) as one:
+        shared = replace(SETTINGS, grpc_port=one.port)
+        with running(shared, reuse_port=True) as other:
+            assert other.port == one.port
+        with pytest.raises(OptionError, match="cannot listen"), running(shared):
+            pass
+
+
+def test_an_address_of_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this Python has no IPv6")
+    with socket.socket(socket.AF_INET6) as tried:
+        try:
+            tried.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no ::1")
+    with running(replace(SETTINGS, host="::1")) as server:
+        assert server.ask("ServerLive").live
+
+
+def test_calls_at_a_time_are_bounded() -> None:
+    few = replace(SETTINGS, limits=HttpLimits(connections=2))
+    with running(few) as server:
+        held = [
+            server.method("ModelInfer").future(request("hold", id=name).SerializeToString()) for name in "ab"
+        ]
+        until(lambda: server.echo.running == 2)
+        status, details = refused(lambda: server.infer(request()))
+        assert status is StatusCode.UNAVAILABLE
+        assert "as many calls under way as it may" in details
+        assert server.ask("ServerLive").live
+        for call, name in zip(held, "ab", strict=True):
+            server.soon(server.echo.let_go, name)
+            call.result(timeout=5)
+        server.infer(request())
 
 
 def check(metadata: Mapping[str, str], verb: str) -> None:
+    assert all(isinstance(value, str) for value in metadata.values())
     if verb in ("live", "ready"):
         return
     key = metadata.get("authorization") or metadata.get("x-api-key")
@@ -245,13 +288,19 @@ def test_every_call_but_probes_is_checked() -> None:
         )
 
 
-def test_stop_ends_what_is_under_way_and_takes_no_more() -> None:
+def test_stop_ends_what_is_under_way_and_refuses_the_rest() -> None:
     with running(SETTINGS) as server:
         held = server.method("ModelInfer").future(request("hold", id="s").SerializeToString())
         until(lambda: server.echo.running == 1)
         with ThreadPoolExecutor(1) as threads:
-            stopping = threads.submit(server.on_loop, server.server.stop(5))
+            stopping = threads.submit(server.on_loop, server.server.stop(10))
             until(lambda: refused_now(server))
+            stopped = (StatusCode.UNAVAILABLE, "the server is stopping")
+            assert [refused(lambda: server.infer(request())) for _ in range(20)] == [stopped] * 20
+            assert refused(lambda: server.ask("RepositoryIndex")) == stopped
+            stream = server.channel.stream_stream(f"/{messages.SERVICE}/ModelStreamInfer")
+            assert refused(lambda: list(stream(iter(())))) == stopped
+            assert server.ask("ServerLive").live
             assert not stopping.done()
             server.soon(server.echo.let_go, "s")
             assert messages.ModelInferResponse.FromString(held.result(timeout=5)).id == "s"
@@ -261,10 +310,34 @@ def test_stop_ends_what_is_under_way_and_takes_no_more() -> None:
 
 def refused_now(server: Running) -> bool:
     try:
-        server.method("ModelInfer")(request().SerializeToString(), timeout=5)
+        server.infer(request())
     except grpc.RpcError as error:
         return error.code() is StatusCode.UNAVAILABLE
     return False
+
+
+def test_a_large_answer_is_sent_whole_before_the_end() -> None:
+    with running() as server:
+        raw = bytes(2**25)
+        body = tensor_request("UINT8", (len(raw),), raw, model="hold")
+        held = server.method("ModelInfer").future(body.SerializeToString())
+        until(lambda: server.echo.running == 1)
+        with ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(server.on_loop, server.server.stop(10))
+            server.soon(server.echo.let_go, "")
+            stopping.result(5)
+            assert len(held.result(timeout=5)) > len(raw)
+
+
+def test_a_later_stop_shortens_the_grace() -> None:
+    with running(SETTINGS) as server:
+        held = server.method("ModelInfer").future(request("hold", id="s").SerializeToString())
+        until(lambda: server.echo.running == 1)
+        with ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(server.on_loop, server.server.stop(10))
+            server.on_loop(server.server.stop(0))
+            stopping.result(3)
+        assert held.code() in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 
 
 def test_stop_cancels_what_takes_longer_than_its_grace() -> None:

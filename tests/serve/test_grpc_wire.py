@@ -63,6 +63,21 @@ def test_cutting_changes_nothing(name: str, tensors: Any, raw: list[bytes], unkn
     assert got == messages.ModelInferRequest.FromString(body)
 
 
+def test_a_message_that_ends_early_is_no_message() -> None:
+    """A tensor is not cut short to what has come of it, though its shape may fit that."""
+    made = large()
+    made.inputs[0].shape[0] -= 10
+    body = made.SerializeToString()
+    with pytest.raises(RequestError, match="no ModelInferRequest"):
+        decode_request(body[:-10], LIMITS)
+
+
+def test_numbers_of_fields_are_not_endless() -> None:
+    overlong = b"\xba" + b"\x80" * 10 + b"\x00\x00"  # 7 << 3 | 2, in more bytes than a number has
+    with pytest.raises(RequestError, match="no ModelInferRequest"):
+        cut(FILLER + overlong, LIMITS)
+
+
 def is_answered_well(body: bytes) -> bool:
     try:
         decode_request(body, LIMITS)

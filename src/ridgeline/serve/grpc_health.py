@@ -25,10 +25,8 @@ class Health:
         self._changed = asyncio.Event()  # replaced at every change
 
     def set_serving(self, *, is_serving: bool) -> None:
-        status = _STATUS.Value("SERVING" if is_serving else "NOT_SERVING")
-        if status != self._status:
-            self._status = status
-            self._tell()
+        self._status = _STATUS.Value("SERVING" if is_serving else "NOT_SERVING")
+        self._tell()
 
     def close(self) -> None:
         """Who watches hears that it ended, and does not keep the server from stopping."""

@@ -5,6 +5,9 @@ It is grpc.aio: a pool of threads costs no less (bench/grpc_servers.py), and eve
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -17,7 +20,7 @@ from ridgeline.serve.grpc_questions import QUESTIONS, Question
 from ridgeline.serve.grpc_status import abort
 from ridgeline.serve.grpc_stream import InferStream
 from ridgeline.serve.protocol import messages
-from ridgeline.serve.service import Service
+from ridgeline.serve.service import OPEN, Service
 from ridgeline.serve.settings import MIB, Settings, Tls
 
 SLACK_BYTES = MIB  # of a message, besides its tensors
@@ -25,6 +28,7 @@ MOST_STREAMS = 1024  # calls of one connection at a time
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20  # a client that is gone without a word is noticed
 PINGS_EVERY_S = 10  # a client may ask as often whether the server is there
 HANDSHAKE_S = 20
+SENDING_S = 1  # at least, for answers that are given and not yet sent
 
 
 class GrpcServer:
@@ -37,6 +41,10 @@ class GrpcServer:
         self._calls = Calls(service, settings.limits, access)
         self._health = Health()
         self._streams: set[InferStream] = set()
+        self._under_way = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_stopping = False
         self._server: Any = None
 
     async def start(self) -> int:
@@ -47,7 +55,6 @@ class GrpcServer:
         server = grpc.aio.server(
             handlers=(self._handler(), self._health.handler()),
             options=_options(settings, reuse_port=self._reuse_port),
-            maximum_concurrent_rpcs=settings.limits.connections,
         )
         try:
             if settings.tls is None:
@@ -69,13 +76,41 @@ class GrpcServer:
         self._health.set_serving(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls; those under way have so long to end. A later call may shorten that."""
+        """Takes no more calls; those under way have so long to end. A later call may shorten that.
+
+        grpc.aio ends calls that come while it stops with CANCELLED, as if they had been taken. So it is told
+        to stop when all is answered; until then calls are refused here, with what makes clients go elsewhere.
+        """
         if self._server is None:
             return
+        self._is_stopping = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s
         self._health.close()
         for stream in self._streams:
             stream.end()
-        await self._server.stop(grace_s if grace_s > 0 else None)
+        try:
+            await asyncio.wait_for(self._is_idle.wait(), grace_s)
+        except TimeoutError:
+            await self._server.stop(None)
+        else:
+            await self._server.stop(max(end - loop.time(), SENDING_S))
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        if self._is_stopping:
+            raise unavailable("the server is stopping")
+        # grpc.aio has a limit of its own, which holds up probes too; in 1.60 they get no answer at all
+        if self._under_way >= self._settings.limits.connections:
+            raise unavailable("the server has as many calls under way as it may; try again later")
+        self._under_way += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._is_idle.set()
 
     def _handler(self) -> Any:
         unary = grpc.unary_unary_rpc_method_handler
@@ -92,7 +127,8 @@ class GrpcServer:
     def _asks(self, question: Question) -> Any:
         async def call(body: bytes, context: Any) -> bytes:
             try:
-                return await self._calls.ask(question, body, context.invocation_metadata())
+                with nullcontext() if question.verb in OPEN else self._taken():
+                    return await self._calls.ask(question, body, context.invocation_metadata())
             except RequestError as error:
                 await abort(context, error)
 
@@ -100,24 +136,23 @@ class GrpcServer:
 
     async def _infer(self, body: bytes, context: Any) -> bytes:
         try:
-            return await self._calls.infer(body, context.invocation_metadata())
+            with self._taken():
+                return await self._calls.infer(body, context.invocation_metadata())
         except RequestError as error:
             await abort(context, error)
 
     async def _infer_stream(self, _: Any, context: Any) -> None:
         metadata = context.invocation_metadata()
+        stream = InferStream(context, lambda body: self._calls.infer_in_stream(body, metadata))
         try:
-            self._calls.admit(metadata, "infer")
+            with self._taken():
+                self._calls.admit(metadata, "infer")
+                self._streams.add(stream)
+                await stream.run()
         except RequestError as error:
             await abort(context, error)
-        stream = InferStream(context, lambda body: self._calls.infer_in_stream(body, metadata))
-        self._streams.add(stream)
-        try:
-            is_whole = await stream.run()
         finally:
             self._streams.discard(stream)
-        if not is_whole:
-            await abort(context, unavailable("the server is stopping"))
 
 
 async def _no_traces(_: bytes, context: Any) -> bytes:

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 
+from ridgeline.serve.errors import unavailable
+
 DEPTH = 64  # requests of one stream that may be under way; the next one waits in the client
 
 
@@ -18,14 +20,14 @@ class InferStream:
         self._running: set[asyncio.Future[bytes]] = set()
         self._reader: asyncio.Future[None] | None = None
 
-    async def run(self) -> bool:
-        """Until the client has no more requests; False if `end` came first."""
+    async def run(self) -> None:
+        """Until the client has no more requests. `RequestError` if `end` came first."""
         self._reader = asyncio.ensure_future(self._read())
         try:
             while (answer := await self._waiting.get()) is not None:
                 await self._context.write(await answer)
             if self._reader.cancelled():
-                return False
+                raise unavailable("the server is stopping")
             await self._reader
         finally:
             # the client is gone: so are its places in the queues
@@ -33,7 +35,6 @@ class InferStream:
             for each in self._running:
                 each.cancel()
             await asyncio.gather(self._reader, *self._running, return_exceptions=True)
-        return True
 
     def end(self) -> None:
         """Reads no more; what was read is answered."""
