@@ -12,8 +12,9 @@ from ridgeline.serve.hosting import Hosted, HostedModel, LoadError
 from ridgeline.serve.spawning import Spawner, SpawnError
 from ridgeline.serve.worker_link import WorkerLink
 
-# before each restart in a row, but for the first; a worker that has lived so long begins a new row
-FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS = 1.0, 30.0, 60.0
+# before each restart in a row, but for the first; a worker that has lived so long begins a new row: what
+# kills one now and then is a request, and whoever waits behind it should not wait for more than a fork
+FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS = 1.0, 30.0, 2.0
 STOP_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
