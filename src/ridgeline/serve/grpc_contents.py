@@ -37,7 +37,7 @@ def pack_contents(name: str, row: Datatype, count: int, contents: Any) -> Buffer
     if row.name in PACKED_ALIKE:
         contents.DiscardUnknownFields()
         return memoryview(contents.SerializeToString())[-count * row.itemsize :]
-    values = np.fromiter(elements, np.uint64 if row.name == "UINT64" else np.int64, count)
+    values = np.array(elements, np.uint64 if row.name == "UINT64" else np.int64)
     ends = np.iinfo(row.numpy)
     if values.min() < ends.min or values.max() > ends.max:
         raise invalid(f"input {name!r}: a number of {field} does not fit {row.name}")
