@@ -305,7 +305,9 @@ def main() -> None:
 def result(study: Study, seconds: dict[str, float]) -> dict[str, Any]:
     order = study.order()
     every = study.from_sets(order)
-    again = {name: study.order(without=name) for name in {each.network for each in study.networks}}
+    again = {
+        name: study.order(without=name) for name in dict.fromkeys(each.network for each in study.networks)
+    }
     budgets = {
         str(budget): {
             "sets": len(study.first(order, budget)),
