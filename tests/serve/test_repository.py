@@ -56,12 +56,13 @@ def test_one_version_needs_no_folder(tmp_path: Path) -> None:
     put(tmp_path / "bare.onnx.tmp")
     put(tmp_path / "bare.data/x")
     put(tmp_path / "bare.v2.ridge")
+    put(tmp_path / "folder.onnx/1/model.onnx")
     put(tmp_path / "notes.txt")
     found = scan([tmp_path])
     assert sorted(found.notes) == ["'bare.onnx.tmp' is being written", "'notes.txt' is no model"]
     assert list(found.problems) == ["bare.data"]
     assert {name: each.versions[0].kind for name, each in found.models.items()} == {
-        "bare": "onnx", "bare.v2": "engine", "in_folder": "onnx",
+        "bare": "onnx", "bare.v2": "engine", "folder.onnx": "onnx", "in_folder": "onnx",
     }  # fmt: skip
     assert [stamp[0] for stamp in found.models["bare"].versions[0].files] == ["bare.onnx", "bare.onnx.data"]
     assert found.models["bare"].folder is None

@@ -84,10 +84,13 @@ def test_a_version_that_leads_out_harms_no_other(tmp_path: Path) -> None:
     (tmp_path / "a/3").symlink_to("1")
     put(tmp_path / "a/4/model.onnx")
     os.mkfifo(tmp_path / "a/4/weights")
+    put(tmp_path / "b/notes/secret.tmp")
+    (tmp_path / "a/5").symlink_to(tmp_path / "b/notes")
     found = scan([tmp_path]).models["a"]
     assert [v.number for v in found.versions] == [1, 3]
     assert found.versions[1].path == tmp_path / "a/1/model.onnx"
     assert "link out" in found.broken[2]
+    assert "link out" in found.broken[5]  # nothing outside is even listed
     assert "is a pipe" in found.broken[4]
 
 

@@ -113,7 +113,7 @@ def _check_platform(config: Any, platform: str, python_steps: bool, problems: Pr
     fields = (
         ("backend", backends),
         ("platform", platforms),
-        ("runtime", ("",) if platform == ENSEMBLE else backends),
+        ("runtime", backends),
     )
     for field, known in fields:
         value = getattr(config, field)
