@@ -316,6 +316,26 @@ def refused_now(server: Running) -> bool:
     return False
 
 
+def test_stop_loses_no_call_of_clients_that_go_on_calling() -> None:
+    with running(SETTINGS) as server:
+
+        def call_until_refused(_: int) -> tuple[int, Any]:
+            for count in range(100_000):
+                try:
+                    server.infer(request())
+                except grpc.RpcError as error:
+                    return count, (error.code(), error.details())
+            raise AssertionError("never refused")
+
+        with ThreadPoolExecutor(4) as threads:
+            calls = threads.map(call_until_refused, range(4))
+            until(lambda: len(server.echo.seen) > 20)
+            server.on_loop(server.server.stop(5))
+            answered, refusals = zip(*calls, strict=True)
+        assert set(refusals) == {(StatusCode.UNAVAILABLE, "the server is stopping")}
+        assert sum(answered) == len(server.echo.seen)
+
+
 def test_a_large_answer_is_sent_whole_before_the_end() -> None:
     with running() as server:
         raw = bytes(2**25)

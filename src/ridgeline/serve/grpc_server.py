@@ -28,6 +28,7 @@ MOST_STREAMS = 1024  # calls of one connection at a time
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 60, 20  # a client that is gone without a word is noticed
 PINGS_EVERY_S = 10  # a client may ask as often whether the server is there
 HANDSHAKE_S = 20
+REFUSING_S = 0.1  # at least, so that a client that sends one call after another hears it before the end
 SENDING_S = 1  # at least, for answers that are given and not yet sent
 
 
@@ -89,8 +90,9 @@ class GrpcServer:
         self._health.close()
         for stream in self._streams:
             stream.end()
+        await asyncio.sleep(min(REFUSING_S, grace_s))
         try:
-            await asyncio.wait_for(self._is_idle.wait(), grace_s)
+            await asyncio.wait_for(self._is_idle.wait(), max(end - loop.time(), 0))
         except TimeoutError:
             await self._server.stop(None)
         else:
