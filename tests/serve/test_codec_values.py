@@ -80,6 +80,8 @@ def test_numbers_that_are_not_finite_are_read() -> None:
     assert np.array_equal(
         np.frombuffer(request.inputs[0].data, np.float32), [1, nan, inf, -inf], equal_nan=True
     )
+    with pytest.raises(RequestError, match="FP32: Expected `float`"):
+        decode_request(body.replace(b"1,", b"true,"), None, model="m", version="", limits=HttpLimits())
     with pytest.raises(RequestError, match="INT32"):
         decode_request(body.replace(b"FP32", b"INT32"), None, model="m", version="", limits=HttpLimits())
     with pytest.raises(RequestError):
