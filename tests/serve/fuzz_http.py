@@ -1,4 +1,4 @@
-"""Damaged requests over HTTP: `python tests/serve/fuzz_http.py --seconds 600`. Exits with 1 if one breaks it"""
+"""Damaged requests over HTTP: `python tests/serve/fuzz_http.py --seconds 600`. 1: one broke it"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as bytes on a connection: pipelines, chunks, heads, what is no HTTP. The server survives it all."""
+"""Requests as bytes on a connection: pipelines, chunks, heads, what is no HTTP. It survives all."""
 
 from __future__ import annotations
 

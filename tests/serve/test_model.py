@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from instances import HeldInstance, hosted
-from ridgeline.serve.statistics import ModelStatistics
 
 from ridgeline.serve.errors import Kind, RequestError, unavailable
 from ridgeline.serve.hosting import BatchError
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor
 from ridgeline.serve.model import Model
 from ridgeline.serve.spec import BatchPolicy, ModelSpec, QueuePolicy, TensorSpec
+from ridgeline.serve.statistics import ModelStatistics
 
 SPEC = ModelSpec(
     "m",

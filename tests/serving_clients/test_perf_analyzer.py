@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from served import Server
 
-SHORT = ["--measurement-mode", "count_windows", "--measurement-request-count", "30", "-s", "100000", "-r", "5"]
+SHORT = ["--measurement-mode", "count_windows", "--measurement-request-count", "30"]
+SHORT += ["-s", "100000", "-r", "5"]
 TIMEOUT_S = 120
 GRPC, HTTP = "grpc", "http"
 

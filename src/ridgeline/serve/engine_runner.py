@@ -72,8 +72,8 @@ def _load_engine(model: HostedModel, device: str) -> Loaded:
     with _loading:
         engine = load_engine(model.path, trust=model.trust)
     target = engine.plan.target
-    if target.kind != device.partition(":")[0]:
-        raise LoadError(f"the engine was built for {target.kind}, and is asked to run on {device}")
+    if target.traits.is_gpu != device.startswith("cuda"):
+        raise LoadError(f"the engine was built for {target}, and is asked to run on {device}")
     inputs = tuple(_port_info("input", port) for port in engine.inputs)
     outputs = tuple(_port_info("output", port) for port in engine.outputs)
     threads = target.threads if target.kind == "cpu" else None
@@ -93,7 +93,7 @@ def _notes(model: HostedModel, engine: Engine) -> dict[str, str]:
     plan = engine.plan
     tactics = Counter(step.tactic for step in plan.steps)
     threads = str(plan.target.threads)
-    if model.threads is not None and model.threads != plan.target.threads and plan.target.kind == "cpu":
+    if model.threads is not None and model.threads != plan.target.threads and not plan.target.traits.is_gpu:
         threads += f", as it was planned; {model.threads} were asked for"
     notes = {
         "target": str(plan.target),

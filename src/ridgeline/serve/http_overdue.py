@@ -11,7 +11,7 @@ MOST_TICK_S = 1.0
 
 
 class Overdue(Generic[T]):
-    """Calls `act` once with what has been in for `after_s`, late by at most that again and at most a second."""
+    """Calls `act` once with what has been in for `after_s`, late by at most that again, or a second."""
 
     def __init__(self, after_s: float, act: Callable[[T], None]) -> None:
         self._after, self._tick, self._act = after_s, min(MOST_TICK_S, after_s), act

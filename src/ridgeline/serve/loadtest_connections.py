@@ -64,9 +64,7 @@ class Connector:
 
     def __init__(self, address: Address, ca: Path | None = None) -> None:
         self._address = address
-        self._tls = (
-            trusted_by(ca) if address.tls else None
-        )
+        self._tls = trusted_by(ca) if address.tls else None
         self._found: tuple[socket.AddressFamily, Any] | None = None
 
     def open(self) -> Connection:

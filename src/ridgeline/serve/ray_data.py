@@ -71,6 +71,8 @@ def map_engine(
 
     `inputs` and `outputs` say which column belongs to which input and output of the engine; without them
     they have the same names. Other columns stay as they are. `concurrency` actors run at the same time.
+
+    Parameters: those of Ray's `map_batches` that matter for an engine, under their names there.
     """
     path = Path(engine).resolve()
     loaded = load_engine(path, trust=trust)

@@ -95,6 +95,10 @@ def _span(
     attributes: Mapping[str, str] | None = None, kind: int = INTERNAL,
     status: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
+    """A span in OTLP's JSON.
+
+    Parameters: the fields of a span, which has that many.
+    """
     return {
         "traceId": trace, "spanId": own, "parentSpanId": parent, "name": name, "kind": kind,
         "startTimeUnixNano": str(began_ns), "endTimeUnixNano": str(ended_ns), "status": status or {},
