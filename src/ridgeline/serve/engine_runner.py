@@ -72,7 +72,7 @@ def _load_engine(model: HostedModel, device: str) -> Loaded:
     with _loading:
         engine = load_engine(model.path, trust=model.trust)
     target = engine.plan.target
-    if target.traits.is_gpu != device.startswith("cuda"):
+    if not device.startswith("cuda" if target.traits.is_gpu else "cpu"):
         raise LoadError(f"the engine was built for {target}, and is asked to run on {device}")
     inputs = tuple(_port_info("input", port) for port in engine.inputs)
     outputs = tuple(_port_info("output", port) for port in engine.outputs)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from ridgeline.serve.allocator import keep_freed_memory
+
 try:
     from uvloop import new_event_loop
 except ImportError:
@@ -13,5 +15,6 @@ except ImportError:
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)

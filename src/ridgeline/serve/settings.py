@@ -45,7 +45,6 @@ class Settings:
     metrics_port: int | None = 8002
     admin_port: int | None = None  # then admin calls are answered there alone
     http_workers: int = 1
-    grpc_threads: int = 64
     in_process: bool = False  # engines in threads of the server instead of a worker process
     mode: Literal["none", "poll", "explicit"] = "none"
     poll_seconds: float = 15.0
