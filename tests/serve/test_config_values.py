@@ -10,6 +10,7 @@ from tests.serve.test_config_text import FULL
 
 from ridgeline.serve.config import Configured, configure
 from ridgeline.serve.config_files import contained
+from ridgeline.serve.config_json import config_json
 from ridgeline.serve.config_text import ConfigError, no_config, parse_config
 from ridgeline.serve.config_warmup import warmup_file
 from ridgeline.serve.spec import (
@@ -211,6 +212,11 @@ def test_own_parameters_that_do_not_read_are_told(key: str, text: str) -> None:
         read(parameters(**{key: text}))
 
 
+def test_a_number_of_many_digits_is_no_more_than_wrong() -> None:
+    with pytest.raises(ConfigError, match="want a whole number, 0 to"):
+        read(parameters(threads="9" * 5000))
+
+
 def test_a_parameter_that_is_nearly_ours_is_noted() -> None:
     configured = read(parameters(idempotant="true"))
     assert not configured.spec.idempotent
@@ -268,6 +274,8 @@ def test_files_of_warm_ups_lie_in_their_folder_and_have_the_right_bytes(tmp_path
     made = read(warm(text.format("TYPE_FP32", 2, "two")), tmp_path).spec.warmups[0].inputs[0]
     assert made == WarmUpInput("x", "FP32", (2,), "file", "two")
     assert warmup_file(tmp_path, made) == bytes(8)
+    spec = read(warm(text.format("TYPE_FP32", 2, "two")), tmp_path).spec
+    assert config_json(spec)["model_warmup"][0]["inputs"]["x"]["input_data_file"] == "two"
     assert read(warm(text.format("TYPE_STRING", 2, "text")), tmp_path).spec.warmups[0].count == 1
     for kind, dims, name, said in (
         ("TYPE_FP32", 3, "two", "'two' has 8 bytes, not 12"),

@@ -87,7 +87,7 @@ def config_of(spec: ModelSpec) -> Any:
     _write_warmups(config, spec)
     if spec.ensemble is not None:
         _write_ensemble(config, spec)
-    elif spec.max_batch_size > 1 or spec.batching != BatchPolicy():
+    elif spec.batching != BatchPolicy():
         _write_batching(config.dynamic_batching, spec.batching)
     return config
 
