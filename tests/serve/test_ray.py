@@ -31,11 +31,14 @@ def free_port() -> int:
 
 
 def processes_of(group: int) -> list[str]:
-    """Ray's workers have process groups of their own, but all share a session."""
+    """Ray's workers have process groups of their own, but all share a session.
+
+    One that has ended and waits for whoever adopted it to take notice has ended.
+    """
     found = subprocess.run(
-        ["ps", "-o", "args=", "-s", str(group)], capture_output=True, text=True, check=False
+        ["ps", "-o", "stat=,args=", "-s", str(group)], capture_output=True, text=True, check=False
     )
-    return found.stdout.splitlines()
+    return [line for line in found.stdout.splitlines() if not line.startswith("Z")]
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ridgeline[ray]")
