@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from time import monotonic, sleep
 
@@ -52,11 +53,12 @@ CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
 )
 EMPTY = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+LIKE_AN_END = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nab0\r\n\r\nyz\r\n0\r\n\r\n"
 GONE_ON = b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER
 NOTHING = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
-@pytest.mark.parametrize("answer", [ANSWER, CHUNKED, EMPTY, GONE_ON, NOTHING])
+@pytest.mark.parametrize("answer", [ANSWER, CHUNKED, EMPTY, LIKE_AN_END, GONE_ON, NOTHING])
 def test_an_answer_ends_with_its_last_byte(answer: bytes) -> None:
     for size in (1, 2, 3, 7, len(answer)):
         reader = ResponseReader()
@@ -209,6 +211,8 @@ def test_percentiles_are_those_of_the_answers() -> None:
     assert row.throughput_rps == 1000  # 500 answers within half a second
     assert row.rows_per_s == 4000
     assert (row.keeps(990e3), row.keeps(989e3)) == (True, False)
+    assert not replace(row, errors={"503": 1}).keeps(990e3)
+    assert not replace(row, gave_up=True).keeps(990e3)
 
 
 def test_a_generator_that_was_the_limit_says_so() -> None:
@@ -230,6 +234,7 @@ def test_levels_have_the_server_s_own_figures() -> None:
             assert row.server.requests == row.requests  # the warm-up's are not among them
             assert (row.server.queue_us, row.server.infer_us) == (100, 50)
             assert row.server.rows_per_batch == pytest.approx(2, rel=0.05)
+        assert server.answered > sum(row.requests for row in report.rows) + 10  # there was a warm-up
         assert report.rows_per_request == 1
         assert report.request_bytes > 100
 
@@ -258,10 +263,10 @@ def test_a_model_that_refuses_is_an_error_before_anything_is_timed() -> None:
 
 
 class Simulated:
-    """A server whose p99 is 5 ms up to its capacity, and a second above; some runs are spoilt."""
+    """A server whose p99 is 5 ms up to its capacity, and a second above; some runs are spoilt, or lucky."""
 
-    def __init__(self, capacity: float, spoilt: tuple[int, ...] = ()) -> None:
-        self.capacity, self.spoilt, self.runs = capacity, spoilt, 0
+    def __init__(self, capacity: float, spoilt: tuple[int, ...] = (), lucky: tuple[int, ...] = ()) -> None:
+        self.capacity, self.spoilt, self.lucky, self.runs = capacity, spoilt, lucky, 0
 
     def _row(self, level: float, rate: float, p99_us: float) -> LevelRow:
         return LevelRow(
@@ -273,7 +278,7 @@ class Simulated:
 
     def open(self, rate: float, *, patience_s: float) -> LevelRow:
         self.runs += 1
-        is_well = rate <= self.capacity and self.runs not in self.spoilt
+        is_well = self.runs in self.lucky or (rate <= self.capacity and self.runs not in self.spoilt)
         return self._row(rate, min(rate, self.capacity), 5e3 if is_well else 1e6)
 
 
@@ -284,6 +289,14 @@ def test_the_search_finds_the_highest_rate(capacity: float, spoilt: tuple[int, .
     assert best is not None
     assert 0.94 * capacity <= best <= capacity
     assert [row.level for row in rows] == sorted(row.level for row in rows)
+
+
+@pytest.mark.parametrize("lucky", [(1,), (2,), (1, 3), (5, 7)])
+def test_a_rate_that_passed_by_luck_is_not_the_highest(lucky: tuple[int, ...]) -> None:
+    rows, best = search(Simulated(100.0, lucky=lucky), 20e3)  # type: ignore[arg-type]
+    assert best is not None
+    assert 80 <= best <= 100
+    assert any(row.level > 100 for row in rows)
 
 
 def test_the_search_ends_where_nothing_passes() -> None:

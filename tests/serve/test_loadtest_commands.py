@@ -15,6 +15,8 @@ from protocol_stand_in import StandIn, stand_in
 
 from ridgeline.cli.commands_serve_clients import parse_duration_us
 from ridgeline.errors import OptionError
+from ridgeline.serve.loadtest_page import load_page
+from ridgeline.serve.loadtest_rows import LoadReport
 
 Ridge = Callable[..., tuple[int, str, str]]
 LIGHT = """
@@ -72,6 +74,7 @@ def test_inputs_that_do_not_fit_are_errors(ridge: Ridge, server: StandIn, tmp_pa
     (tmp_path / "x.bin").write_bytes(b"\0" * 13)
     (tmp_path / "bad.json").write_text("[1]")
     (tmp_path / "shape.json").write_text('{"inputs": [{"name": "x", "shape": [9], "data": [1]}]}')
+    (tmp_path / "plain.json").write_text('{"x": [[1, 2, 3]]}')
     np.save(tmp_path / "x.npy", np.zeros((1, 3)))
     for words, message in (
         (("--input", f"x={tmp_path / 'x.bin'}"), "13 bytes"),
@@ -82,7 +85,9 @@ def test_inputs_that_do_not_fit_are_errors(ridge: Ridge, server: StandIn, tmp_pa
         (("--data", tmp_path / "none.json"), "cannot be read"),
         (("--shapes", "x=1xN"), "--shapes gives no sizes"),
         (("--header", "a"), "--header"),
+        (("--header", "a=b\r\nX-Key: c"), "characters that a header cannot"),
         (("--key-file", tmp_path / "no"), "cannot be read"),
+        (("--input", f"x={tmp_path / 'x.npy'}", "--data", tmp_path / "plain.json"), "given twice"),
     ):
         code, _, stderr = ridge("infer", server.url, "add_one", *words)
         assert (code, message in stderr) == (1, True), stderr
@@ -125,6 +130,18 @@ def test_loadtest_tells_levels_and_writes_files(ridge: Ridge, server: StandIn, t
     assert text.count("<circle") == 9
     assert "<script" not in text
     assert "default-src 'none'" in text
+
+
+def test_names_of_models_are_text_on_the_page() -> None:
+    report = LoadReport(
+        url="a", model="<script>x", version="", loop="closed", arrivals="", duration_s=1, warmup_s=0,
+        shapes={"<b>": (1,)}, types={"<b>": "FP32"}, rows_per_request=1, request_bytes=1, rows=(),
+        p99_bound_us=None, best_rps=None,
+    )  # fmt: skip
+    page = load_page(report)
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;x" in page
 
 
 def test_loadtest_as_json_is_an_open_loop_with_a_rate(ridge: Ridge, server: StandIn) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.errors import OptionError, RidgelineError, visible
+from ridgeline.errors import OptionError, RidgelineError
 from ridgeline.serve.client_address import Address, parse_address
 from ridgeline.serve.client_tensors import ModelInfo, model_info, to_array, to_tensor
 from ridgeline.serve.client_wire import HEADER_LENGTH, infer_body, model_path, read_answer
@@ -165,12 +165,12 @@ def error_text(body: bytes, status: int) -> str:
     with suppress(ValueError):
         told = json.loads(body)
         if isinstance(told, dict) and isinstance(told.get("error"), str):
-            return visible(str(told["error"]))
+            return str(told["error"])
     return f"the server answered with status {status}: {_text(body)}".removesuffix(": ")
 
 
 def _text(body: bytes) -> str:
-    return visible(body.decode("utf-8", "replace").strip()[:LONGEST_ERROR])
+    return body.decode("utf-8", "replace").strip()[:LONGEST_ERROR]
 
 
 def unreachable(address: Address, got: str) -> ServerError:
