@@ -27,6 +27,7 @@ from typer.main import get_command
 import ridgeline
 from ridgeline.cli.main import app
 from ridgeline.serve.repository import configure_found, scan
+from ridgeline.serve.settings import Settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "08_serving"
 WORDS = (
@@ -289,10 +290,12 @@ def test_probes_ask_what_the_server_answers() -> None:
         "startup": "/v2/health/live", "liveness": "/v2/health/live", "readiness": "/v2/health/ready",
     }  # fmt: skip
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    usual = Settings(())
     options = serve_options(entry_point())
-    assert named == {name: options[name] for name in ("http", "grpc", "metrics")}
+    ports = {"http": usual.http_port, "grpc": usual.grpc_port, "metrics": usual.metrics_port}
+    assert named == {name: options[name] or port for name, port in ports.items()}
     annotations = documents()["Deployment"]["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(options["metrics"])
+    assert annotations["prometheus.io/port"] == str(named["metrics"])
 
 
 def test_a_pod_may_do_no_more_than_serve() -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MODES = ("none", "poll", "explicit")
-HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 
 _network = partial(typer.Option, rich_help_panel="Network")
 _models = partial(typer.Option, rich_help_panel="Models")

@@ -76,7 +76,7 @@ def _load_engine(model: HostedModel, device: str) -> Loaded:
         raise LoadError(f"the engine was built for {target}, and is asked to run on {device}")
     inputs = tuple(_port_info("input", port) for port in engine.inputs)
     outputs = tuple(_port_info("output", port) for port in engine.outputs)
-    threads = target.threads if target.kind == "cpu" else None
+    threads = None if target.traits.is_gpu else target.threads
     return Loaded(inputs, outputs, lambda: engine.context().run, threads, notes=_notes(model, engine))
 
 
