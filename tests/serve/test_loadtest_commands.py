@@ -86,6 +86,7 @@ def test_inputs_that_do_not_fit_are_errors(ridge: Ridge, server: StandIn, tmp_pa
         (("--shapes", "x=1xN"), "--shapes gives no sizes"),
         (("--header", "a"), "--header"),
         (("--header", "a=b\r\nX-Key: c"), "characters that a header cannot"),
+        (("--header", "a=µ"), "characters that a header cannot"),
         (("--key-file", tmp_path / "no"), "cannot be read"),
         (("--input", f"x={tmp_path / 'x.npy'}", "--data", tmp_path / "plain.json"), "given twice"),
     ):
