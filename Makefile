@@ -60,7 +60,7 @@ test-serving: $(STAMP) $(SERVING)/.installed
 		--confcutdir tests/serving_clients tests/serving_clients $(SERVING_ARGS)
 
 check: $(STAMP)
-	@$(PY) -m ruff check .
+	@$(PY) -m ruff check --no-cache .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 

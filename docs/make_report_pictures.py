@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "report"))
 
-from browser import Page, chromium, find_browser  # noqa: E402
 from report_models import CEILINGS, bert, checked, engine_file, resnet50, trace_of, with_times  # noqa: E402
 
+from browser import Page, chromium, find_browser  # noqa: E402
 from ridgeline.analyze.html.page import report_page  # noqa: E402
 from ridgeline.analyze.report_engine import report_engine  # noqa: E402
 from ridgeline.analyze.report_graph import read_fused_graph  # noqa: E402

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import Page
 from report_models import CEILINGS, with_times
 
+from browser import Page
 from ridgeline.analyze.html.page import report_page
 from ridgeline.analyze.report_data import EngineReport
 from ridgeline.analyze.report_engine import report_engine
