@@ -32,8 +32,8 @@ import grpc
 import uvloop
 
 from ridgeline.serve.allocator import keep_freed_memory
-from ridgeline.serve.grpc_codec import decode_request, encode_response
-from ridgeline.serve.grpc_server import GrpcServer
+from ridgeline.serve.grpc.codec import decode_request, encode_response
+from ridgeline.serve.grpc.server import GrpcServer
 from ridgeline.serve.messages import InferRequest, InferResponse
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import HttpLimits, Settings

@@ -30,7 +30,7 @@ import onnx
 import onnx_ir as ir
 
 import ridgeline
-from ridgeline.serve.client import Client, ServerError
+from ridgeline.serve.clients.client import Client, ServerError
 from ridgeline.tactics.cache import cpu_name
 
 RESULTS = Path(__file__).parent / "results"

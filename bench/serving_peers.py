@@ -44,12 +44,12 @@ from bench.serving_servers import (
     request_of,
     running,
 )
-from ridgeline.serve.client_address import Address
-from ridgeline.serve.client_wire import HEADER_LENGTH
-from ridgeline.serve.loadtest_connections import Connector
-from ridgeline.serve.loadtest_rows import LevelRow, flat
-from ridgeline.serve.loadtest_run import LoadSettings, LoadTest
-from ridgeline.serve.loadtest_search import CLOSE, search
+from ridgeline.serve.clients.address import Address
+from ridgeline.serve.clients.wire import HEADER_LENGTH
+from ridgeline.serve.loadtest.connections import Connector
+from ridgeline.serve.loadtest.rows import LevelRow, flat
+from ridgeline.serve.loadtest.run import LoadSettings, LoadTest
+from ridgeline.serve.loadtest.search import CLOSE, search
 
 SERVER_CORE, GENERATOR_CORE = 0, 1
 FIRST_PORT = 18080

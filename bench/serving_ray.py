@@ -23,7 +23,7 @@ import numpy as np
 import ray
 from ray import serve
 
-from ridgeline.serve.client import Client
+from ridgeline.serve.clients.client import Client
 from ridgeline.serve.ray import application
 from ridgeline.serve.ray_cluster import APPLICATION, deploy, start_cluster
 from ridgeline.serve.settings import Settings

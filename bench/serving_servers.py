@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.serving_models import Subject
-from ridgeline.serve.client_address import Address
-from ridgeline.serve.client_tensors import TensorInfo, from_json, to_array, to_tensor
-from ridgeline.serve.client_wire import HEADER_LENGTH, infer_body, read_answer, request_bytes
+from ridgeline.serve.clients.address import Address
+from ridgeline.serve.clients.tensors import TensorInfo, from_json, to_array, to_tensor
+from ridgeline.serve.clients.wire import HEADER_LENGTH, infer_body, read_answer, request_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RIDGELINE_BENCH_SERVER"  # in the environment of every process of a server

@@ -35,8 +35,8 @@ from ridgeline.cli.render import SCHEMA_VERSION
 from ridgeline.plan.report import Report
 from ridgeline.plugins.catalog import PluginRow
 from ridgeline.precision.quantize_report import QuantizeReport
-from ridgeline.serve.client_rows import Inference
-from ridgeline.serve.loadtest_rows import LoadReport
+from ridgeline.serve.clients.rows import Inference
+from ridgeline.serve.loadtest.rows import LoadReport
 from ridgeline.surgery.extract import Extracted
 from ridgeline.surgery.lint import LintReport
 from ridgeline.surgery.reduce import Reduced

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.serve.arena import Block
-from ridgeline.serve.channel import Channel, socket_pair
-from ridgeline.serve.loop_channel import LoopChannel
+from ridgeline.serve.link.arena import Block
+from ridgeline.serve.link.channel import Channel, socket_pair
+from ridgeline.serve.link.loop_channel import LoopChannel
 
 
 class Parcel(msgspec.Struct, tag=True, array_like=True):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from hosted import OnLoop, parent_of, wait_for_end
 
-from ridgeline.serve.hosting import Host
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.thread_host import ThreadHost
-from ridgeline.serve.worker_host import WorkerHost
-from ridgeline.serve.worker_link import WorkerLink
+from ridgeline.serve.hosts.hosting import Host
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.hosts.thread_host import ThreadHost
+from ridgeline.serve.hosts.worker_host import WorkerHost
+from ridgeline.serve.hosts.worker_link import WorkerLink
 
 
 @pytest.fixture(scope="session")

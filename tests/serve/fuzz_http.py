@@ -17,9 +17,9 @@ from typing import Any
 
 from http_rig import Rig, running
 
-from ridgeline.serve.codec import decode_request
-from ridgeline.serve.codec_answer import AnswerForm, encode_response
-from ridgeline.serve.codec_body import header_length, inflate
+from ridgeline.serve.codec.answer import AnswerForm, encode_response
+from ridgeline.serve.codec.body import header_length, inflate
+from ridgeline.serve.codec.codec import decode_request
 from ridgeline.serve.datatypes import nbytes_of
 from ridgeline.serve.errors import RequestError
 from ridgeline.serve.messages import InferResponse

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from ridgeline.serve.errors import KINDS, RequestError, unavailable
-from ridgeline.serve.grpc_calls import Access
-from ridgeline.serve.grpc_server import GrpcServer
+from ridgeline.serve.grpc.calls import Access
+from ridgeline.serve.grpc.server import GrpcServer
 from ridgeline.serve.messages import InferRequest, InferResponse
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import Settings

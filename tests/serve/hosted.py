@@ -17,11 +17,11 @@ import onnx.parser
 import ridgeline
 from ridgeline.runtime.engine import Engine
 from ridgeline.serve.datatypes import BY_ENGINE, DATATYPES, join_bytes, split_bytes
-from ridgeline.serve.hosting import BatchError, BatchResult, HostedModel, Instance, Joined, PortInfo
+from ridgeline.serve.hosts.hosting import BatchError, BatchResult, HostedModel, Instance, Joined, PortInfo
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.hosts.tensor_arrays import element_type
+from ridgeline.serve.hosts.worker_host import WorkerHost
 from ridgeline.serve.messages import Tensor
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.tensor_arrays import element_type
-from ridgeline.serve.worker_host import WorkerHost
 
 T = TypeVar("T")
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'

@@ -18,8 +18,8 @@ import uvloop
 from echo_service import EchoService
 
 from ridgeline.serve.access import Access
-from ridgeline.serve.http_app import HttpApp
-from ridgeline.serve.http_server import HttpServer
+from ridgeline.serve.http.app import HttpApp
+from ridgeline.serve.http.server import HttpServer
 from ridgeline.serve.settings import HttpLimits, Keys, Settings
 
 LIMIT_S = 10

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ridgeline.serve.datatypes import DATATYPES
-from ridgeline.serve.hosting import BatchError, BatchResult, Hosted, Joined, PortInfo
+from ridgeline.serve.hosts.hosting import BatchError, BatchResult, Hosted, Joined, PortInfo
 from ridgeline.serve.messages import Tensor
 
 Done = Callable[[BatchResult | BatchError], None]

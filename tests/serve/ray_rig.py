@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 import ridgeline
-from ridgeline.serve.client import Client
+from ridgeline.serve.clients.client import Client
 from ridgeline.serve.ray import application
 from ridgeline.serve.ray_cluster import deploy, start_cluster
 from ridgeline.serve.ray_data import map_engine

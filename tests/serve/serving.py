@@ -19,12 +19,12 @@ import onnx
 
 import ridgeline
 from ridgeline.runtime.engine import Engine
-from ridgeline.serve.client import Client
-from ridgeline.serve.hosts import Hosts
-from ridgeline.serve.listeners import Listeners
+from ridgeline.serve.clients.client import Client
+from ridgeline.serve.front_ends.listeners import Listeners
+from ridgeline.serve.hosts.hosts import Hosts
+from ridgeline.serve.hosts.thread_host import ThreadHost
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Settings
-from ridgeline.serve.thread_host import ThreadHost
 
 T = TypeVar("T")
 START_S, ANSWER_S = 60.0, 30.0

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from ridgeline.serve.admission import Admission, Admitted, outward
+from ridgeline.serve.batching.admission import Admission, Admitted, outward
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferRequest, Tensor, Wanted
 from ridgeline.serve.spec import ModelSpec, TensorSpec

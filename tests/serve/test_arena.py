@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.serve.arena import ALIGNMENT, PAGE, Arena, Block
+from ridgeline.serve.link.arena import ALIGNMENT, PAGE, Arena, Block
 
 LIMIT, SEGMENT, KEPT = 16 * PAGE, 4 * PAGE, 5 * PAGE
 

@@ -10,8 +10,8 @@ from time import process_time
 
 import pytest
 
-from ridgeline.serve.batcher import Batcher, QueueFull
-from ridgeline.serve.batcher_bucket import MOST_PASSED_OVER, Entry
+from ridgeline.serve.batching.batcher import Batcher, QueueFull
+from ridgeline.serve.batching.bucket import MOST_PASSED_OVER, Entry
 from ridgeline.serve.errors import Kind
 from ridgeline.serve.spec import BatchPolicy, QueuePolicy
 

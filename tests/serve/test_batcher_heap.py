@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ridgeline.serve.batcher_heap import FEWEST, LazyHeap
+from ridgeline.serve.batching.heap import FEWEST, LazyHeap
 
 
 def test_the_least_live_item_is_on_top_however_many_have_died() -> None:

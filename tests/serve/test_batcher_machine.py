@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ridgeline.serve.batcher import Batcher, QueueFull
-from ridgeline.serve.batcher_bucket import Entry
+from ridgeline.serve.batching.batcher import Batcher, QueueFull
+from ridgeline.serve.batching.bucket import Entry
 from ridgeline.serve.spec import BatchPolicy, QueuePolicy
 
 

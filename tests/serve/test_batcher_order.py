@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from ridgeline.serve.batcher_order import InOrder
+from ridgeline.serve.batching.order import InOrder
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))

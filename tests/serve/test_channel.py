@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from channel_ends import Ends, Note, Parcel
 
-from ridgeline.serve.arena import KEPT_BYTES, SEGMENT_BYTES, Block
-from ridgeline.serve.channel import Channel, Release, socket_pair
-from ridgeline.serve.frames import LONGEST, RECEIVED_BYTES, ChannelError
-from ridgeline.serve.loop_channel import RELEASE_SECONDS, LoopChannel
+from ridgeline.serve.link.arena import KEPT_BYTES, SEGMENT_BYTES, Block
+from ridgeline.serve.link.channel import Channel, Release, socket_pair
+from ridgeline.serve.link.frames import LONGEST, RECEIVED_BYTES, ChannelError
+from ridgeline.serve.link.loop_channel import RELEASE_SECONDS, LoopChannel
 
 MIB = 1 << 20
 

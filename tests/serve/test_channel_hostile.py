@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from channel_ends import Ends, Note, Parcel
 
-from ridgeline.serve.areas import SEALS, Attach, Detach
-from ridgeline.serve.arena import Block
-from ridgeline.serve.channel import Release
-from ridgeline.serve.frames import DESCRIPTORS, LONGEST, ChannelError
+from ridgeline.serve.link.areas import SEALS, Attach, Detach
+from ridgeline.serve.link.arena import Block
+from ridgeline.serve.link.channel import Release
+from ridgeline.serve.link.frames import DESCRIPTORS, LONGEST, ChannelError
 
 
 def packed(*messages: msgspec.Struct) -> bytes:

@@ -11,9 +11,9 @@ import pytest
 from protocol_stand_in import StandIn, stand_in
 
 from ridgeline.errors import InputError, OptionError
-from ridgeline.serve.client import Client, ServerError
-from ridgeline.serve.client_address import Address, parse_address
-from ridgeline.serve.client_tensors import (
+from ridgeline.serve.clients.address import Address, parse_address
+from ridgeline.serve.clients.client import Client, ServerError
+from ridgeline.serve.clients.tensors import (
     ModelInfo,
     TensorInfo,
     from_json,
@@ -22,7 +22,7 @@ from ridgeline.serve.client_tensors import (
     to_array,
     to_tensor,
 )
-from ridgeline.serve.client_wire import infer_body, model_path, read_answer
+from ridgeline.serve.clients.wire import infer_body, model_path, read_answer
 from ridgeline.serve.datatypes import DATATYPES
 from ridgeline.serve.messages import Tensor
 

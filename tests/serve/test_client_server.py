@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from serving import Running, engine, put_model, serving
 
-from ridgeline.serve.client import Client, ServerError
-from ridgeline.serve.client_grpc import GrpcClient
+from ridgeline.serve.clients.client import Client, ServerError
+from ridgeline.serve.clients.over_grpc import GrpcClient
 from ridgeline.serve.settings import Keys, Tls
 
 Ridge = Callable[..., tuple[int, str, str]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.serve.classify import classify
-from ridgeline.serve.codec_answer import AS_BINARY, AS_JSON, AnswerForm, encode_response, is_slow_to_encode
+from ridgeline.serve.codec.answer import AS_BINARY, AS_JSON, AnswerForm, encode_response, is_slow_to_encode
 from ridgeline.serve.datatypes import split_bytes
 from ridgeline.serve.errors import RequestError
 from ridgeline.serve.messages import InferResponse, Parameter, Tensor

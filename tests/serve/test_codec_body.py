@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from ridgeline.serve.codec_body import BLOCK, EncodingError, check_depth, header_length, inflate
+from ridgeline.serve.codec.body import BLOCK, EncodingError, check_depth, header_length, inflate
 from ridgeline.serve.errors import Kind, RequestError
 
 TEXT = b"all that was sent " * 1000

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.serve.codec import decode_request, is_slow_to_decode
-from ridgeline.serve.codec_answer import AnswerForm
-from ridgeline.serve.codec_raw import decode_raw
+from ridgeline.serve.codec.answer import AnswerForm
+from ridgeline.serve.codec.codec import decode_request, is_slow_to_decode
+from ridgeline.serve.codec.raw import decode_raw
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferRequest
 from ridgeline.serve.settings import HttpLimits

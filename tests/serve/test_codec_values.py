@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.serve.codec import decode_request
-from ridgeline.serve.codec_values import PIECE_ELEMENTS, pack_json, to_json
+from ridgeline.serve.codec.codec import decode_request
+from ridgeline.serve.codec.values import PIECE_ELEMENTS, pack_json, to_json
 from ridgeline.serve.datatypes import DATATYPES, join_bytes
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import Tensor

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ridgeline.serve.config import Configured, configure
-from ridgeline.serve.config_complete import DEFAULT_BATCH, complete
-from ridgeline.serve.config_json import config_json, metadata_json
-from ridgeline.serve.config_text import ConfigError, parse_config, parse_json
-from ridgeline.serve.hosting import PortInfo
+from ridgeline.serve.config.complete import DEFAULT_BATCH, complete
+from ridgeline.serve.config.config import Configured, configure
+from ridgeline.serve.config.json import config_json, metadata_json
+from ridgeline.serve.config.text import ConfigError, parse_config, parse_json
+from ridgeline.serve.hosts.hosting import PortInfo
 from ridgeline.serve.spec import BatchPolicy, ModelSpec, TensorSpec
 
 INPUTS = [PortInfo("ids", "INT64", ("batch", "seq")), PortInfo("mask", "INT64", ("batch", "seq"))]

@@ -9,9 +9,9 @@ from google.protobuf import json_format, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.serve.config import configure
-from ridgeline.serve.config_json import config_json, config_of
-from ridgeline.serve.config_text import parse_config, parse_json
+from ridgeline.serve.config.config import configure
+from ridgeline.serve.config.json import config_json, config_of
+from ridgeline.serve.config.text import parse_config, parse_json
 from ridgeline.serve.datatypes import DATATYPES
 from ridgeline.serve.protocol.messages import ModelConfig
 from ridgeline.serve.spec import (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from ridgeline.serve import config_fields
-from ridgeline.serve.config import configure
-from ridgeline.serve.config_fields import HONOURED, NOTED, REFUSED, check_fields
-from ridgeline.serve.config_text import (
+from ridgeline.serve.config import fields as config_fields
+from ridgeline.serve.config.config import configure
+from ridgeline.serve.config.fields import HONOURED, NOTED, REFUSED, check_fields
+from ridgeline.serve.config.text import (
     LARGEST_CONFIG,
     ConfigError,
     Problems,

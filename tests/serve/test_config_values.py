@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.serve.test_config_text import FULL
 
-from ridgeline.serve.config import Configured, configure
-from ridgeline.serve.config_files import contained
-from ridgeline.serve.config_json import config_json
-from ridgeline.serve.config_text import ConfigError, no_config, parse_config
-from ridgeline.serve.config_warmup import warmup_file
+from ridgeline.serve.config.config import Configured, configure
+from ridgeline.serve.config.files import contained
+from ridgeline.serve.config.json import config_json
+from ridgeline.serve.config.text import ConfigError, no_config, parse_config
+from ridgeline.serve.config.warmup import warmup_file
 from ridgeline.serve.spec import (
     ENSEMBLE,
     PYTHON,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grpc_echo import Echo, request
 
-from ridgeline.serve import grpc_calls
-from ridgeline.serve.grpc_calls import Calls
-from ridgeline.serve.grpc_codec import decode
+from ridgeline.serve.grpc import calls as grpc_calls
+from ridgeline.serve.grpc.calls import Calls
+from ridgeline.serve.grpc.codec import decode
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import HttpLimits
 

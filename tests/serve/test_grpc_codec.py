@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.serve.datatypes import join_bytes
 from ridgeline.serve.errors import Kind, RequestError
-from ridgeline.serve.grpc_codec import decode_request, encode_response, encode_stream_response
+from ridgeline.serve.grpc.codec import decode_request, encode_response, encode_stream_response
 from ridgeline.serve.messages import InferResponse, Tensor, Wanted
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import HttpLimits

@@ -12,7 +12,7 @@ import pytest
 from grpc import StatusCode
 from grpc_echo import Running, refused, request, running
 
-from ridgeline.serve.grpc_stream import DEPTH
+from ridgeline.serve.grpc.stream import DEPTH
 from ridgeline.serve.protocol import messages
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.serve import grpc_wire
 from ridgeline.serve.errors import Kind, RequestError
-from ridgeline.serve.grpc_codec import decode_request
-from ridgeline.serve.grpc_wire import CUT_BYTES, cut, inflated, is_compressed
+from ridgeline.serve.grpc import wire as grpc_wire
+from ridgeline.serve.grpc.codec import decode_request
+from ridgeline.serve.grpc.wire import CUT_BYTES, cut, inflated, is_compressed
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import HttpLimits
 

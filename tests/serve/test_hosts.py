@@ -28,7 +28,7 @@ from hosted import (
     step_model,
 )
 
-from ridgeline.serve.hosting import BatchError, Host, Hosted, HostedModel, Joined, LoadError, PortInfo
+from ridgeline.serve.hosts.hosting import BatchError, Host, Hosted, HostedModel, Joined, LoadError, PortInfo
 
 RNG = np.random.default_rng(14)
 WORDS = np.array(["", "ridge", "Größe", "行", "a b"], object)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from http_rig import Rig, read_all, running
 
-from ridgeline.serve.http_exchange import SMALL_REST
+from ridgeline.serve.http.exchange import SMALL_REST
 from ridgeline.serve.settings import HttpLimits
 
 LIMIT = 200_000

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from http_rig import Rig, read_all, running
 
-from ridgeline.serve.http_protocol import HEAD_BYTES, MOST_CHUNKS, MOST_HEADERS, MOST_PIPELINED
+from ridgeline.serve.http.protocol import HEAD_BYTES, MOST_CHUNKS, MOST_HEADERS, MOST_PIPELINED
 from ridgeline.serve.settings import HttpLimits
 
 X = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, -2]}

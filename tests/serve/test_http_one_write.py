@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.serve.http_answer import OneWrite
+from ridgeline.serve.http.answer import OneWrite
 
 
 class Recorder:

@@ -19,8 +19,8 @@ import pytest
 from http_rig import HOST, Rig, read_all, running
 
 from ridgeline.errors import OptionError
-from ridgeline.serve.http_overdue import Overdue
-from ridgeline.serve.http_server import HttpServer, tls_context
+from ridgeline.serve.http.overdue import Overdue
+from ridgeline.serve.http.server import HttpServer, tls_context
 from ridgeline.serve.settings import HttpLimits, Tls
 
 X = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, -2]}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.serve.batching.joining import cut, join, key_of, padding_of, rows_of
 from ridgeline.serve.datatypes import join_bytes, split_bytes
 from ridgeline.serve.errors import RequestError
-from ridgeline.serve.hosting import Joined
-from ridgeline.serve.joining import cut, join, key_of, padding_of, rows_of
+from ridgeline.serve.hosts.hosting import Joined
 from ridgeline.serve.messages import Tensor
 from ridgeline.serve.spec import ModelSpec, TensorSpec
 

@@ -14,17 +14,17 @@ import pytest
 from protocol_stand_in import StandIn, stand_in
 
 from ridgeline.errors import OptionError
-from ridgeline.serve.client import Client, ServerError
-from ridgeline.serve.client_address import parse_address
-from ridgeline.serve.client_wire import request_bytes
-from ridgeline.serve.loadtest import Target, highest_rate, run_levels
-from ridgeline.serve.loadtest_connections import Connector
-from ridgeline.serve.loadtest_generator import Generator, Shots
-from ridgeline.serve.loadtest_levels import parse_levels, schedule
-from ridgeline.serve.loadtest_response import ResponseReader
-from ridgeline.serve.loadtest_rows import LevelRow, level_row, server_times
-from ridgeline.serve.loadtest_run import LoadSettings
-from ridgeline.serve.loadtest_search import search
+from ridgeline.serve.clients.address import parse_address
+from ridgeline.serve.clients.client import Client, ServerError
+from ridgeline.serve.clients.wire import request_bytes
+from ridgeline.serve.loadtest.connections import Connector
+from ridgeline.serve.loadtest.generator import Generator, Shots
+from ridgeline.serve.loadtest.levels import parse_levels, schedule
+from ridgeline.serve.loadtest.loadtest import Target, highest_rate, run_levels
+from ridgeline.serve.loadtest.response import ResponseReader
+from ridgeline.serve.loadtest.rows import LevelRow, level_row, server_times
+from ridgeline.serve.loadtest.run import LoadSettings
+from ridgeline.serve.loadtest.search import search
 
 X = np.ones((1, 3), np.float32)
 INFER = "/v2/models/add_one/infer"

@@ -15,8 +15,8 @@ from protocol_stand_in import StandIn, stand_in
 
 from ridgeline.cli.commands_serve_clients import parse_duration_us
 from ridgeline.errors import OptionError
-from ridgeline.serve.loadtest_page import load_page
-from ridgeline.serve.loadtest_rows import LoadReport
+from ridgeline.serve.loadtest.page import load_page
+from ridgeline.serve.loadtest.rows import LoadReport
 
 Ridge = Callable[..., tuple[int, str, str]]
 LIGHT = """

@@ -12,11 +12,11 @@ import pytest
 from instances import HeldInstance, hosted
 
 from ridgeline.serve.errors import Kind, RequestError, unavailable
-from ridgeline.serve.hosting import BatchError
+from ridgeline.serve.hosts.hosting import BatchError
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor
-from ridgeline.serve.model import Model
+from ridgeline.serve.models.model import Model
 from ridgeline.serve.spec import BatchPolicy, ModelSpec, QueuePolicy, TensorSpec
-from ridgeline.serve.statistics import ModelStatistics
+from ridgeline.serve.telemetry.statistics import ModelStatistics
 
 SPEC = ModelSpec(
     "m",

@@ -11,7 +11,7 @@ import pytest
 from serving import Running, put_model, rows, serving, until
 
 import ridgeline
-from ridgeline.serve.client import ServerError
+from ridgeline.serve.clients.client import ServerError
 
 # the mean over the sequence of what the mask lets through: padding with mask 0 changes nothing
 MASKED = """<ir_version: 8, opset_import: ["" : 18]>

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hosted import OnLoop, X, Y, array_from, begin, folder, joined, rows, run, step_model
 
-from ridgeline.serve.hosting import BatchError, Host, Joined, PortInfo
+from ridgeline.serve.hosts.hosting import BatchError, Host, Joined, PortInfo
 
 BYTES = (PortInfo("x", "BYTES", ("N",)),), (PortInfo("y", "BYTES", ("N",)),)
 

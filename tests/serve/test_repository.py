@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.serve.config_text import parse_json
-from ridgeline.serve.repository import changes, chosen_versions, configure_found, scan
+from ridgeline.serve.config.text import parse_json
+from ridgeline.serve.repository.repository import changes, chosen_versions, configure_found, scan
 from ridgeline.serve.spec import ENSEMBLE, PYTHON, VersionPolicy
 
 ENSEMBLE_CONFIG = """

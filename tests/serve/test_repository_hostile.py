@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.serve.test_repository import put
 
-from ridgeline.serve import repository_files
-from ridgeline.serve.repository import Scan, changes, scan
+from ridgeline.serve.repository import files as repository_files
+from ridgeline.serve.repository.repository import Scan, changes, scan
 
 
 def only_problem(found: Scan) -> str:

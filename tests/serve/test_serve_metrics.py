@@ -14,9 +14,9 @@ import pytest
 from fake_nvml import GIB, H200, FakeNvml
 from ridgeline.analyze.top_metrics import METRICS
 from ridgeline.base.nvml import Nvml, NvmlError
-from ridgeline.serve.machine import MachineSampler
-from ridgeline.serve.metrics import MetricsText, labels_of
-from ridgeline.serve.statistics import ModelStatistics
+from ridgeline.serve.telemetry.machine import MachineSampler
+from ridgeline.serve.telemetry.metrics import MetricsText, labels_of
+from ridgeline.serve.telemetry.statistics import ModelStatistics
 
 MS = 1_000_000
 COUNTERS = {

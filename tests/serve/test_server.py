@@ -10,7 +10,7 @@ import onnx
 import pytest
 from serving import MODELS, Running, engine, put_model, rows, serving, until
 
-from ridgeline.serve.client import ServerError
+from ridgeline.serve.clients.client import ServerError
 
 ENSEMBLE = """
 platform: "ensemble"

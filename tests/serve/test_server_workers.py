@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving import Running, put_model, rows, serving
 
-from ridgeline.serve.client import ServerError
+from ridgeline.serve.clients.client import ServerError
 from ridgeline.serve.run import worker_hosts
 
 SLOW = "import time\ndef run(inputs):\n    time.sleep(0.05)\n    return {'y': inputs['x']}\n"

@@ -26,7 +26,7 @@ from typer.main import get_command
 
 import ridgeline
 from ridgeline.cli.main import app
-from ridgeline.serve.repository import configure_found, scan
+from ridgeline.serve.repository.repository import configure_found, scan
 from ridgeline.serve.settings import Settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "08_serving"

@@ -30,9 +30,9 @@ from hosted import (
 )
 
 import ridgeline
-from ridgeline.serve.hosting import HostedModel, PortInfo
-from ridgeline.serve.spawning import Spawner, SpawnError
-from ridgeline.serve.worker_host import WorkerHost
+from ridgeline.serve.hosts.hosting import HostedModel, PortInfo
+from ridgeline.serve.hosts.spawning import Spawner, SpawnError
+from ridgeline.serve.hosts.worker_host import WorkerHost
 
 TELL = """
 import os, sys
@@ -98,7 +98,7 @@ def test_an_engine_of_several_threads_computes_in_a_forked_worker(do: OnLoop, sp
 
 
 def test_a_spawner_that_cannot_start_says_so(do: OnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.serve.spawning.COMMAND", ("false",))
+    monkeypatch.setattr("ridgeline.serve.hosts.spawning.COMMAND", ("false",))
 
     async def body() -> None:
         spawner = Spawner()
@@ -132,7 +132,8 @@ def test_a_spawner_that_died_is_started_again_and_nobody_outlives_it(do: OnLoop,
 
 
 def test_the_server_s_side_imports_no_framework() -> None:
-    modules = "worker_host, ridgeline.serve.loop_channel, ridgeline.serve.channel, ridgeline.serve.hosting"
+    modules = ("hosts.worker_host", "link.loop_channel", "link.channel", "hosts.hosting")
+    imports = "; ".join(f"import ridgeline.serve.{module}" for module in modules)
     heavy = "{'torch', 'onnxruntime', 'onnx', 'ridgeline.runtime', 'ridgeline.builder'}"
-    code = f"import sys, ridgeline.serve.{modules}; assert not {heavy} & sys.modules.keys()"
+    code = f"import sys; {imports}; assert not {heavy} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

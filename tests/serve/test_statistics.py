@@ -8,8 +8,8 @@ from time import time
 
 import pytest
 
-from ridgeline.serve.histogram import WINDOW_S, Histogram, RecentRate
-from ridgeline.serve.statistics import REQUEST_US, ModelStatistics
+from ridgeline.serve.telemetry.histogram import WINDOW_S, Histogram, RecentRate
+from ridgeline.serve.telemetry.statistics import REQUEST_US, ModelStatistics
 
 MS = 1_000_000  # nanoseconds
 DURATIONS = (

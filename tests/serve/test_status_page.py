@@ -10,7 +10,7 @@ from http_rig import Rig, running
 
 from browser import Page
 from browser_tabs import new_tab, tab  # noqa: F401 -- fixtures of the tests here
-from ridgeline.serve.http_page import PAGES, page_file
+from ridgeline.serve.http.page import PAGES, page_file
 from ridgeline.serve.settings import Keys
 
 HOSTILE = "<img src=x onerror='window.broken = true'>"

@@ -10,9 +10,9 @@ import pytest
 from hosted import OnLoop, array_from, begin, engine_model, joined, rows, run, step_model
 
 from ridgeline.errors import DeviceError
-from ridgeline.serve.engine_runner import batch_error
-from ridgeline.serve.hosting import BatchError, HostedModel, LoadError, PortInfo
-from ridgeline.serve.thread_host import ThreadHost
+from ridgeline.serve.hosts.engine_runner import batch_error
+from ridgeline.serve.hosts.hosting import BatchError, HostedModel, LoadError, PortInfo
+from ridgeline.serve.hosts.thread_host import ThreadHost
 
 WHERE = """
 import numpy as np

@@ -14,8 +14,8 @@ import pytest
 from serving import put_model, rows, serving
 
 from ridgeline.errors import OptionError
-from ridgeline.serve.client import ServerError
-from ridgeline.serve.tracing import Tracing
+from ridgeline.serve.clients.client import ServerError
+from ridgeline.serve.telemetry.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

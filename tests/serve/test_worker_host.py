@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hosted import OnLoop, begin, engine, engine_model, has_threads, joined, rows, run, step_model, worker
 
-from ridgeline.serve.hosting import BatchError, Hosted, Joined, LoadError
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.worker_host import WorkerHost
+from ridgeline.serve.hosts.hosting import BatchError, Hosted, Joined, LoadError
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.hosts.worker_host import WorkerHost
 
 SLEEP = """
 import time

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 from hosted import OnLoop, begin, engine_model, joined, rows, run, step_model, worker
 
-from ridgeline.serve.arena import Block
-from ridgeline.serve.channel import Channel, Release, socket_pair
-from ridgeline.serve.hosting import BatchError, BatchResult
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.worker_instance import WorkerInstance
-from ridgeline.serve.worker_messages import (
+from ridgeline.serve.hosts.hosting import BatchError, BatchResult
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.hosts.worker_instance import WorkerInstance
+from ridgeline.serve.hosts.worker_messages import (
     INLINE_BYTES,
     Done,
     Load,
@@ -30,6 +28,8 @@ from ridgeline.serve.worker_messages import (
     Unloaded,
     lay_out,
 )
+from ridgeline.serve.link.arena import Block
+from ridgeline.serve.link.channel import Channel, Release, socket_pair
 
 HUGE = 2**62
 GOOD = Place("y", "FP32", (1, 8), 0, 32)

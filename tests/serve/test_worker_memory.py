@@ -12,9 +12,9 @@ import onnx.parser
 from hosted import HEAD, OnLoop, begin, engine_model, folder, has_threads, joined, run, step_model, worker
 
 import ridgeline
-from ridgeline.serve.arena import KEPT_BYTES
-from ridgeline.serve.hosting import HostedModel
-from ridgeline.serve.spawning import Spawner
+from ridgeline.serve.hosts.hosting import HostedModel
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.link.arena import KEPT_BYTES
 
 MIB = 1 << 20
 ECHO = "def run(inputs):\n    return {'y': inputs['x']}"

@@ -47,7 +47,7 @@ def _here(settings: Settings) -> int:
 
     make_host = None
     if settings.in_process:
-        from ridgeline.serve.thread_host import ThreadHost
+        from ridgeline.serve.hosts.thread_host import ThreadHost
 
         make_host = ThreadHost
     say = logging.getLogger("ridgeline.serve").info if settings.log_json else talk.print

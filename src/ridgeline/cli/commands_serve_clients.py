@@ -57,7 +57,7 @@ MEASURING: dict[str, Any] = {
 
 
 def _take_measuring(given: dict[str, Any]) -> dict[str, Any]:
-    from ridgeline.serve.loadtest_run import LoadSettings
+    from ridgeline.serve.loadtest.run import LoadSettings
 
     names = {"duration": "duration_s", "warmup": "warmup_s"}
     asked = {names.get(name, name): given[name] for name in MEASURING if given[name] is not None}
@@ -99,7 +99,7 @@ def infer(
       ridge infer localhost:8001 resnet --batch 8 --grpc
     """
     from ridgeline.cli.draw_loadtest import draw_inference
-    from ridgeline.serve.client_rows import Inference, output_rows
+    from ridgeline.serve.clients.rows import Inference, output_rows
 
     folder = make_folder(output) if output else None
     version = options.version or ""
@@ -179,8 +179,8 @@ def _run(
     url: str, model: str, levels: tuple[str, str], bound_us: float | None, options: Any, settings: Any
 ) -> Any:
     """`levels` are those of a closed loop, and those of an open one; at most one of them is given."""
-    from ridgeline.serve.loadtest import Target, highest_rate, run_levels
-    from ridgeline.serve.loadtest_levels import parse_levels
+    from ridgeline.serve.loadtest.levels import parse_levels
+    from ridgeline.serve.loadtest.loadtest import Target, highest_rate, run_levels
 
     concurrency, rate = levels
     wanted = parse_levels(rate or concurrency or "1..32", option="--rate" if rate else "--concurrency")
@@ -195,8 +195,8 @@ def _run(
 
 
 def _export(report: Any, csv: Path | None, plot: Path | None) -> None:
-    from ridgeline.serve.loadtest_page import load_page
-    from ridgeline.serve.loadtest_rows import table_text
+    from ridgeline.serve.loadtest.page import load_page
+    from ridgeline.serve.loadtest.rows import table_text
 
     for path, make in ((csv, table_text), (plot, load_page)):
         if path is not None:

@@ -8,8 +8,8 @@ from rich.text import Text
 from ridgeline.base.units import DASH
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, ms_format, number, percent, plural, shape_text, size
-from ridgeline.serve.client_rows import HEAD, Inference
-from ridgeline.serve.loadtest_rows import PERCENTILES, LevelRow, LoadReport
+from ridgeline.serve.clients.rows import HEAD, Inference
+from ridgeline.serve.loadtest.rows import PERCENTILES, LevelRow, LoadReport
 
 BAR_WIDTH = 18
 LISTED = 3

@@ -16,7 +16,7 @@ from ridgeline.cli.arguments import parse_pairs
 from ridgeline.cli.arrays import read_inputs, split_raw
 from ridgeline.cli.render import talk
 from ridgeline.errors import InputError, OptionError, did_you_mean
-from ridgeline.serve.client_tensors import ANY, ModelInfo, TensorInfo, from_json, random_arrays
+from ridgeline.serve.clients.tensors import ANY, ModelInfo, TensorInfo, from_json, random_arrays
 from ridgeline.serve.datatypes import DATATYPES
 
 

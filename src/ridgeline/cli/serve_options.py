@@ -82,11 +82,11 @@ class Asked:
     ca: Path | None
 
     def client(self, url: str, *, grpc: bool = False) -> Any:
-        from ridgeline.serve.client import Client
+        from ridgeline.serve.clients.client import Client
 
         if not grpc:
             return Client(url, headers=self.headers(), ca=self.ca)
-        from ridgeline.serve.client_grpc import GrpcClient
+        from ridgeline.serve.clients.over_grpc import GrpcClient
 
         return GrpcClient(url, headers=self.headers(), ca=self.ca)
 

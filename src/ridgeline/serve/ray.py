@@ -15,13 +15,13 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig
 
 from ridgeline.serve.access import Access
-from ridgeline.serve.hosts import Hosts
-from ridgeline.serve.http_app import HttpApp
+from ridgeline.serve.hosts.hosts import Hosts
+from ridgeline.serve.hosts.thread_host import ThreadHost
+from ridgeline.serve.http.app import HttpApp
 from ridgeline.serve.log import log_to_stderr
 from ridgeline.serve.ray_settings import refuse_what_ray_lacks
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Keys, Settings
-from ridgeline.serve.thread_host import ThreadHost
 
 # requests that a replica may hold: what waits in our queue is what batches are made of
 ONGOING = 256

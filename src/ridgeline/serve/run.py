@@ -9,14 +9,14 @@ import signal
 import socket
 from collections.abc import Callable
 
-from ridgeline.serve.hosts import Hosts, MakeHost
-from ridgeline.serve.listeners import Listeners
+from ridgeline.serve.front_ends.listeners import Listeners
+from ridgeline.serve.hosts.hosts import Hosts, MakeHost
+from ridgeline.serve.hosts.spawning import Spawner
+from ridgeline.serve.hosts.worker_host import WorkerHost
 from ridgeline.serve.log import log_to_stderr
 from ridgeline.serve.loops import run_loop
 from ridgeline.serve.server import Server
 from ridgeline.serve.settings import Settings
-from ridgeline.serve.spawning import Spawner
-from ridgeline.serve.worker_host import WorkerHost
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, LOST = 0, 1

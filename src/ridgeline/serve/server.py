@@ -11,15 +11,15 @@ from typing import Any
 
 from ridgeline.base.version import VERSION
 from ridgeline.serve.errors import unavailable, unsupported
-from ridgeline.serve.hosts import Hosts
+from ridgeline.serve.hosts.hosts import Hosts
 from ridgeline.serve.log import LogSettings
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor
-from ridgeline.serve.metrics import MetricsText
-from ridgeline.serve.model_views import ModelViews
-from ridgeline.serve.models import Models
+from ridgeline.serve.models.models import Models
+from ridgeline.serve.models.views import ModelViews
 from ridgeline.serve.service import Verb
 from ridgeline.serve.settings import Settings
-from ridgeline.serve.tracing import Tracing
+from ridgeline.serve.telemetry.metrics import MetricsText
+from ridgeline.serve.telemetry.tracing import Tracing
 
 NAME = "ridgeline"
 # of the protocol's extensions, those that are served

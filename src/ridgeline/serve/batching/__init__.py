@@ -1,0 +1,1 @@
+"""Which requests run together, and when: queues, batches, admission."""

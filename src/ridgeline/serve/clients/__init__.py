@@ -1,0 +1,1 @@
+"""What `ridge infer` and `ridge loadtest` speak."""

@@ -1,0 +1,103 @@
+"""An inference as bytes of HTTP, and the bytes of an answer as tensors: the client's side of the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ridgeline.serve.clients.address import Address
+from ridgeline.serve.clients.tensors import TensorInfo, from_json, to_tensor
+from ridgeline.serve.messages import Buffer, Parameter, Tensor
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back of an inference."""
+
+    model: str
+    version: str
+    id: str
+    outputs: tuple[Tensor, ...]
+    parameters: Mapping[str, Parameter]
+
+
+def model_path(model: str, version: str = "", verb: str = "") -> str:
+    """``/v2/models/NAME/versions/2/infer``"""
+    parts = ["", "v2", "models", quote(model, safe="")]
+    parts += ["versions", quote(version, safe="")] if version else []
+    return "/".join([*parts, verb] if verb else parts)
+
+
+def infer_body(
+    tensors: Iterable[Tensor],
+    *,
+    outputs: Sequence[str] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
+    id: str = "",
+) -> tuple[int, bytes]:
+    """The body of a binary request, with binary outputs, and the length of its JSON."""
+    inputs, blobs = [], []
+    for tensor in tensors:
+        inputs.append({
+            "name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype,
+            "parameters": {"binary_data_size": len(tensor.data)},
+        })  # fmt: skip
+        blobs.append(tensor.data)
+    head: dict[str, Any] = {
+        "inputs": inputs,
+        "parameters": {**(parameters or {}), "binary_data_output": True},
+    }
+    if id:
+        head["id"] = id
+    if outputs is not None:
+        head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    text = json.dumps(head, separators=(",", ":")).encode("utf-8")
+    return len(text), b"".join([text, *blobs])
+
+
+def request_bytes(
+    address: Address,
+    path: str,
+    *,
+    body: Buffer = b"",
+    headers: Mapping[str, str] | None = None,
+    method: str = "POST",
+) -> bytes:
+    """A whole request of HTTP/1.1, as a connection sends it."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(body)
+
+
+def read_answer(body: bytes, head_length: int | None) -> Answer:
+    """`head_length` is what the answer's header says, if it has one. `ValueError` for anything malformed."""
+    view = memoryview(body)
+    told = json.loads(bytes(view[:head_length]))
+    at = len(body) if head_length is None else head_length
+    outputs = []
+    try:
+        for each in told["outputs"]:
+            name, datatype, shape = each["name"], each["datatype"], tuple(each["shape"])
+            size = (each.get("parameters") or {}).get("binary_data_size")
+            if size is None:
+                outputs.append(_from_json(TensorInfo(name, datatype, shape), each["data"]))
+                continue
+            if at + size > len(body):
+                raise ValueError(f"output {name!r} has {size} bytes, and {len(body) - at} are left")
+            outputs.append(Tensor(name, datatype, shape, view[at : at + size]))
+            at += size
+        parameters = told.get("parameters") or {}
+        return Answer(
+            told["model_name"], told.get("model_version", ""), told.get("id", ""), tuple(outputs), parameters
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no answer to an inference: {error!r}") from error
+
+
+def _from_json(info: TensorInfo, data: Any) -> Tensor:
+    return to_tensor(info, from_json(info, data).reshape(info.shape))

@@ -1,0 +1,1 @@
+"""Requests and answers of the protocol as JSON and as bytes."""

@@ -1,0 +1,1 @@
+"""The processes that listen, and how they reach the service."""

@@ -1,0 +1,1 @@
+"""Where engines live: threads of the server, or worker processes."""

@@ -1,0 +1,1 @@
+"""How processes talk: tensors in shared memory, frames over a socket."""

@@ -1,0 +1,1 @@
+"""`ridge loadtest`: load, measurement, search, report."""

@@ -1,0 +1,1 @@
+"""Models of a repository in memory: built, loaded, warmed up, swapped, asked."""

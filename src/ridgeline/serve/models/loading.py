@@ -1,0 +1,266 @@
+"""From the files of one version of a model to something that answers: built, hosted, warmed up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.serve.config.complete import DEFAULT_BATCH, complete
+from ridgeline.serve.config.config import Configured
+from ridgeline.serve.hosts.hosting import Host, Hosted, HostedModel, PortInfo
+from ridgeline.serve.hosts.hosts import PYTHON_STEPS, Hosts
+from ridgeline.serve.models.builds import Builds
+from ridgeline.serve.models.ensemble import Ensemble, Runnable, Stage
+from ridgeline.serve.models.model import Model
+from ridgeline.serve.models.warmup import run_on, warm_ups
+from ridgeline.serve.settings import Settings
+from ridgeline.serve.spec import ENSEMBLE, PYTHON, ModelSpec, TensorSpec
+from ridgeline.serve.telemetry.statistics import ModelStatistics
+
+Tensors = tuple[TensorSpec, ...]
+_generations = itertools.count(1)
+
+
+@dataclass
+class Part:
+    """A model inside a loaded version, with the hosts that hold it."""
+
+    model: Model
+    hosts: dict[str, Host]  # by the key of what it hosts
+
+
+@dataclass
+class Loaded:
+    """One generation. `runnable` answers requests; `parts` are what runs behind it."""
+
+    runnable: Runnable
+    parts: list[Part] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+
+    async def retire(self) -> None:
+        """Answer what was accepted, then give everything back."""
+        await self.runnable.drain()
+        for part in self.parts:
+            await part.model.drain()
+            for key, host in part.hosts.items():
+                await host.unload(key)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a version is made of."""
+
+    name: str
+    version: str
+    folder: Path | None  # the model's; None for a file of the repository itself
+    path: Path | None  # of the engine, the ONNX model or the Python file; None for an ensemble
+    configured: Configured
+
+
+class Loader:
+    def __init__(self, settings: Settings, hosts: Hosts, find: Callable[[str, str], Runnable]) -> None:
+        self._settings, self._hosts, self._find = settings, hosts, find
+        self._builds = Builds(settings.cache)
+
+    async def load(self, source: Source, statistics: ModelStatistics, tell: Callable[[str], None]) -> Loaded:
+        """`LoadError` if the version cannot be served; then nothing of it is left."""
+        spec = source.configured.spec
+        if spec.platform == ENSEMBLE:
+            return self._ensemble(source, statistics)
+        assert source.path is not None, "only ensembles have no file"
+        parts: list[Part] = []
+        try:
+            if spec.preprocess or spec.postprocess:
+                return await self._pipeline(source, statistics, tell, parts)
+            if spec.platform == PYTHON:
+                part = await self._python(spec, source, source.path, statistics, parts)
+                return Loaded(part.model, parts, source.configured.notes)
+            part, notes = await self._engine(source.configured, source, statistics, tell, parts)
+            return Loaded(part.model, parts, notes)
+        except BaseException:
+            for part in parts:
+                for key, host in part.hosts.items():
+                    await host.unload(key)
+            raise
+
+    async def _engine(
+        self,
+        configured: Configured,
+        source: Source,
+        statistics: ModelStatistics,
+        tell: Callable[[str], None],
+        parts: list[Part],
+    ) -> tuple[Part, tuple[str, ...]]:
+        spec, path = configured.spec, source.path
+        assert path is not None, "only ensembles have no file"
+        if path.suffix != ".ridge":
+            largest = DEFAULT_BATCH if configured.is_batch_open else spec.max_batch_size
+            path = await self._builds.engine_for(path, self._build_options(spec), largest, tell)
+        tell("loading")
+        held = await self._host(spec, source, "engine", path)
+        first = held[0][1]
+        known = complete(configured, first.inputs, first.outputs)
+        part = self._part(known.spec, source.version, held, statistics, parts)
+        await self._warm_up(part, source.folder, tell)
+        return part, known.notes
+
+    def _build_options(self, spec: ModelSpec) -> dict[str, Any]:
+        """Those of the server, and the model's own before them."""
+        options = {"target": self._settings.target, **self._settings.build}
+        for name, text in spec.build.items():
+            if name == "profile":
+                options["profiles"] = [dict(pair.split("=", 1) for pair in text.split())]
+            else:
+                options[name] = int(text) if name in ("threads", "level") else text
+        return options
+
+    async def _python(
+        self, spec: ModelSpec, source: Source, path: Path, statistics: ModelStatistics, parts: list[Part]
+    ) -> Part:
+        held = await self._host(spec, source, "python", path)
+        return self._part(spec, source.version, held, statistics, parts)
+
+    async def _host(
+        self, spec: ModelSpec, source: Source, kind: str, path: Path
+    ) -> list[tuple[Host, Hosted]]:
+        """The model on every device that its instance groups name."""
+        held: list[tuple[Host, Hosted]] = []
+        threads = spec.build.get("threads")
+        for group in spec.instances:
+            devices = [PYTHON_STEPS] if kind == "python" else self._hosts.devices_of(group)
+            for device in devices:
+                host = await self._hosts.host_of(device)
+                model = HostedModel(
+                    key=f"{source.name}:{source.version}:{next(_generations)}",
+                    kind="python" if kind == "python" else "engine",
+                    path=path,
+                    instances=group.count,
+                    threads=int(threads) if threads else None,
+                    trust=self._settings.trust,
+                    inputs=_ports(spec, spec.inputs) if kind == "python" else (),
+                    outputs=_ports(spec, spec.outputs) if kind == "python" else (),
+                )
+                try:
+                    held.append((host, await host.load(model)))
+                except BaseException:
+                    for other, hosted in held:
+                        await other.unload(hosted.key)
+                    raise
+        return held
+
+    def _part(
+        self,
+        spec: ModelSpec,
+        version: str,
+        held: list[tuple[Host, Hosted]],
+        statistics: ModelStatistics,
+        parts: list[Part],
+    ) -> Part:
+        model = Model(spec, version, [hosted for _, hosted in held], statistics)
+        part = Part(model, {hosted.key: host for host, hosted in held})
+        parts.append(part)
+        return part
+
+    async def _warm_up(self, part: Part, folder: Path | None, tell: Callable[[str], None]) -> None:
+        outputs = [port.name for port in part.model.spec.outputs]
+        for name, inputs, count in warm_ups(part.model.spec, folder):
+            tell(f"warming up: {name}")
+            for hosted in part.model.hosted:
+                for instance in hosted.instances:
+                    for _ in range(count):
+                        await run_on(instance, inputs, outputs)
+
+    async def _pipeline(
+        self, source: Source, statistics: ModelStatistics, tell: Callable[[str], None], parts: list[Part]
+    ) -> Loaded:
+        """Python code before and after the engine: three models in a row, each with a queue of its own."""
+        outer = source.configured.spec
+        inner = replace(outer, inputs=(), outputs=(), preprocess="", postprocess="")
+        inner_config = Configured(inner, (), is_batch_open=not outer.max_batch_size)
+        part, notes = await self._engine(
+            inner_config, source, ModelStatistics(outer.name, source.version), tell, parts
+        )
+        engine = part.model.spec
+        stages = []
+        if outer.preprocess:
+            ends = _whole(outer, outer.inputs), _whole(engine, engine.inputs)
+            before = await self._step(outer, source, outer.preprocess, ends, parts)
+            stages.append(_stage(outer.preprocess, before, outputs="engine:"))
+        stages.append(
+            _stage(
+                "engine",
+                part.model,
+                inputs="engine:" if outer.preprocess else "",
+                outputs="after:" if outer.postprocess else "",
+            )
+        )
+        if outer.postprocess:
+            ends = _whole(engine, engine.outputs), _whole(outer, outer.outputs)
+            after = await self._step(outer, source, outer.postprocess, ends, parts)
+            stages.append(_stage(outer.postprocess, after, inputs="after:"))
+        spec = replace(
+            outer,
+            inputs=outer.inputs if outer.preprocess else engine.inputs,
+            outputs=outer.outputs if outer.postprocess else engine.outputs,
+        )
+        return Loaded(Ensemble(spec, source.version, stages, statistics), parts, notes)
+
+    async def _step(
+        self, outer: ModelSpec, source: Source, file: str, ends: tuple[Tensors, Tensors], parts: list[Part]
+    ) -> Model:
+        """One request at a time: what code makes of one says nothing about another."""
+        assert source.folder is not None, "steps are files of a folder"
+        spec = replace(
+            outer, platform=PYTHON, max_batch_size=0, batching=replace(outer.batching, max_batch=1),
+            inputs=ends[0], outputs=ends[1], preprocess="", postprocess="", pad_dims=(),
+        )  # fmt: skip
+        own = ModelStatistics(f"{outer.name}/{file}", source.version)
+        return (await self._python(spec, source, source.folder / file, own, parts)).model
+
+    def _ensemble(self, source: Source, statistics: ModelStatistics) -> Loaded:
+        spec = source.configured.spec
+        assert spec.ensemble is not None, "its platform says so"
+        stages = [
+            Stage(step.model, _finder(self._find, step.model, step.version), step.input_map, step.output_map)
+            for step in spec.ensemble.steps
+        ]
+        ensemble = Ensemble(
+            spec, source.version, stages, statistics, most_at_once=spec.ensemble.max_inflight_requests
+        )
+        return Loaded(ensemble, [], source.configured.notes)
+
+
+def _finder(find: Callable[[str, str], Runnable], name: str, version: str) -> Callable[[], Runnable]:
+    return lambda: find(name, version)
+
+
+def _stage(name: str, model: Model, *, inputs: str = "", outputs: str = "") -> Stage:
+    """A step whose tensors have these prefixes among those of the whole."""
+    return Stage(
+        name,
+        lambda: model,
+        {port.name: inputs + port.name for port in model.spec.inputs},
+        {port.name: outputs + port.name for port in model.spec.outputs},
+    )
+
+
+def _whole(spec: ModelSpec, tensors: Tensors) -> Tensors:
+    """As a step beside them sees them: the batch is one of their dims."""
+    return tuple(replace(each, dims=spec.whole_dims(each), names=(), reshape=None) for each in tensors)
+
+
+def _ports(spec: ModelSpec, tensors: Tensors) -> tuple[PortInfo, ...]:
+    """-1 becomes a name: a size that may differ from call to call."""
+    return tuple(
+        PortInfo(
+            each.name,
+            each.datatype,
+            tuple(
+                dim if dim >= 0 else f"{each.name}.{axis}" for axis, dim in enumerate(spec.whole_dims(each))
+            ),
+        )
+        for each in tensors
+    )

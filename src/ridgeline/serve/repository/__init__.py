@@ -1,0 +1,1 @@
+"""The folders of a repository: versions and changes."""

@@ -1,0 +1,1 @@
+"""What is counted and told: statistics, metrics, the machine, traces."""
