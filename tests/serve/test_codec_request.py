@@ -143,6 +143,7 @@ BAD = {
     "dim of many digits": with_input(shape=[10**400]),
     "product that wraps to 2": with_input(shape=[2**63, 2, 2]),
     "zero hides a huge dim": with_input(shape=[0, 2**64], data=[]),
+    "zero hides a huge product": with_input(shape=[0, 2**62], data=[]),
     "too many dims": with_input(shape=[1] * 40, data=[1]),
     "no data": with_input(data=None),
     "null as data": {"inputs": [X | {"data": None}]},

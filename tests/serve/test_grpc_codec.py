@@ -158,7 +158,7 @@ def with_parameter(name: str, field: str, value: Any) -> Any:
 BAD = {
     "no inputs": (messages.ModelInferRequest(model_name="m"), "at least one input"),
     "unknown type": (request("FLOAT"), "datatype 'FLOAT', known: BOOL"),
-    "negative dim": (request(shape=(-1,)), "a dim is negative"),
+    "negative dim": (request(shape=(-1,)), "a dim of its shape is not from 0"),
     "too few bytes": (request(raw=b"\1"), "unexpected size for input 'x': 1 bytes, .* need 2"),
     "too many bytes": (request(raw=b"\1\2\3"), "unexpected size for input 'x': 3 bytes"),
     "bytes, none expected": (request(shape=(0,)), "unexpected size"),

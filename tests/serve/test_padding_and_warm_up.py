@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from serving import Running, put_model, rows, serving, until
 
 import ridgeline
 from ridgeline.serve.clients.client import ServerError
+from ridgeline.serve.models.loading import Part
 
 # the mean over the sequence of what the mask lets through: padding with mask 0 changes nothing
 MASKED = """<ir_version: 8, opset_import: ["" : 18]>
@@ -85,6 +87,52 @@ def test_a_model_is_ready_after_its_warm_up_and_a_failed_one_is_not_served(tmp_p
         with pytest.raises(ServerError) as caught:
             client.infer("bad", {"x": rows(1)})
         assert caught.value.status == 503
+
+
+def test_every_row_of_a_warm_up_is_what_its_file_holds(tmp_path: Path) -> None:
+    warm = """
+    max_batch_size: 8
+    model_warmup {{
+      name: "rows" batch_size: 4
+      inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: 4 input_data_file: "{file}" }} }}
+    }}"""
+    for name in ("good", "bad"):
+        put_model(tmp_path, name, config=warm.format(file=name))
+        (tmp_path / name / "warmup").mkdir()
+        (tmp_path / name / "warmup" / name).write_bytes(bytes(16 if name == "good" else 64))
+    with serving(tmp_path) as running, running.client() as client:
+        assert client.is_ready("good")
+        with pytest.raises(ServerError, match="has more than 16 bytes"):
+            client.metadata("bad")
+
+
+def test_a_warm_up_of_a_model_without_a_batch_has_the_model_s_own_dims(tmp_path: Path) -> None:
+    warm = """
+    max_batch_size: 0
+    model_warmup {
+      name: "whole" batch_size: 1
+      inputs { key: "x" value { data_type: TYPE_FP32 dims: [3, 4] random_data: true } }
+    }"""
+    put_model(tmp_path, "whole", config=warm)
+    with serving(tmp_path) as running, running.client() as client:
+        assert client.is_ready("whole")
+
+
+def test_open_dims_are_warmed_up_as_the_engine_was_planned(tmp_path: Path) -> None:
+    put_masked(tmp_path, PAD)
+    with serving(tmp_path, mode="explicit") as running, running.client() as client:
+        told: list[str] = []
+        load = (
+            running.server.models._loader._warm_up
+        )  # how far it is, is told nowhere else for so short a time
+
+        async def heard(part: Part, folder: Path | None, tell: Callable[[str], None]) -> None:
+            await load(part, folder, told.append)
+
+        running.server.models._loader._warm_up = heard  # type: ignore[method-assign]
+        client.ask("POST", "/v2/repository/models/masked/load")
+        assert told == [f"warming up: batch of {size}" for size in (1, 2, 4, 8)]
+        assert client.is_ready("masked")
 
 
 def test_several_instances_run_side_by_side(tmp_path: Path) -> None:

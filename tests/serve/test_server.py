@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from serving import MODELS, Running, engine, put_model, rows, serving, until
+from serving import MODELS, Running, engine, engine_file, put_model, rows, serving, until
 
 from ridgeline.serve.clients.client import ServerError
 
@@ -129,12 +130,17 @@ def test_python_before_and_after_the_engine(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="could not convert"):
             client.infer("steps", {"TEXT": np.array([b"nonsense"], object)})
         assert client.is_ready("steps")
+        told = client.statistics("steps")["model_stats"][0]
+        assert (told["inference_count"], told["execution_count"]) == (1, 1)
+        # what its engine ran: two rows at once
+        assert [row["batch_size"] for row in told["batch_stats"]] == [2]
 
 
-def state_reason(running: Running, name: str) -> str:
+def state_reason(running: Running, name: str, version: str = "") -> str:
+    """Of that version, or of the newest that is served."""
     with running.client() as client:
-        rows = client.ask("POST", "/v2/repository/index")
-    return next(row["reason"] for row in rows if row["name"] == name)
+        rows = [row for row in client.ask("POST", "/v2/repository/index") if row["name"] == name]
+    return next((row["reason"] for row in rows[::-1] if row["version"] == version or not version), "")
 
 
 def test_a_broken_model_is_told_and_keeps_no_other_back(tmp_path: Path) -> None:
@@ -172,6 +178,10 @@ def test_explicit_control_loads_and_unloads_when_asked(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="cannot be loaded"):
             client.ask("POST", "/v2/repository/models/b/load", {"parameters": {"config": '{"nonsense": 2}'}})
         assert client.infer("b", {"x": rows(1)})["y"][0, 0] == 6
+        shutil.copyfile(engine_file("affine", 7.0), tmp_path / "b" / "1" / "other.ridge")
+        other = {"config": '{"defaultModelFilename": "other.ridge"}'}
+        client.ask("POST", "/v2/repository/models/b/load", {"parameters": other})
+        assert client.infer("b", {"x": rows(1)})["y"][0, 0] == 8
         client.ask("POST", "/v2/repository/models/b/unload")
         assert state_of(running, "b") == "UNAVAILABLE"
         with pytest.raises(ServerError) as caught:
@@ -202,6 +212,13 @@ def test_polling_follows_the_folder(tmp_path: Path) -> None:
         (tmp_path / "a" / "2" / "model.ridge").write_bytes(b"half an eng")
         until(lambda: state_reason(running, "a") != "" or state_of(running, "a") != "READY")
         assert client.infer("a", {"x": rows(0)})["y"][0, 0] == 2  # the old generation goes on
+        (tmp_path / "a" / "2" / "model.ridge").rename(tmp_path / "a" / "2" / "model.ridge.part")
+        until(lambda: "being written" in state_reason(running, "a"))
+        assert client.infer("a", {"x": rows(0)})["y"][0, 0] == 2  # and is no less than the version before it
+        put_model(tmp_path, "a", shift=4, version=2)
+        until(lambda: client.infer("a", {"x": rows(0)})["y"][0, 0] == 4)
+        (tmp_path / "a" / "3").mkdir()
+        until(lambda: "has no model" in state_reason(running, "a", "3"))
         (tmp_path / "b" / "1" / "model.ridge").unlink()
         (tmp_path / "b" / "1").rmdir()
         (tmp_path / "b").rmdir()

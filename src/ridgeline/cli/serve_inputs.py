@@ -57,20 +57,24 @@ def _parse_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
 def _read_raw(
     given: Sequence[str], info: ModelInfo, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, np.ndarray]:
-    """Elements as they lie in a file, whose size says how long an open first dim is."""
+    """Elements as they lie in a file, whose size says how long an open dim is; a whole file as BYTES."""
     arrays = {}
     for name, file in parse_pairs(given, option="--input", example="--input x=image.bin").items():
         port = _port(info, name)
         element = DATATYPES[port.datatype].numpy
-        if element is None:
-            raise OptionError(
-                f"input {name!r} is of texts, which a raw file cannot hold", help="--data FILE.json"
-            )
         try:
             content = read_regular(Path(file))
         except OSError as error:
             raise OptionError(f"{file!r} cannot be read", got=error.strerror or str(error)) from error
         shape = tuple(shapes.get(name, port.shape))
+        if element is None:
+            if any(size not in (ANY, 1) for size in shape):
+                raise OptionError(
+                    f"input {name!r} is of several texts, and {file!r} is one", got=str(port),
+                    help="--data FILE.json holds several",
+                )  # fmt: skip
+            arrays[name] = np.array([content], object).reshape((1,) * len(shape))
+            continue
         row = prod(shape[1:]) * element.itemsize
         if shape[:1] == (ANY,) and row > 0:
             shape = (len(content) // row, *shape[1:])

@@ -103,6 +103,13 @@ def serve_settings(repositories: Sequence[Path], given: Mapping[str, Any]) -> Se
     from ridgeline.serve.settings import HttpLimits, Keys, Settings, Tls
 
     check_options(given)
+    for repository in repositories:
+        if not repository.is_dir():
+            got = "a file" if repository.exists() else "nothing of that name"
+            raise OptionError(
+                f"{str(repository)!r} is no folder of models", got=got,
+                help="a repository holds NAME/1/model.onnx",
+            )  # fmt: skip
     own = {
         "host": given["host"], "http_port": given["http"], "grpc_port": given["grpc"],
         "metrics_port": given["metrics"], "http_workers": given["http_workers"],

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Asked = Verb | Literal["infer", "page"]  # all that a front end can be asked
 FREE: frozenset[Asked] = OPEN | {"page"}  # the page itself says nothing: what it shows, it asks for
 LOOK_EVERY_S = 1.0
-OTHERS_MAY_READ = 0o044
+OTHERS_MAY_READ = 0o004  # a group may: secrets of Kubernetes come with one
 BEARER = "bearer "
 
 

@@ -36,7 +36,7 @@ def run_server(settings: Settings, *, say: Say, make_host: MakeHost | None = Non
 
 def worker_hosts(settings: Settings) -> Hosts:
     """A worker process for each device, forked from a process that has imported everything."""
-    spawner = Spawner()
+    spawner = Spawner(log_json=settings.log_json)
     return Hosts(settings, lambda device: WorkerHost(device, spawner), start=spawner.start, stop=spawner.stop)
 
 

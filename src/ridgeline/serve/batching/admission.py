@@ -48,7 +48,10 @@ class Admission:
                 if size > 0 or not 1 <= shape[0] <= spec.max_batch_size:
                     raise self._wrong_batch(port, shape[0], size)
                 size = shape[0]
-            inputs.append(tensor if port.reshape is None else _reshaped(port, port.reshape, tensor, spec))
+            if port.reshape is not None:
+                first = 1 if spec.has_batch else 0
+                tensor = replace(tensor, shape=(*shape[:first], *inward(port, shape[first:])))
+            inputs.append(tensor)
         if given:
             raise self._refused(f"model {spec.name!r} has no input {next(iter(given))!r}")
         return Admitted(inputs, max(size, 1), self._wanted(request.outputs))
@@ -88,13 +91,12 @@ def _fixed(dims: Sequence[int]) -> list[tuple[int, int]]:
     return [(axis, dim) for axis, dim in enumerate(dims) if dim != -1]
 
 
-def _reshaped(port: TensorSpec, reshape: tuple[int, ...], tensor: Tensor, spec: ModelSpec) -> Tensor:
-    """The shape the engine has; its open dims are the client's, in their order."""
-    first = 1 if spec.has_batch else 0
-    pairs = zip(port.dims, tensor.shape[first:], strict=True)
-    open_sizes = iter([size for dim, size in pairs if dim == -1])
-    shape = tuple(next(open_sizes) if dim == -1 else dim for dim in reshape)
-    return replace(tensor, shape=(*tensor.shape[:first], *shape))
+def inward(port: TensorSpec, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims that the engine has, without a batch; those that are open are the client's, in their order."""
+    if port.reshape is None:
+        return dims
+    open_sizes = iter([size for dim, size in zip(port.dims, dims, strict=True) if dim == -1])
+    return tuple(next(open_sizes) if dim == -1 else dim for dim in port.reshape)
 
 
 def outward(spec: ModelSpec, port: TensorSpec, output: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import msgspec
 
 from ridgeline.serve.codec.answer import AS_BINARY, AS_JSON, AnswerForm
 from ridgeline.serve.codec.body import check_depth
-from ridgeline.serve.codec.values import OFF_LOOP_BYTES, check_packed, pack_json
+from ridgeline.serve.codec.values import MOST_INT64, OFF_LOOP_BYTES, check_packed, count_of, pack_json
 from ridgeline.serve.datatypes import DATATYPES, Datatype
 from ridgeline.serve.errors import RequestError, invalid
 from ridgeline.serve.messages import Buffer, InferRequest, Parameter, Tensor, Wanted
@@ -24,8 +24,6 @@ from ridgeline.serve.parameters import (
 )
 from ridgeline.serve.settings import HttpLimits
 
-MOST_DIMS = 32
-MOST_INT64 = 2**63 - 1
 LONGEST_ID = 4096
 LONGEST_NAME = 1024
 LONGEST_KEPT, KEPT_HEADERS = 2048, 512
@@ -127,7 +125,7 @@ def _known_header(text: bytes, limits: HttpLimits) -> _Known | None:
     inputs, at, left = [], 0, limits.body_bytes
     for each in header.inputs:
         row, parameters = _row_of(each), each.parameters or {}
-        count = _count(each, row, left)
+        count = count_of(each.name, row, each.shape, left)
         refuse_shared_memory(each.name, parameters)
         end = at + natural("binary_data_size", parameters["binary_data_size"])
         if memoryview(each.data) or (row.itemsize and end - at != count * row.itemsize):
@@ -201,7 +199,7 @@ def _read_inputs(given: list[_Input], blobs: memoryview | None, limits: HttpLimi
     tensors, at, left = [], 0, limits.body_bytes
     for each in given:
         row = _row_of(each)
-        count = _count(each, row, left)
+        count = count_of(each.name, row, each.shape, left)
         parameters = each.parameters or {}
         refuse_shared_memory(each.name, parameters)
         size = parameters.get("binary_data_size")
@@ -236,21 +234,6 @@ def _blob(given: _Input, blobs: memoryview | None, at: int, end: int) -> memoryv
             f" the body has {len(blobs) - at} bytes left"
         )
     return blobs[at:end]
-
-
-def _count(given: _Input, row: Datatype, most_bytes: int) -> int:
-    """Elements of a shape; whoever allocates them knows that they are not too many."""
-    shape = given.shape
-    if len(shape) > MOST_DIMS:
-        raise invalid(f"input {given.name!r} has {len(shape)} dims, at most {MOST_DIMS} are taken")
-    count = 1
-    for size in shape:
-        if not 0 <= size <= MOST_INT64:
-            raise invalid(f"input {given.name!r}: a dim of its shape is not from 0 to {MOST_INT64}")
-        count *= size
-    if count * (row.itemsize or 1) > most_bytes:
-        raise invalid(f"input {given.name!r}: its shape is of more bytes than this server takes")
-    return count
 
 
 def _read_outputs(given: list[_Output], limits: HttpLimits) -> tuple[list[Wanted] | None, frozenset[str]]:

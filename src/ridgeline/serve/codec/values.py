@@ -7,6 +7,7 @@ objects stay small.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,8 @@ PIECE_ELEMENTS = 2**13
 MOST_STRINGS = 2**20
 OFF_LOOP_BYTES = 2**16  # more JSON than this is read or written on another thread
 _BRACKETS, _EMPTY = b"[]", b"[], \t\r\n"
-_MOST_INT64 = 2**63 - 1
+MOST_DIMS = 32
+MOST_INT64 = 2**63 - 1
 
 
 def _decoder(row: Datatype) -> msgspec.json.Decoder[list[Any]] | None:
@@ -31,7 +33,7 @@ def _decoder(row: Datatype) -> msgspec.json.Decoder[list[Any]] | None:
     if row.numpy.kind in "iu":
         ends = np.iinfo(row.numpy)
         # limits of msgspec are at most 64 bits with a sign; numpy refuses what is beyond UINT64
-        limits = msgspec.Meta(ge=int(ends.min), le=int(ends.max) if ends.max <= _MOST_INT64 else None)
+        limits = msgspec.Meta(ge=int(ends.min), le=int(ends.max) if ends.max <= MOST_INT64 else None)
         return msgspec.json.Decoder(list[Annotated[int, limits]])
     return msgspec.json.Decoder(list[bool] if row.numpy.kind == "b" else list[float])
 
@@ -135,6 +137,22 @@ def _flat(lists: Any) -> list[str]:
 def _check_count(name: str, have: int, count: int) -> None:
     if have != count:
         raise invalid(f"input {name!r} has {have} elements in its data, its shape has {count}")
+
+
+def count_of(name: str, row: Datatype, shape: Sequence[int], most_bytes: int) -> int:
+    """Elements of a shape; whoever allocates them knows that they are not too many."""
+    if len(shape) > MOST_DIMS:
+        raise invalid(f"input {name!r} has {len(shape)} dims, at most {MOST_DIMS} are taken")
+    count = extent = 1
+    for size in shape:
+        if not 0 <= size <= MOST_INT64:
+            raise invalid(f"input {name!r}: a dim of its shape is not from 0 to {MOST_INT64}")
+        count *= size
+        extent *= size or 1
+    # of an empty tensor too: whoever allocates its other dims meets their product
+    if extent * (row.itemsize or 1) > most_bytes:
+        raise invalid(f"input {name!r}: its shape is of more bytes than this server takes")
+    return count
 
 
 def check_packed(name: str, row: Datatype, count: int, data: memoryview) -> None:

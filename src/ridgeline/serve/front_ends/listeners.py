@@ -135,7 +135,7 @@ class FrontEndProcesses:
         ours, theirs = socket_pair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "ridgeline.serve.front_ends.process", str(theirs.fileno()),
+                sys.executable, "-P", "-m", "ridgeline.serve.front_ends.process", str(theirs.fileno()),
                 stdin=asyncio.subprocess.PIPE, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         finally:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ridgeline.serve.codec.codec import LONGEST_ID, LONGEST_NAME, MOST_DIMS, MOST_INT64
-from ridgeline.serve.codec.values import check_packed
-from ridgeline.serve.datatypes import DATATYPES, Datatype
+from ridgeline.serve.codec.codec import LONGEST_ID, LONGEST_NAME
+from ridgeline.serve.codec.values import MOST_INT64, check_packed, count_of
+from ridgeline.serve.datatypes import DATATYPES
 from ridgeline.serve.errors import invalid
 from ridgeline.serve.grpc.contents import pack_contents
 from ridgeline.serve.grpc.wire import Cut, cut, join_answer, join_stream_answer, parse
@@ -93,7 +93,7 @@ def _inputs(given: Any, raw: list[Buffer], limits: HttpLimits) -> list[Tensor]:
             raise invalid(f"input {name!r} has datatype {datatype!r}, known: {', '.join(DATATYPES)}")
         if each.parameters:
             refuse_shared_memory(name, each.parameters)
-        count = _count(name, row, shape, left)
+        count = count_of(name, row, shape, left)
         data: Buffer
         if raw:
             if each.HasField("contents"):
@@ -105,22 +105,6 @@ def _inputs(given: Any, raw: list[Buffer], limits: HttpLimits) -> list[Tensor]:
         left -= len(data)
         tensors.append(Tensor(name, datatype, shape, data))
     return tensors
-
-
-def _count(name: str, row: Datatype, shape: tuple[int, ...], most_bytes: int) -> int:
-    """Elements of a shape; whoever allocates them knows that they are not too many."""
-    if len(shape) > MOST_DIMS:
-        raise invalid(f"input {name!r} has {len(shape)} dims, at most {MOST_DIMS} are taken")
-    count = extent = 1
-    for size in shape:
-        if size < 0:
-            raise invalid(f"input {name!r} has shape {list(shape)}: a dim is negative")
-        count *= size
-        extent *= size or 1
-    # of an empty tensor too: whoever allocates its other dims meets their product
-    if extent * (row.itemsize or 1) > most_bytes:
-        raise invalid(f"input {name!r}: its shape is of more bytes than this server takes")
-    return count
 
 
 def _outputs(given: Any, limits: HttpLimits) -> list[Wanted] | None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.serve.codec.body import inflate
-from ridgeline.serve.codec.codec import MOST_DIMS
-from ridgeline.serve.codec.values import OFF_LOOP_BYTES
+from ridgeline.serve.codec.values import MOST_DIMS, OFF_LOOP_BYTES
 from ridgeline.serve.errors import Kind, RequestError, invalid
 from ridgeline.serve.messages import Buffer
 from ridgeline.serve.parameters import MOST_PARAMETERS

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from types import ModuleType
 from typing import Any
@@ -74,7 +74,11 @@ def _load_engine(model: HostedModel, device: str) -> Loaded:
     target = engine.plan.target
     if not device.startswith("cuda" if target.traits.is_gpu else "cpu"):
         raise LoadError(f"the engine was built for {target}, and is asked to run on {device}")
-    inputs = tuple(_port_info("input", port) for port in engine.inputs)
+    planned = engine.plan.planned_shapes
+    inputs = tuple(
+        replace(_port_info("input", port), planned=planned[port.name].shape if port.name in planned else ())
+        for port in engine.inputs
+    )
     outputs = tuple(_port_info("output", port) for port in engine.outputs)
     threads = None if target.traits.is_gpu else target.threads
     return Loaded(inputs, outputs, lambda: engine.context().run, threads, notes=_notes(model, engine))

@@ -26,6 +26,7 @@ class PortInfo:
     name: str
     datatype: str
     dims: Dims
+    planned: tuple[int, ...] = ()  # the shape that an engine was planned for, of an input
 
 
 @dataclass(frozen=True)

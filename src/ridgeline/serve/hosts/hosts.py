@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Hosts:
         self._make = make
         self._start_shared, self._stop_shared = start, stop
         self._watched: dict[str, Watched] = {}
+        self._turn = asyncio.Lock()  # several models that load may ask for a device at once
         # set by whoever keeps models on these hosts
         self.on_lost: Callable[[str], None] = lambda _: None
         self.on_back: Callable[[Sequence[Hosted]], None] = lambda _: None
@@ -58,12 +60,19 @@ class Hosts:
         return [f"cuda:{gpu}" for gpu in group.gpus or (0,)]
 
     async def host_of(self, device: str) -> Host:
-        watched = self._watched.get(device)
-        if watched is None:
-            watched = self._watched[device] = Watched(self._make(device))
-            watched.host.watch(lambda why: self._lost(device, why), self._back)
-            await watched.host.start()
-        return watched.host
+        """Started if it has not been; one that does not start is not kept."""
+        async with self._turn:
+            watched = self._watched.get(device)
+            if watched is None:
+                watched = Watched(self._make(device))
+                watched.host.watch(lambda why: self._lost(device, why), self._back)
+                try:
+                    await watched.host.start()
+                except BaseException:
+                    await watched.host.stop()
+                    raise
+                self._watched[device] = watched
+            return watched.host
 
     def _lost(self, device: str, why: str) -> None:
         watched = self._watched[device]

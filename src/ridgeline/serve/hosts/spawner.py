@@ -1,6 +1,6 @@
 """The process that workers are forked from: it has imported everything, started no thread, touched no GPU.
 
-    python -m ridgeline.serve.hosts.spawner DESCRIPTOR
+    python -m ridgeline.serve.hosts.spawner DESCRIPTOR [--log-json]
 
 The descriptor is a socket to the server. The process ends when the server's end does, and workers with it.
 """
@@ -21,6 +21,7 @@ import msgspec
 
 from ridgeline.serve.hosts.spawner_messages import PACKET_BYTES, Exited, Fork, Forked, Kill, Packet, Ready
 from ridgeline.serve.hosts.worker import work
+from ridgeline.serve.log import log_to_stderr
 
 FORK_FAILED = 71  # EX_OSERR
 WORKER_FAILED = 70  # EX_SOFTWARE
@@ -123,8 +124,9 @@ def leave_signals_to_the_server() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, *, log_json: bool) -> None:
     leave_signals_to_the_server()
+    log_to_stderr(as_json=log_json)
     # what is here stays for ever: a collector that looked at it would copy its pages in every worker
     gc.collect()
     gc.freeze()
@@ -137,4 +139,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), log_json="--log-json" in sys.argv[2:])

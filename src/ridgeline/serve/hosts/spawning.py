@@ -16,6 +16,7 @@ from ridgeline.serve.hosts.spawner_messages import PACKET_BYTES, Exited, Fork, F
 START_SECONDS = 120.0  # PyTorch from a cold disk
 STOP_SECONDS = 5.0
 # ONNX Runtime's uploader and OpenBLAS's pool are threads, which a fork would lose; and nothing is uploaded
+LOG_JSON = "--log-json"
 COMMAND = ("env", "ORT_DISABLE_TELEMETRY=1", "OPENBLAS_NUM_THREADS=1")
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,9 @@ class Child:
 class Spawner:
     """One for a server. It is started again when it is needed and gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_json: bool = False) -> None:
+        """`log_json`: what workers log, they log as the server does."""
+        self._log_json = log_json
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: asyncio.Future[None] | None = None
         self._socket: socket.socket | None = None
@@ -103,7 +106,7 @@ class Spawner:
         with theirs:
             # -P: modules of the folder that the server was started in are none of ours
             python = [sys.executable, "-P", "-m", "ridgeline.serve.hosts.spawner", str(theirs.fileno())]
-            command = [*COMMAND, *python]
+            command = [*COMMAND, *python, *([LOG_JSON] if self._log_json else [])]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
         self._socket = ours

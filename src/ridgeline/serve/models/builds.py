@@ -22,6 +22,7 @@ from ridgeline.serve.hosts.hosting import LoadError
 
 CACHE = Path("~/.cache/ridgeline/serve")
 HASHED_AT_ONCE = 1 << 20
+MODELS = (".onnx", ".ridge")
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
@@ -36,9 +37,10 @@ class Builds:
         self, model: Path, options: Mapping[str, Any], largest_batch: int, tell: Tell
     ) -> Path:
         """The engine file, from the cache or built now. `tell` hears how far it is."""
-        files = [model, *sorted(p for p in model.parent.iterdir() if p.is_file() and p != model)]
         loop = asyncio.get_running_loop()
-        key = await loop.run_in_executor(None, _key, files, {**options, "largest_batch": largest_batch})
+        key = await loop.run_in_executor(
+            None, _key, files_of(model), {**options, "largest_batch": largest_batch}
+        )
         path = self._folder() / f"{key}.ridge"
         async with self._turn:
             if not path.is_file():
@@ -51,6 +53,18 @@ class Builds:
             self._cache.mkdir(parents=True, exist_ok=True)
             return self._cache
         return private_folder(CACHE.expanduser())
+
+
+def files_of(model: Path) -> list[Path]:
+    """The model, and what may hold its weights: not other models beside it, nor what is named after them."""
+    beside = sorted(each for each in model.parent.iterdir() if each.is_file())
+    stems = [each.stem for each in beside if each.suffix in MODELS]
+
+    def is_others(file: Path) -> bool:
+        named_after = [stem for stem in stems if file.name.startswith(f"{stem}.")]
+        return file.suffix in MODELS or (bool(named_after) and model.stem not in named_after)
+
+    return [model, *(each for each in beside if not is_others(each))]
 
 
 def _key(files: list[Path], options: Mapping[str, Any]) -> str:
@@ -67,7 +81,7 @@ async def _build(
     model: Path, output: Path, options: Mapping[str, Any], largest_batch: int, tell: Tell
 ) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ridgeline.serve.models.build_process",
+        sys.executable, "-P", "-m", "ridgeline.serve.models.build_process",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None, "it was asked for"

@@ -55,11 +55,14 @@ class Ensemble:
         statistics: ModelStatistics,
         *,
         most_at_once: int = 0,
+        runs_batches: bool = False,
     ) -> None:
+        """`runs_batches`: one of the stages counts its batches for the whole."""
         self.spec, self.version, self.statistics = spec, version, statistics
         self.stages = tuple(stages)
         self._admission = Admission(spec)
         self._turn = asyncio.Semaphore(most_at_once) if most_at_once else nullcontext()
+        self._count = statistics.answered if runs_batches else statistics.executed
         self._running = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -84,7 +87,7 @@ class Ensemble:
                 self._is_empty.set()
         ended_ns = perf_counter_ns()
         size = request.inputs[0].shape[0] if self.spec.has_batch and request.inputs else 1
-        self.statistics.executed(
+        self._count(
             sizes=[size], queue_ns=[began_ns - came_ns], total_ns=[ended_ns - came_ns],
             input_ns=0, infer_ns=ended_ns - began_ns, output_ns=0,
         )  # fmt: skip

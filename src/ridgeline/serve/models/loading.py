@@ -40,6 +40,10 @@ class Loaded:
     parts: list[Part] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
+    def waiting(self) -> int:
+        """How many requests wait for an engine or a step."""
+        return sum(len(part.model) for part in self.parts)
+
     async def retire(self) -> None:
         """Answer what was accepted, then give everything back."""
         await self.runnable.drain()
@@ -165,13 +169,15 @@ class Loader:
         return part
 
     async def _warm_up(self, part: Part, folder: Path | None, tell: Callable[[str], None]) -> None:
-        outputs = [port.name for port in part.model.spec.outputs]
-        for name, inputs, count in warm_ups(part.model.spec, folder):
+        spec = part.model.spec
+        outputs = [port.name for port in spec.outputs]
+        planned = {port.name: port.planned for port in part.model.hosted[0].inputs}
+        for name, inputs, count in warm_ups(spec, folder, planned):
             tell(f"warming up: {name}")
             for hosted in part.model.hosted:
                 for instance in hosted.instances:
                     for _ in range(count):
-                        await run_on(instance, inputs, outputs)
+                        await run_on(instance, inputs, outputs, may_refuse=not spec.warmups)
 
     async def _pipeline(
         self, source: Source, statistics: ModelStatistics, tell: Callable[[str], None], parts: list[Part]
@@ -180,9 +186,9 @@ class Loader:
         outer = source.configured.spec
         inner = replace(outer, inputs=(), outputs=(), preprocess="", postprocess="")
         inner_config = Configured(inner, (), is_batch_open=not outer.max_batch_size)
-        part, notes = await self._engine(
-            inner_config, source, ModelStatistics(outer.name, source.version), tell, parts
-        )
+        of_engine = ModelStatistics(outer.name, source.version)
+        of_engine.whole = statistics
+        part, notes = await self._engine(inner_config, source, of_engine, tell, parts)
         engine = part.model.spec
         stages = []
         if outer.preprocess:
@@ -206,7 +212,8 @@ class Loader:
             inputs=outer.inputs if outer.preprocess else engine.inputs,
             outputs=outer.outputs if outer.postprocess else engine.outputs,
         )
-        return Loaded(Ensemble(spec, source.version, stages, statistics), parts, notes)
+        whole = Ensemble(spec, source.version, stages, statistics, runs_batches=True)
+        return Loaded(whole, parts, notes)
 
     async def _step(
         self, outer: ModelSpec, source: Source, file: str, ends: tuple[Tensors, Tensors], parts: list[Part]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from ridgeline.serve.config.config import Configured, configure
+from ridgeline.serve.config.config import Configured
 from ridgeline.serve.config.text import Given, parse_json
 from ridgeline.serve.errors import invalid, not_found, unavailable
 from ridgeline.serve.hosts.hosting import Hosted, LoadError
@@ -17,7 +17,7 @@ from ridgeline.serve.hosts.hosts import Hosts
 from ridgeline.serve.models.ensemble import Runnable
 from ridgeline.serve.models.loading import Loaded, Loader, Part, Source
 from ridgeline.serve.repository.folder import Found, FoundVersion
-from ridgeline.serve.repository.repository import Scan, changes, chosen_versions, scan
+from ridgeline.serve.repository.repository import Scan, changes, chosen_versions, configure_found, scan
 from ridgeline.serve.settings import Settings
 from ridgeline.serve.spec import ENSEMBLE
 from ridgeline.serve.telemetry.statistics import ModelStatistics
@@ -48,6 +48,14 @@ class Entry:
     problem: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def slot(self, name: str, version: int) -> Slot:
+        if version not in self.versions:
+            self.versions[version] = Slot(name, version, ModelStatistics(name, str(version)))
+        return self.versions[version]
+
+    def is_loaded(self, version: int) -> bool:
+        return version in self.versions and self.versions[version].loaded is not None
+
 
 class Models:
     def __init__(self, settings: Settings, hosts: Hosts) -> None:
@@ -58,6 +66,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()  # generations that are being retired
         self._poll: asyncio.Task[None] | None = None
         self._found = Scan({})
+        self._noted: set[str] = set()  # what was logged of the repositories the last time
         self._has_scanned = False
         self.missing: set[str] = set()  # what should have been there from the start, and is not
         hosts.on_lost, hosts.on_back = self._lose, self._gain
@@ -95,16 +104,20 @@ class Models:
     async def load(self, name: str, config: str = "") -> None:
         """As a client asks for it: the newest files, with what they need; `RequestError` if that fails."""
         await self._scan()
-        if name not in self._found.models:
-            problem = self._found.problems.get(name)
-            if problem:
-                raise invalid(f"model {name!r} cannot be loaded: {problem}")
-            raise not_found(f"model {name!r} is not in the repository")
         try:
-            override = parse_json(config) if config else None
-            for each in self._order_of([name]):
+            # another configuration may name another file
+            found = await self._look(only=name, given=parse_json(config)) if config else self._found
+        except LoadError as error:
+            raise invalid(f"model {name!r} cannot be loaded: {error}") from error
+        if problem := found.problems.get(name):
+            raise invalid(f"model {name!r} cannot be loaded: {problem}")
+        if name not in found.models:
+            raise not_found(f"model {name!r} is not in the repository")
+        known = {**self._found.models, name: found.models[name]}
+        try:
+            for each in self._order_of([name], known):
                 if each == name or not self._is_served(each):
-                    await self._load(each, override if each == name else None, is_asked=each == name)
+                    await self._load(known[each], is_asked=each == name)
         except LoadError as error:
             raise invalid(f"model {name!r} cannot be loaded: {error}") from error
         entry = self.entries[name]
@@ -134,10 +147,12 @@ class Models:
         ]
 
     async def _scan(self) -> None:
-        loop, settings = asyncio.get_running_loop(), self._settings
-        self._found = await loop.run_in_executor(
-            None, lambda: scan(settings.repositories, python_steps=settings.python_steps)
-        )
+        self._found = await self._look()
+        notes = {*self._found.notes}
+        notes |= {f"model {name}: {note}" for name, each in self._found.models.items() for note in each.notes}
+        for note in sorted(notes - self._noted):
+            _log.info("%s", note)
+        self._noted = notes
         for name, problem in self._found.problems.items():
             entry = self.entries.setdefault(name, Entry())
             if entry.problem != problem:
@@ -145,12 +160,18 @@ class Models:
             entry.problem = problem
         self._has_scanned = True
 
+    async def _look(self, only: str | None = None, given: Given | None = None) -> Scan:
+        settings = self._settings
+        return await asyncio.to_thread(
+            scan, settings.repositories, only=only, given=given, python_steps=settings.python_steps
+        )
+
     async def _load_all(self, names: Iterable[str]) -> None:
         """Single models side by side, then those that are made of others, in an order that works."""
         order = []
         for name in names:
             try:
-                order += [each for each in self._order_of([name]) if each not in order]
+                order += [each for each in self._order_of([name], self._found.models) if each not in order]
             except LoadError as error:
                 self.entries.setdefault(name, Entry()).problem = str(error)
                 _log.error("model %s: %s", name, error)
@@ -161,7 +182,7 @@ class Models:
 
     async def _try_load(self, name: str) -> None:
         try:
-            await self._load(name)
+            await self._load(self._found.models[name])
         except LoadError as error:
             self.entries.setdefault(name, Entry()).problem = str(error)
             _log.error("model %s: %s", name, error)
@@ -170,13 +191,15 @@ class Models:
         found = self._found.models.get(name)
         return found is not None and found.platform == ENSEMBLE
 
-    def _order_of(self, names: Sequence[str], inside: tuple[str, ...] = ()) -> list[str]:
+    def _order_of(
+        self, names: Sequence[str], known: Mapping[str, Found], inside: tuple[str, ...] = ()
+    ) -> list[str]:
         """The models with those that they need before them; `LoadError` if they need themselves."""
         order: list[str] = []
         for name in names:
             if name in inside:
                 raise LoadError(f"an ensemble needs itself: {' needs '.join((*inside, name))}")
-            found = self._found.models.get(name)
+            found = known.get(name)
             if found is None:
                 if inside and name not in self._found.problems:
                     raise LoadError(f"{inside[-1]!r} needs model {name!r}, which is not in the repository")
@@ -184,10 +207,11 @@ class Models:
                     raise LoadError(f"{inside[-1]!r} needs model {name!r}: {self._found.problems[name]}")
                 raise LoadError(f"model {name!r} is not in the repository")
             if found.platform == ENSEMBLE:
-                ensemble = self._configure(found, None).spec.ensemble
+                ensemble = self._configure(found).spec.ensemble
                 assert ensemble is not None, "its platform says so"
                 steps = [step.model for step in ensemble.steps]
-                order += [each for each in self._order_of(steps, (*inside, name)) if each not in order]
+                needed = self._order_of(steps, known, (*inside, name))
+                order += [each for each in needed if each not in order]
             if name not in order:
                 order.append(name)
         return order
@@ -196,32 +220,26 @@ class Models:
         entry = self.entries.get(name)
         return entry is not None and any(slot.state == READY for slot in entry.versions.values())
 
-    def _configure(self, found: Found, override: Given | None) -> Configured:
-        return configure(
-            override or found.given,
-            name=found.name,
-            folder=found.folder,
-            python_steps=self._settings.python_steps,
-            platform=found.platform,
-            preprocess=found.preprocess.name if found.preprocess else "",
-            postprocess=found.postprocess.name if found.postprocess else "",
-        )
+    def _configure(self, found: Found) -> Configured:
+        return configure_found(found, python_steps=self._settings.python_steps)
 
-    async def _load(self, name: str, override: Given | None = None, *, is_asked: bool = False) -> None:
+    async def _load(self, found: Found, *, is_asked: bool = False) -> None:
         """Every chosen version that is new or has changed; the others go. `is_asked`: changed or not."""
-        found = self._found.models[name]
+        name = found.name
         entry = self.entries.setdefault(name, Entry())
         async with entry.turn:
-            configured = self._configure(found, override)
+            configured = self._configure(found)
             versions = {each.number: each for each in found.versions}
-            chosen = chosen_versions(configured.spec.versions, versions)
+            # one that is being written anew, or was damaged, goes on as it was loaded
+            kept = {number for number in found.broken if entry.is_loaded(number)}
+            chosen = chosen_versions(configured.spec.versions, versions.keys() | kept)
             if not chosen:
                 raise LoadError("its version policy leaves none of its versions")
             failed = []
             for version in chosen:
-                slot = entry.versions.get(version)
-                if slot is None:
-                    slot = entry.versions[version] = Slot(name, version, ModelStatistics(name, str(version)))
+                if version in kept:
+                    continue
+                slot = entry.slot(name, version)
                 files = (found.files, versions[version].files)
                 if is_asked or slot.state != READY or slot.files != files:
                     slot.files = files
@@ -229,6 +247,11 @@ class Models:
             for version, slot in list(entry.versions.items()):
                 if version not in chosen:
                     self._drop(slot, "its version policy leaves it out")
+            for version, why in found.broken.items():
+                slot = entry.slot(name, version)
+                if slot.reason != why:
+                    _log.warning("model %s version %d: %s", name, version, why)
+                slot.state, slot.reason = (READY if version in kept else UNAVAILABLE), why
             entry.problem = "; ".join(failed)
             self._update_newest(name)
 
@@ -258,7 +281,7 @@ class Models:
         self.missing.discard(slot.name)
         slot.statistics.loaded(monotonic() - began)
         slot.statistics.tags = loaded.runnable.spec.metric_tags
-        slot.statistics.pending = loaded.runnable.__len__
+        slot.statistics.pending = loaded.waiting
         self._ready[slot.name, str(slot.version)] = loaded.runnable
         self._update_newest(slot.name)
         for note in loaded.notes:

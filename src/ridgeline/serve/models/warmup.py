@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from ridgeline.serve.config.files import contained, read_bytes
-from ridgeline.serve.datatypes import DATATYPES, nbytes_of
+from ridgeline.serve.batching.admission import inward
+from ridgeline.serve.config.warmup import warmup_file
+from ridgeline.serve.datatypes import DATATYPES, LENGTH_BYTES, nbytes_of
 from ridgeline.serve.hosts.hosting import BatchError, BatchResult, Instance, Joined, LoadError
 from ridgeline.serve.spec import ModelSpec, WarmUp, WarmUpInput
 
-LARGEST_FILE = 1 << 30
 SEED = 0
 
 
-def warm_ups(spec: ModelSpec, folder: Path | None) -> Iterator[tuple[str, list[Joined], int]]:
+def warm_ups(
+    spec: ModelSpec, folder: Path | None, planned: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, list[Joined], int]]:
     """Name, inputs and how often, of every request to warm up with. `LoadError` where one cannot be made."""
     for each in spec.warmups:
-        yield each.name, [_configured(each, tensor, folder) for tensor in each.inputs], each.count
-    if not spec.warmups and not any(-1 in port.dims for port in spec.inputs):
+        yield each.name, [_configured(spec, each, tensor, folder) for tensor in each.inputs], each.count
+    if not spec.warmups and not any(-1 in port.dims and not planned[port.name] for port in spec.inputs):
         for size in _batch_sizes(spec):
-            yield f"batch of {size}", _zeros(spec, size), 1
+            yield f"batch of {size}", _zeros(spec, size, planned), 1
 
 
 def _batch_sizes(spec: ModelSpec) -> list[int]:
@@ -35,52 +37,57 @@ def _batch_sizes(spec: ModelSpec) -> list[int]:
     return [*doubling, spec.max_batch_size]
 
 
-def _zeros(spec: ModelSpec, size: int) -> list[Joined]:
-    """Zeros are indices into every table, and empty strings."""
+def _zeros(spec: ModelSpec, size: int, planned: Mapping[str, Sequence[int]]) -> list[Joined]:
+    """Open dims as the engine was planned. Zeros are indices into every table, and empty strings."""
+    first = 1 if spec.has_batch else 0
     joined = []
     for port in spec.inputs:
         if port.is_optional:
             continue
         dims = port.dims if port.reshape is None else port.reshape
+        if -1 in dims:
+            planned_dims = planned[port.name][first:]
+            dims = tuple(got if want == -1 else want for want, got in zip(dims, planned_dims, strict=True))
         shape = (size, *dims) if spec.has_batch else dims
         nbytes = nbytes_of(DATATYPES[port.datatype], shape)
-        joined.append(
-            Joined(port.name, port.datatype, shape, [bytes(4 * prod(shape) if nbytes is None else nbytes)])
-        )
+        data = bytes(LENGTH_BYTES * prod(shape) if nbytes is None else nbytes)
+        joined.append(Joined(port.name, port.datatype, shape, [data]))
     return joined
 
 
-def _configured(warm_up: WarmUp, tensor: WarmUpInput, folder: Path | None) -> Joined:
-    shape = (warm_up.batch_size, *tensor.dims) if warm_up.batch_size else tensor.dims
+def _configured(spec: ModelSpec, warm_up: WarmUp, tensor: WarmUpInput, folder: Path | None) -> Joined:
+    """Every row of the batch has the same values, as every request of it would."""
     row = DATATYPES[tensor.datatype]
-    nbytes = nbytes_of(row, shape)
+    elements = prod(tensor.dims)
     if tensor.source == "file":
         if folder is None:
             raise LoadError(f"warm-up {warm_up.name!r} reads a file, and the model has no folder")
         try:
-            data = read_bytes(contained(folder, f"warmup/{tensor.file}"), LARGEST_FILE)
+            data = warmup_file(folder, tensor)
         except (OSError, ValueError) as error:
             raise LoadError(f"warm-up {warm_up.name!r}, input {tensor.name!r}: {error}") from error
-        if nbytes is not None and len(data) != nbytes:
-            raise LoadError(
-                f"warm-up {warm_up.name!r}, input {tensor.name!r}: {tensor.file!r} has {len(data)} bytes,"
-                f" want {nbytes}"
-            )
-    elif nbytes is None:
-        data = bytes(4 * prod(shape))
     elif tensor.source == "random" and row.numpy is not None and row.numpy.kind == "f":
-        data = np.random.default_rng(SEED).random(shape).astype(row.numpy).tobytes()
+        data = np.random.default_rng(SEED).random(elements).astype(row.numpy).tobytes()
     else:
-        data = bytes(nbytes)
-    return Joined(tensor.name, tensor.datatype, shape, [data])
+        data = bytes(elements * (row.itemsize or LENGTH_BYTES))
+    port = spec.input(tensor.name)
+    dims = tensor.dims if port is None else inward(port, tensor.dims)
+    if not spec.has_batch:
+        return Joined(tensor.name, tensor.datatype, dims, [data])
+    size = warm_up.batch_size
+    return Joined(tensor.name, tensor.datatype, (size, *dims), [data] * size)
 
 
-async def run_on(instance: Instance, inputs: Sequence[Joined], outputs: Sequence[str]) -> None:
-    """One batch, straight on an instance; `LoadError` if it fails."""
+async def run_on(
+    instance: Instance, inputs: Sequence[Joined], outputs: Sequence[str], *, may_refuse: bool = False
+) -> None:
+    """One batch, straight on an instance; `LoadError` if it fails. `may_refuse`: but not for its values."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[BatchResult | BatchError] = loop.create_future()
     instance.run(inputs, outputs, ended.set_result)
     result = await ended
     if isinstance(result, BatchError):
+        if may_refuse and result.is_input:
+            return
         raise LoadError(f"warm-up failed: {result}") from result
     result.release()

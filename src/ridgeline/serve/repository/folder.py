@@ -50,8 +50,7 @@ class Found:
     files: Fingerprint = ()  # of what all versions share: configuration, labels, warm-ups, steps
     preprocess: Path | None = None
     postprocess: Path | None = None
-    # versions that cannot be served, and why
-    broken: Mapping[int, str] = field(default_factory=dict, compare=False)
+    broken: Mapping[int, str] = field(default_factory=dict)  # versions that cannot be served, and why
     notes: tuple[str, ...] = field(default=(), compare=False)
     given: Given = field(default_factory=no_config, compare=False)
 

@@ -66,6 +66,7 @@ class ModelStatistics:
         self.name, self.version = name, version
         self.tags: Mapping[str, str] = {}  # of the model's configuration, for its metrics
         self.pending: Callable[[], int] = none_waiting  # how many requests wait now
+        self.whole: ModelStatistics | None = None  # of which this is the engine: its batches are that one's
         self.load_s: float | None = None  # how long the last load took
         self.inference_count = 0  # a request counts with its batch size
         self.execution_count = 0
@@ -98,18 +99,40 @@ class ModelStatistics:
         output_ns: int,
     ) -> None:
         """A batch that succeeded: of each request its size, its time in the queue and its whole time."""
-        now, requests, size = self._clock(), len(sizes), sum(sizes)
-        self.inference_count += size
+        self.answered(
+            sizes=sizes, queue_ns=queue_ns, total_ns=total_ns,
+            input_ns=input_ns, infer_ns=infer_ns, output_ns=output_ns,
+        )  # fmt: skip
+        self.ran(sum(sizes), input_ns, infer_ns, output_ns)
+        if self.whole is not None:
+            self.whole.ran(sum(sizes), input_ns, infer_ns, output_ns)
+
+    def ran(self, size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A batch of this size."""
         self.execution_count += 1
-        self.last_inference_ms = time_ns() // MILLION
-        self.success.add(requests, sum(total_ns))
-        self.queue.add(requests, sum(queue_ns))
-        self.compute.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchTimes()
         batch.add(1, input_ns, infer_ns, output_ns)
         self.batch_sizes.observe(size)
+
+    def answered(
+        self,
+        *,
+        sizes: Sequence[int],
+        queue_ns: Iterable[int],
+        total_ns: Sequence[int],
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """Requests of a batch, or of what a model with Python steps does around its batches."""
+        now, requests, size = self._clock(), len(sizes), sum(sizes)
+        self.inference_count += size
+        self.last_inference_ms = time_ns() // MILLION
+        self.success.add(requests, sum(total_ns))
+        self.queue.add(requests, sum(queue_ns))
+        self.compute.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
         for ns in total_ns:
             self.request_us.observe(ns / 1000)
         self._requests_rate.add(now, requests)
