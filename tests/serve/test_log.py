@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +56,13 @@ def test_settings_are_changed_as_a_whole_or_not_at_all() -> None:
     assert settings.change({})["log_info"] is True
     settings.change({"log_verbose_level": 0, "log_info": False})
     assert logging.getLogger("ridgeline").level == logging.WARNING
+
+
+def test_workers_log_as_the_server_does() -> None:
+    code = (
+        "import logging, socket; from ridgeline.serve.hosts import spawner;"
+        "spawner.Spawner.serve = lambda _: logging.getLogger('ridgeline.worker').error('told');"
+        "spawner.main(socket.socketpair()[0].detach(), log_json=True)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(ran.stderr)["event"] == "told"
