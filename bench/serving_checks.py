@@ -1,7 +1,7 @@
 """What a server promises, measured: what batching gains and serving adds, what reloads and deaths cost.
 
-`python -m bench.serving_checks gain latency reloads drains kill soak` writes one file of results. The server
-runs on core 0 and its clients on core 1. `--soak-minutes` says how long the soak lasts.
+`python -m bench.serving_checks gain latency cpu reloads drains kill soak` writes a file of results for each.
+The server runs on core 0 and its clients on core 1. `--soak-minutes` says how long the soak lasts.
 """
 
 from __future__ import annotations
@@ -177,6 +177,35 @@ def latency(root: Path) -> dict[str, Any]:
     return found
 
 
+def cpu_s(pid: int) -> float:
+    """Time that all threads of a process have had a core."""
+    told = [path.read_text().split()[0] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(map(int, told)) / 1e9
+
+
+def cpu(root: Path) -> dict[str, Any]:
+    """What a request over HTTP, all of it binary, costs the server's process; the worker's beside it."""
+    perceptron(root / "small" / "1" / "model.ridge", (64, 256, 10))
+    rows = []
+    with served(root) as server:
+        load_test(server, "small", "--concurrency", "16", "--duration", "2", "--warmup", "0")
+        pids = server.pids()
+        for clients in (1, 4, 16, 64):
+            before = {name: cpu_s(pid) for name, pid in pids.items()}
+            with server.client() as client:
+                had = client.statistics("small")["model_stats"][0]["inference_count"]
+            words = ["--concurrency", str(clients), "--duration", "6", "--warmup", "0"]
+            row = load_test(server, "small", *words)["rows"][0]
+            with server.client() as client:
+                requests = client.statistics("small")["model_stats"][0]["inference_count"] - had
+            spent = {name: 1e6 * (cpu_s(pid) - before[name]) / requests for name, pid in pids.items()}
+            rows.append({
+                "clients": clients, "requests": requests, "throughput_rps": row["throughput_rps"],
+                "cpu_us_per_request": spent, "p50_us": row["percentiles_us"]["50"],
+            })  # fmt: skip
+    return {"server_us_at_16": rows[2]["cpu_us_per_request"]["server"], "rows": rows}
+
+
 class Asking:
     """Threads that ask without end, and check every answer."""
 
@@ -325,7 +354,8 @@ def soak(root: Path, minutes: float = 30.0) -> dict[str, Any]:
 
 
 CHECKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "gain": gain, "latency": latency, "reloads": reloads, "drains": drains, "kill": kill, "soak": soak,
+    "gain": gain, "latency": latency, "cpu": cpu, "reloads": reloads, "drains": drains, "kill": kill,
+    "soak": soak,
 }  # fmt: skip
 
 
