@@ -1,40 +1,40 @@
-"""uvicorn's answer to one request, written at once: head and body in one call of the system, not in two."""
+"""A whole answer, past the two messages of ASGI: one write, and headers of ours that nobody checks again."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 
-CONTINUE = b"HTTP/1.1 100 "
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+EXTENSION = "ridgeline.answer"  # of a request's scope
+CLOSE = (b"connection", b"close")
+JOINED_BYTES = 2**16  # a larger body is not copied to stand behind its head
 
 
-class OneWrite:
-    """A transport that keeps the head of an answer until its body, or the end, is there."""
-
-    __slots__ = ("_head", "_is_begun", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head, self._is_begun = b"", False
-
-    def write(self, data: bytes) -> None:
-        # a client that waits for leave to go on sends no body before it has it
-        if self._is_begun or data.startswith(CONTINUE):
-            self._transport.write(data)
-        elif self._head:
-            self._is_begun = True
-            self._transport.writelines((self._head, data))
-        else:
-            self._head = data
-
-    def flush(self) -> None:
-        """The answer has no body, or is over."""
-        if self._head and not self._is_begun:
-            self._is_begun = True
-            self._transport.write(self._head)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+async def answer_whole(
+    cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """What uvicorn does for a start and a body, of a length that `headers` tell."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    if CLOSE in headers:
+        cycle.keep_alive = False
+    parts = [STATUS_LINE[status]]
+    for name, value in (*cycle.default_headers, *headers):
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"\r\n" if cycle.keep_alive or CLOSE in headers else b"connection: close\r\n\r\n")
+    if cycle.scope["method"] == "HEAD":
+        body = b""
+    cycle.response_started, cycle.waiting_for_100_continue = True, False
+    if len(body) <= JOINED_BYTES:
+        parts.append(body)
+        cycle.transport.write(b"".join(parts))
+    else:
+        cycle.transport.writelines((b"".join(parts), body))
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()

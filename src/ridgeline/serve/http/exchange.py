@@ -10,6 +10,7 @@ from typing import Any
 
 from ridgeline.serve.codec.body import too_large
 from ridgeline.serve.errors import RequestError, invalid, unavailable
+from ridgeline.serve.http.answer import CLOSE, EXTENSION
 from ridgeline.serve.settings import HttpLimits
 
 Message = MutableMapping[str, Any]
@@ -17,7 +18,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-CLOSE = (b"connection", b"close")
 # two of them would mean two things: which one counts must not depend on who reads
 SINGLE = (
     b"authorization", b"x-api-key", b"content-length", b"content-encoding", b"traceparent",
@@ -126,7 +126,11 @@ class Exchange:
         if close or is_unread:
             headers.append(CLOSE)
         self.is_started, self.status, self.sent = True, status, len(body)
+        whole = None if is_unread else self._scope.get("extensions", {}).get(EXTENSION)
         try:
+            if whole is not None:
+                await whole(status, headers, body)
+                return
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send({"type": "http.response.body", "body": body, "more_body": is_unread})
             if is_unread:

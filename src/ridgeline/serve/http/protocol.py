@@ -6,6 +6,7 @@ Errors of framing are JSON like all others. A refused connection says why and is
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httptools
@@ -14,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ridgeline.serve.http.answer import OneWrite
+from ridgeline.serve.http.answer import EXTENSION, answer_whole
 from ridgeline.serve.http.overdue import Overdue
 from ridgeline.serve.settings import HttpLimits
 
@@ -152,7 +153,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._pending_bytes = False, 0
         self.server_state.heads.discard(self)
         super().on_headers_complete()
-        self.cycle.transport = OneWrite(self.transport)  # type: ignore[assignment]  # all of it that is used
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
 
@@ -172,8 +172,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         self._unsent = 0
-        if self._active is not None:
-            self._active.transport.flush()  # type: ignore[attr-defined]
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.pipeline:
@@ -210,6 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        cycle.scope["extensions"] = {EXTENSION: partial(answer_whole, cycle)}  # type: ignore[dict-item]
         super()._start_asgi_task(cycle, app)
 
     def _head_bytes(self) -> int:
