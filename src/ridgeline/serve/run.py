@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -66,6 +67,9 @@ async def _serve(settings: Settings, make_host: MakeHost | None, say: Say, notif
 
 async def _load(server: Server, listeners: Listeners, say: Say, notify: str) -> None:
     await server.start()
+    # what is here now stays: a collection that went through it would be felt by whoever asks meanwhile
+    gc.collect()
+    gc.freeze()
     await listeners.set_serving(is_serving=True)
     for line in server.views.summary():
         say(line)
