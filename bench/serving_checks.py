@@ -203,7 +203,38 @@ def cpu(root: Path) -> dict[str, Any]:
                 "clients": clients, "requests": requests, "throughput_rps": row["throughput_rps"],
                 "cpu_us_per_request": spent, "p50_us": row["percentiles_us"]["50"],
             })  # fmt: skip
-    return {"server_us_at_16": rows[2]["cpu_us_per_request"]["server"], "rows": rows}
+    path = http_path()
+    return {
+        "http_path_us_at_16": path[-1]["cpu_us_per_request"],
+        "server_us_at_16": rows[2]["cpu_us_per_request"]["server"], "http_path": path, "rows": rows,
+    }  # fmt: skip
+
+
+def http_path() -> list[dict[str, Any]]:
+    """Bytes of HTTP to a request and back, without a model behind them."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.serving_echo"], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        found = PORT.search(process.stdout.readline())
+        assert found is not None
+        server = Served(process, int(found[1]), Path())
+        rows = []
+        for clients in (1, 16):
+            before = cpu_s(process.pid)
+            words = ["--concurrency", str(clients), "--duration", "6", "--warmup", "0"]
+            row = load_test(server, "echo", *words)["rows"][0]
+            spent = 1e6 * (cpu_s(process.pid) - before) / row["requests"]
+            rows.append({
+                "clients": clients, "requests": row["requests"], "cpu_us_per_request": spent,
+                "throughput_rps": row["throughput_rps"], "p50_us": row["percentiles_us"]["50"],
+            })  # fmt: skip
+    finally:
+        process.kill()
+        process.wait()
+    return rows
 
 
 class Asking:
