@@ -258,7 +258,7 @@ class Asking:
                     value = float(client.infer(self._model, {"x": x})["y"][0, 0])
                 except ServerError as error:
                     with self._lock:
-                        self.failures.append(f"{error.status}: {error.what}"[:200])
+                        self.failures.append(f"{error.status}: {error.what} {error.got}"[:200])
                     if not error.status:  # the server takes no connections any more
                         return
                     continue
