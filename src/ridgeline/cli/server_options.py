@@ -83,6 +83,10 @@ SERVING: Mapping[str, Any] = {
         float | None,
         _safety(min=0.001, metavar="MIB", help="of all requests that wait or run (default: 1024)"),
     ],
+    "batch_limit": Annotated[
+        float | None,
+        _safety(min=0, metavar="S", help="end a worker whose batch takes longer (default: 600; 0: never)"),
+    ],
     "grace": Annotated[
         float | None,
         _ending(min=0, metavar="S", help="after SIGTERM: not ready any more, but still taking requests"),
@@ -115,6 +119,7 @@ def serve_settings(repositories: Sequence[Path], given: Mapping[str, Any]) -> Se
         "metrics_port": given["metrics"], "http_workers": given["http_workers"],
         "mode": given["model_control"], "poll_seconds": given["poll"], "target": given["target"],
         "grace_seconds": given["grace"], "drain_seconds": given["drain"], "otlp": given["otlp"],
+        "batch_seconds": given["batch_limit"],
         "queue_bytes": None if given["max_queue"] is None else int(given["max_queue"] * MIB),
         "limits": None if given["max_body"] is None else HttpLimits(body_bytes=int(given["max_body"] * MIB)),
         "tls": None if given["tls_cert"] is None
@@ -140,6 +145,8 @@ def check_options(given: Mapping[str, Any]) -> None:
     mode = given["model_control"] or MODES[0]
     if mode not in MODES:
         raise OptionError(f"--model-control {mode!r} is not known", want=", ".join(MODES))
+    if given["poll"] is not None and mode != "poll":
+        raise OptionError("--poll is for --model-control poll")
     if given["load"] and mode != "explicit":
         raise OptionError("--load is for --model-control explicit")
     if given["admin"] is not None and mode != "explicit":

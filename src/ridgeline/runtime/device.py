@@ -24,8 +24,12 @@ MAKE_ROOM = "close other programs on the GPU, or build for smaller shapes"
 FATAL = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction",
     "unspecified launch failure", "launch timed out", "launch failure", "hardware stack error",
-    "invalid program counter", "uncorrectable ECC",
+    "invalid program counter", "uncorrectable ECC", "uncorrectable NVLink", "unknown error",
+    "operation not supported on global/shared address space", "context is destroyed",
+    "invalid device context", "system not yet initialized", "external device returned invalid",
 )  # fmt: skip
+# how libraries on the GPU say that there is too little memory
+OUT_OF_MEMORY = ("CUDA error 2:", "CUDA error: out of memory", "[CUDA]: out of memory", "STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def free_bytes() -> int:
 def device_error(error: Exception) -> DeviceError | None:
     """A failure of the GPU in words a user can act on; None for any other error."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or "CUDA error 2:" in text:
+    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in OUT_OF_MEMORY):
         return DeviceError("too little GPU memory", got=first_line(error), help=MAKE_ROOM)
     fatal = next((line.strip() for line in text.splitlines() if any(name in line for name in FATAL)), None)
     if fatal is None or "CUDA" not in text:

@@ -38,7 +38,12 @@ def run_server(settings: Settings, *, say: Say, make_host: MakeHost | None = Non
 def worker_hosts(settings: Settings) -> Hosts:
     """A worker process for each device, forked from a process that has imported everything."""
     spawner = Spawner(log_json=settings.log_json)
-    return Hosts(settings, lambda device: WorkerHost(device, spawner), start=spawner.start, stop=spawner.stop)
+    return Hosts(
+        settings,
+        lambda device: WorkerHost(device, spawner, batch_seconds=settings.batch_seconds),
+        start=spawner.start,
+        stop=spawner.stop,
+    )
 
 
 async def _serve(settings: Settings, make_host: MakeHost | None, say: Say, notify: str) -> int:
@@ -81,6 +86,7 @@ async def _drain(
     server: Server, listeners: Listeners, loading: asyncio.Future[None], ends: asyncio.Queue[signal.Signals]
 ) -> int:
     """Not ready first, then no new connections, then no requests; a second signal ends it at once."""
+    loading.cancel()  # it would say that the server serves, and that it is ready
 
     async def orderly() -> bool:
         await listeners.set_serving(is_serving=False)

@@ -55,6 +55,7 @@ class Settings:
     cache: Path | None = None  # built engines; None: the user's cache folder
     trust: bool = False
     queue_bytes: int = 1024 * MIB  # of all requests that wait or run
+    batch_seconds: float = 600.0  # a worker whose batch takes longer is replaced; 0: never
     limits: HttpLimits = HttpLimits()
     keys: Keys = Keys()
     tls: Tls | None = None

@@ -28,6 +28,7 @@ class Admission:
         self._rank = {port.name: len(spec.whole_dims(port)) for port in spec.inputs}
         self._all = [Wanted(port.name) for port in spec.outputs]
         self._outputs = {port.name for port in spec.outputs}
+        self._padded = {port.name: spec.padded_axes(port) for port in spec.inputs} if spec.pad_dims else {}
 
     def admit(self, request: InferRequest) -> Admitted:
         given = {tensor.name: tensor for tensor in request.inputs}
@@ -54,7 +55,21 @@ class Admission:
             inputs.append(tensor)
         if given:
             raise self._refused(f"model {spec.name!r} has no input {next(iter(given))!r}")
+        if self._padded:
+            self._check_padded(inputs)
         return Admitted(inputs, max(size, 1), self._wanted(request.outputs))
+
+    def _check_padded(self, inputs: Sequence[Tensor]) -> None:
+        """Beside longer requests of its batch a contradiction of one's own would be padded away."""
+        sizes: dict[str, tuple[str, int]] = {}
+        for tensor in inputs:
+            for axis, dim in self._padded[tensor.name].items():
+                other, size = sizes.setdefault(dim, (tensor.name, tensor.shape[axis]))
+                if size != tensor.shape[axis]:
+                    raise invalid(
+                        f"inputs of model {self._spec.name!r} differ in {dim!r}: {other!r} has {size},"
+                        f" {tensor.name!r} has {tensor.shape[axis]}"
+                    )
 
     def _wanted(self, asked: Sequence[Wanted] | None) -> list[Wanted]:
         if not asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,8 @@ from ridgeline.serve.spec import ModelSpec
 class Padding:
     """Dims that a model declares safe to lengthen: the axes of each input, and of each output."""
 
-    inputs: dict[str, tuple[int, ...]]
-    outputs: dict[str, tuple[tuple[int, str, int], ...]]  # axis, and the input and axis that say its size
+    inputs: dict[str, Mapping[int, str]]  # by axis
+    outputs: dict[str, tuple[tuple[int, str], ...]]  # axis, and the dim that says its size
     values: dict[str, float]
 
 
@@ -28,15 +28,9 @@ def padding_of(spec: ModelSpec) -> Padding | None:
     if not spec.pad_dims:
         return None
     inputs = {port.name: spec.padded_axes(port) for port in spec.inputs}
-    source = {name: (port, axis) for port, axes in reversed(inputs.items()) for axis, name in axes.items()}
     return Padding(
-        {name: tuple(axes) for name, axes in inputs.items()},
-        {
-            port.name: tuple(
-                (axis, *source[dim]) for axis, dim in spec.padded_axes(port).items() if dim in source
-            )
-            for port in spec.outputs
-        },
+        inputs,
+        {port.name: tuple(spec.padded_axes(port).items()) for port in spec.outputs},
         dict(spec.pad_values),
     )
 
@@ -112,9 +106,13 @@ def _end_of(data: memoryview, at: int, rows: int, rest: tuple[int, ...]) -> int:
 def cut(output: Tensor, padding: Padding, inputs: Sequence[Tensor]) -> Tensor:
     """The output without what was computed for padding: a copy where it has to be packed anew."""
     sizes = list(output.shape)
-    by_name = {tensor.name: tensor.shape for tensor in inputs}
-    for axis, name, of in padding.outputs.get(output.name, ()):
-        sizes[axis] = min(sizes[axis], by_name[name][of])
+    own = {
+        dim: tensor.shape[axis]
+        for tensor in inputs
+        for axis, dim in padding.inputs.get(tensor.name, {}).items()
+    }
+    for axis, dim in padding.outputs.get(output.name, ()):
+        sizes[axis] = min(sizes[axis], own.get(dim, sizes[axis]))
     shape = tuple(sizes)
     if shape == output.shape:
         return output

@@ -45,7 +45,10 @@ def read_ensemble(given: Any, name: str, problems: Problems) -> Ensemble:
 def check_ensemble(
     ensemble: Ensemble, inputs: list[TensorSpec], outputs: list[TensorSpec], problems: Problems
 ) -> list[str]:
-    """Notes on inputs that nobody reads. Whether tensors fit the steps is seen when those are loaded."""
+    """Notes on inputs that nobody reads. Whether tensors fit the models is seen as it is loaded."""
+    for port in (*inputs, *outputs):
+        if port.reshape is not None:
+            problems.add(f"tensor {port.name!r}", "reshape", "it in the configuration of the step's model")
     made = {port.name: _INPUT for port in inputs}
     for at, step in enumerate(ensemble.steps):
         for tensor in step.output_map.values():

@@ -8,7 +8,7 @@ import socket
 from functools import partial
 from typing import Any, cast
 
-from ridgeline.serve.errors import Kind, RequestError
+from ridgeline.serve.errors import Kind, RequestError, unavailable
 from ridgeline.serve.front_ends.wire import (
     TO_SERVER,
     Answer,
@@ -35,8 +35,10 @@ _log = logging.getLogger(__name__)
 class FrontEndLink:
     """One front end. `is_lost` is set when its process has ended."""
 
-    def __init__(self, sock: socket.socket, service: Service) -> None:
-        self._service = service
+    def __init__(self, sock: socket.socket, service: Service, *, copies: bool = False) -> None:
+        """`copies`: inputs are copied. Engines of this process may read them after their client went away."""
+        self._service, self._copies = service, copies
+        self._unsent: dict[int, InferResponse] = {}  # answers that wait for room
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.has_started, self.has_closed, self.is_lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.channel = LoopChannel(sock, TO_SERVER, on_message=self._on_message, on_closed=self._on_closed)
@@ -78,6 +80,8 @@ class FrontEndLink:
 
     async def _answer(self, asked: Infer) -> None:
         whole = None if asked.block is None else self.channel.peer_view(asked.block)
+        if whole is not None and self._copies:
+            whole = memoryview(bytes(whole))
         outputs = None if asked.outputs is None else [Wanted(*each) for each in asked.outputs]
         request = InferRequest(
             asked.model, asked.version, asked.id, pick_up(asked.inputs, whole), outputs, asked.parameters,
@@ -85,15 +89,29 @@ class FrontEndLink:
         )  # fmt: skip
         response = await self._service.infer(request)
         nbytes = total_bytes(response.outputs)
-        if nbytes:
-            self.channel.allocate(nbytes, partial(self._send, asked.ticket, response))
+        self._unsent[asked.ticket] = response
+        if not self.channel.is_open:
+            self._drop_unsent()
+        elif nbytes:
+            try:
+                self.channel.allocate(nbytes, partial(self._send, asked.ticket))
+            except (ValueError, OSError) as error:
+                self._unsent.pop(asked.ticket).release()
+                raise unavailable("the answer is larger than the memory between processes") from error
         else:
-            self._send(asked.ticket, response, None)
+            self._send(asked.ticket, None)
 
-    def _send(self, ticket: int, response: InferResponse, block: Block | None) -> None:
-        refs = lay_out(response.outputs, None if block is None else self.channel.view(block))
-        response.release()
+    def _send(self, ticket: int, block: Block | None) -> None:
+        response = self._unsent.pop(ticket)
+        try:
+            refs = lay_out(response.outputs, None if block is None else self.channel.view(block))
+        finally:
+            response.release()
         self.channel.send(Answer(ticket, response.model, response.version, block, refs))
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            self._unsent.popitem()[1].release()
 
     async def _ask(self, asked: Ask) -> None:
         try:
@@ -109,6 +127,7 @@ class FrontEndLink:
     def _on_closed(self, why: str) -> None:
         for task in list(self._tasks.values()):
             task.cancel()
+        self._drop_unsent()
         self.is_lost.set()
         self.has_started.set()
         self.has_closed.set()

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ridgeline.errors import OptionError
@@ -97,11 +98,10 @@ class Listeners:
             await server.stop(0.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     process: asyncio.subprocess.Process
     link: FrontEndLink
-    watch: asyncio.Task[None]
 
 
 class FrontEndProcesses:
@@ -110,6 +110,7 @@ class FrontEndProcesses:
     def __init__(self, server: Server, settings: Settings) -> None:
         self._server, self._settings = server, settings
         self._running: list[Running] = []
+        self._watches: set[asyncio.Task[None]] = set()
         self._is_serving = self._is_closing = False
         self._kept: list[socket.socket] = []  # bound, not listening: so that the ports stay ours
 
@@ -132,40 +133,59 @@ class FrontEndProcesses:
         return int(kept.getsockname()[1])
 
     async def _start_one(self) -> None:
+        """`OptionError` or `OSError` if it does not start; then nothing of it is left."""
         ours, theirs = socket_pair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "ridgeline.serve.front_ends.process", str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE, pass_fds=(theirs.fileno(),),
-            )  # fmt: skip
-        finally:
-            theirs.close()
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "ridgeline.serve.front_ends.process", str(theirs.fileno()),
+                    stdin=asyncio.subprocess.PIPE, pass_fds=(theirs.fileno(),),
+                )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        running = Running(process, FrontEndLink(ours, self._server, copies=self._settings.in_process))
+        try:
+            await self._wait_started(running)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            running.link.channel.close()
+            await process.wait()
+            raise
+        self._running.append(running)
+        watch = asyncio.ensure_future(self._watch(running))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        running.link.channel.send(Close() if self._is_closing else Serving(self._is_serving))
+
+    async def _wait_started(self, running: Running) -> None:
+        process, link = running.process, running.link
         assert process.stdin is not None, "it was asked for"
         process.stdin.write(encode_setup(Setup(self._settings, self._ports)) + b"\n")
         process.stdin.close()
-        link = FrontEndLink(ours, self._server)
-        running = Running(process, link, asyncio.ensure_future(self._watch(process, link)))
-        self._running.append(running)
         try:
             await asyncio.wait_for(link.has_started.wait(), START_SECONDS)
         except TimeoutError:
-            process.kill()
+            raise OptionError(f"a front-end process was not ready in {START_SECONDS:.0f} s") from None
         if link.is_lost.is_set():
             raise OptionError(f"a front-end process ended with status {await process.wait()} as it started")
-        link.channel.send(Serving(self._is_serving))
 
-    async def _watch(self, process: asyncio.subprocess.Process, link: FrontEndLink) -> None:
-        await link.is_lost.wait()
-        status = await process.wait()
+    async def _watch(self, running: Running) -> None:
+        """Start another when it has ended, which is watched by itself."""
+        await running.link.is_lost.wait()
+        status = await running.process.wait()
         if self._is_closing:
             return
         _log.error("a front-end process ended with status %d", status)
-        self._running = [each for each in self._running if each.process is not process]
-        while not self._is_closing:
+        self._running.remove(running)
+        while True:
             await asyncio.sleep(AGAIN_SECONDS)
+            if self._is_closing:
+                return
             try:
                 await self._start_one()
-            except OptionError as error:
+            except (OptionError, OSError) as error:
                 _log.error("%s", error)
             else:
                 return
@@ -187,6 +207,9 @@ class FrontEndProcesses:
 
     async def stop(self) -> None:
         self._is_closing = True
+        for watch in list(self._watches):
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         self.tell(Stop())
         for each in self._running:
             try:
@@ -194,8 +217,6 @@ class FrontEndProcesses:
             except TimeoutError:
                 each.process.kill()
                 await each.process.wait()
-            each.watch.cancel()
-            await asyncio.gather(each.watch, return_exceptions=True)
             each.link.channel.close()
         for kept in self._kept:
             kept.close()

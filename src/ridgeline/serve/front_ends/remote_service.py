@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from ridgeline.serve.errors import KINDS, RequestError, unavailable
+from ridgeline.serve.errors import KINDS, RequestError, invalid, unavailable
 from ridgeline.serve.front_ends.wire import (
     TO_FRONT_END,
     Answer,
@@ -48,7 +48,10 @@ class RemoteService:
                 self._send(ticket, request, None)
             return self._response(request, await answer)
         except asyncio.CancelledError:
-            self.channel.send(Cancel(ticket))
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._drop(answer.result())  # it came in the moment in which nobody wanted it any more
+            else:
+                self.channel.send(Cancel(ticket))
             raise
         except ValueError as error:
             raise unavailable("the request is larger than the memory between processes") from error
@@ -58,8 +61,8 @@ class RemoteService:
     async def ask(self, verb: Verb, **arguments: Any) -> Any:
         ticket = next(self._tickets)
         answer = self._expect(ticket)
-        self.channel.send(Ask(ticket, verb, arguments))
         try:
+            self.channel.send(Ask(ticket, verb, arguments))
             return await answer
         finally:
             self._waiting.pop(ticket, None)
@@ -75,6 +78,16 @@ class RemoteService:
             if block is not None:
                 self.channel.free(block)
             return
+        try:
+            self._send_in(ticket, request, block)
+        except Exception as error:
+            if block is not None:
+                self.channel.free(block)
+            answer = self._waiting[ticket]
+            if not answer.done():
+                answer.set_exception(invalid(f"the request cannot be passed on: {error}"))
+
+    def _send_in(self, ticket: int, request: InferRequest, block: Block | None) -> None:
         refs = lay_out(request.inputs, None if block is None else self.channel.view(block))
         outputs = None if request.outputs is None else [(each.name, each.classes) for each in request.outputs]
         self.channel.send(
@@ -83,6 +96,10 @@ class RemoteService:
                 dict(request.parameters), request.priority, request.timeout_us, request.trace,
             )
         )  # fmt: skip
+
+    def _drop(self, answer: Answer) -> None:
+        if answer.block is not None:
+            self.channel.release(answer.block)
 
     def _response(self, request: InferRequest, answer: Answer) -> InferResponse:
         block = answer.block
@@ -98,8 +115,8 @@ class RemoteService:
             return
         answer = self._waiting.get(message.ticket)
         if answer is None or answer.done():  # nobody waits any more
-            if isinstance(message, Answer) and message.block is not None:
-                self.channel.release(message.block)
+            if isinstance(message, Answer):
+                self._drop(message)
         elif isinstance(message, Refused):
             answer.set_exception(RequestError(KINDS[message.kind], message.message, reason=message.reason))
         else:

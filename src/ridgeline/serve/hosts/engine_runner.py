@@ -140,7 +140,7 @@ class Runner:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._ports = {port.name: port for port in loaded.outputs}
-        self._run = loaded.new_run()
+        self._run: Run | None = loaded.new_run()
 
     def enter_thread(self, device: str) -> None:
         """Whoever calls this runs the batches from now on. PyTorch counts threads for each thread apart."""
@@ -153,9 +153,8 @@ class Runner:
         error = self._try(inputs, outputs)
         if isinstance(error, BatchError) and error.is_memory:
             # what is kept of other shapes, and what the allocator keeps, may be all that is missing
-            del self._run
+            self._run = None
             give_back_memory()
-            self._run = self._loaded.new_run()
             error = self._try(inputs, outputs)
         if isinstance(error, BatchError):
             raise error
@@ -174,6 +173,8 @@ class Runner:
         began = perf_counter_ns()
         arrays = {tensor.name: array_of(tensor, as_text=not self._loaded.is_step) for tensor in inputs}
         ready = perf_counter_ns()
+        if self._run is None:
+            self._run = self._loaded.new_run()
         made = self._run(arrays)
         ran = perf_counter_ns()
         tensors = [self._output(name, made) for name in outputs]
@@ -202,7 +203,8 @@ def batch_error(error: BaseException) -> BatchError:
         return BatchError(text, is_fatal=True)
     if any(_is_memory(cause) for cause in causes):
         return BatchError(f"out of memory: {text}", is_memory=True)
-    return BatchError(text, is_input=isinstance(error, (InputError, LimitError, ValueError)))
+    is_input = isinstance(error, (InputError, LimitError, ValueError))
+    return BatchError(text, is_input=is_input and not any("CUDA" in str(cause) for cause in causes))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -212,8 +214,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__
 
 
+def _as_device(error: BaseException) -> BaseException | None:
+    return device_error(error) if isinstance(error, RuntimeError) else error
+
+
 def _is_fatal(error: BaseException) -> bool:
-    found = device_error(error) if isinstance(error, RuntimeError) else error
+    found = _as_device(error)
     return isinstance(found, DeviceError) and found.is_fatal
 
 
@@ -222,7 +228,8 @@ def _is_memory(error: BaseException) -> bool:
         return True
     # an InputError quotes its cause, which is in the list itself
     is_quoted = isinstance(error, RidgelineError) and not isinstance(error, DeviceError)
-    return not is_quoted and any(word in str(error) for word in MEMORY_WORDS)
+    texts = (str(error), str(_as_device(error) or ""))
+    return not is_quoted and any(word in text for word in MEMORY_WORDS for text in texts)
 
 
 def give_back_memory() -> None:

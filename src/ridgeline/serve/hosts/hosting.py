@@ -147,8 +147,13 @@ class LoadError(Exception):
     """A model that a host could not load; the text is for the operator's log and the repository index."""
 
 
+class WorkerLostError(LoadError):
+    """The worker ended meanwhile, be it because of this model or of another."""
+
+
 class Host(Protocol):
     device: str  # "cpu", "cuda:0", …
+    restarts: int  # of its worker
 
     async def start(self) -> None: ...
 
@@ -168,7 +173,7 @@ class Host(Protocol):
     def watch(self, on_lost: Callable[[str], None], on_back: Callable[[Sequence[Hosted]], None]) -> None:
         """`on_lost(why)`: every instance is gone, and batches that ran on them have failed as lost.
 
-        `on_back(hosted)`: everything that was loaded is loaded again, but for what could not be.
+        `on_back(hosted)`: these are loaded again; what was loaded and is not among them is gone for good.
         """
         ...
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ridgeline.serve.hosts.hosting import Host, Hosted, LoadError
@@ -21,7 +22,6 @@ MakeHost = Callable[[str], Host]
 @dataclass
 class Watched:
     host: Host
-    restarts: int = 0
     why: str = ""  # it was lost the last time
 
 
@@ -42,7 +42,7 @@ class Hosts:
         self._turn = asyncio.Lock()  # several models that load may ask for a device at once
         # set by whoever keeps models on these hosts
         self.on_lost: Callable[[str], None] = lambda _: None
-        self.on_back: Callable[[Sequence[Hosted]], None] = lambda _: None
+        self.on_back: Callable[[str, Sequence[Hosted]], None] = lambda device, hosted: None
 
     async def start(self) -> None:
         if self._start_shared is not None:
@@ -65,7 +65,7 @@ class Hosts:
             watched = self._watched.get(device)
             if watched is None:
                 watched = Watched(self._make(device))
-                watched.host.watch(lambda why: self._lost(device, why), self._back)
+                watched.host.watch(partial(self._lost, device), partial(self._back, device))
                 try:
                     await watched.host.start()
                 except BaseException:
@@ -75,29 +75,28 @@ class Hosts:
             return watched.host
 
     def _lost(self, device: str, why: str) -> None:
-        watched = self._watched[device]
-        watched.restarts += 1
-        watched.why = why
+        # a host may be lost as it starts
+        if device in self._watched:
+            self._watched[device].why = why
         _log.error("the worker for %s was lost: %s", device, why)
         self.on_lost(device)
 
-    def _back(self, hosted: Sequence[Hosted]) -> None:
-        _log.info("a worker is back with %d models", len(hosted))
-        self.on_back(hosted)
+    def _back(self, device: str, hosted: Sequence[Hosted]) -> None:
+        self.on_back(device, hosted)
 
     @property
     def are_healthy(self) -> bool:
         return all(watched.host.is_healthy for watched in self._watched.values())
 
     def restarts(self) -> dict[str, int]:
-        return {device: watched.restarts for device, watched in self._watched.items()}
+        return {device: watched.host.restarts for device, watched in self._watched.items()}
 
     def status(self) -> list[dict[str, Any]]:
         return [
             {
                 "device": device,
                 "state": "ready" if watched.host.is_healthy else "restarting",
-                "restarts": watched.restarts,
+                "restarts": watched.host.restarts,
                 "pid": getattr(watched.host, "pid", None),
                 "lost": watched.why,
             }

@@ -88,10 +88,10 @@ class ThreadHost:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.restarts = 0
+        self.restarts = 0  # never
         self._is_up = False
         self._instances: dict[str, tuple[ThreadInstance, ...]] = {}
-        self._watchers: list[Callable[[str], None]] = []
+        self._watchers: list[tuple[Callable[[str], None], Callable[[Sequence[Hosted]], None]]] = []
 
     @property
     def is_healthy(self) -> bool:
@@ -103,8 +103,7 @@ class ThreadHost:
         return None
 
     def watch(self, on_lost: Callable[[str], None], on_back: Callable[[Sequence[Hosted]], None]) -> None:
-        """`on_back` is never called."""
-        self._watchers.append(on_lost)
+        self._watchers.append((on_lost, on_back))
 
     async def start(self) -> None:
         self._is_up = True
@@ -130,8 +129,9 @@ class ThreadHost:
     def _lose(self, why: str) -> None:
         if self._is_up:
             self._is_up = False
-            for on_lost in self._watchers:
+            for on_lost, on_back in self._watchers:
                 on_lost(why)
+                on_back(())  # and nothing ever comes back
 
 
 def _end(instances: Sequence[ThreadInstance]) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from ridgeline.serve.hosts.hosting import Hosted, HostedModel, LoadError
+from ridgeline.serve.hosts.hosting import Hosted, HostedModel, LoadError, WorkerLostError
 from ridgeline.serve.hosts.spawning import Spawner, SpawnError
 from ridgeline.serve.hosts.worker_link import WorkerLink
 from ridgeline.serve.link.channel import LIMIT_BYTES
@@ -30,13 +30,15 @@ class WorkerHost:
         limit_bytes: int = LIMIT_BYTES,
         ping_seconds: float = 5.0,
         unanswered: int = 6,
+        batch_seconds: float = 0.0,
     ) -> None:
         """`limit_bytes` of inputs, and of outputs, may be under way. A worker that lets so many pings in a
-        row go `unanswered` is ended."""
+        row go `unanswered` is ended, and so is one whose batch takes longer than `batch_seconds`."""
         self.device = device
         self.restarts = 0
         self._spawner, self._limit_bytes = spawner, limit_bytes
         self._ping_seconds, self._unanswered = ping_seconds, unanswered
+        self._batch_seconds = batch_seconds
         self._link: WorkerLink | None = None
         self._up: asyncio.Future[WorkerLink] | None = None  # set while there is a worker with its models
         self._models: dict[str, HostedModel] = {}
@@ -69,7 +71,7 @@ class WorkerHost:
         link = await self._wait_up()
         hosted = await link.load(model)
         if link is not self._link or not link.is_open:
-            raise LoadError("the worker ended just after it had loaded this")
+            raise WorkerLostError("the worker ended just after it had loaded this")
         self._models[model.key] = model
         return hosted
 
@@ -168,7 +170,9 @@ class WorkerHost:
             if link is None or not link.is_open:
                 continue
             silent = 0 if link.heard else silent + 1
-            if silent >= self._unanswered:
+            if 0 < self._batch_seconds < link.longest_batch():
+                link.end(f"a batch did not end in {self._batch_seconds:g} s")
+            elif silent >= self._unanswered:
                 silent = 0
                 link.end(f"no answer for {self._unanswered * self._ping_seconds:.0f} s")
             else:

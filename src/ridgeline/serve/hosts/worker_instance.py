@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
 from ridgeline.serve.hosts.hosting import BatchError, BatchResult, Joined
 from ridgeline.serve.hosts.worker_messages import (
@@ -34,6 +34,7 @@ class Running:
     inputs: Sequence[Joined]
     batch: Run
     input_ns: int = 0
+    began: float = 0.0  # as the worker was sent it
 
 
 class _Release:
@@ -79,6 +80,11 @@ class WorkerInstance:
         except (ValueError, OSError) as error:
             self._fail_soon(BatchError(f"no room for the inputs: {error}", is_memory=True))
 
+    @property
+    def began(self) -> float:
+        """When the batch that runs was sent; 0 while none runs."""
+        return 0.0 if self._running is None else self._running.began
+
     def lose(self, why: str) -> None:
         """What runs is lost, unless its answer is here already."""
         self._channel.read_rest()
@@ -98,7 +104,7 @@ class WorkerInstance:
             self._free(memory)
             self._fail_soon(BatchError(f"the inputs cannot be joined: {error}"))
             return
-        running.input_ns = perf_counter_ns() - began
+        running.input_ns, running.began = perf_counter_ns() - began, monotonic()
         self._channel.send(running.batch)
 
     def _fail_soon(self, error: BatchError) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
-from ridgeline.serve.hosts.hosting import Hosted, HostedModel, LoadError
+from ridgeline.serve.hosts.hosting import Hosted, HostedModel, LoadError, WorkerLostError
 from ridgeline.serve.hosts.spawning import Child, Spawner
 from ridgeline.serve.hosts.worker_instance import WorkerInstance
 from ridgeline.serve.hosts.worker_messages import (
@@ -33,11 +34,11 @@ class Loading:
     def __init__(self, future: asyncio.Future[Hosted], sockets: list[socket.socket]) -> None:
         self.future, self.sockets = future, sockets
 
-    def fail(self, why: str) -> None:
+    def fail(self, error: LoadError) -> None:
         for sock in self.sockets:
             sock.close()
         if not self.future.done():
-            self.future.set_exception(LoadError(why))
+            self.future.set_exception(error)
 
 
 class WorkerLink:
@@ -77,7 +78,7 @@ class WorkerLink:
     async def load(self, model: HostedModel) -> Hosted:
         """`LoadError` also where the worker dies of it."""
         if not self.is_open:
-            raise LoadError("the worker is gone")
+            raise WorkerLostError("the worker is gone")
         loading = self._loading[model.key] = Loading(self._loop.create_future(), [])
         for _ in range(model.instances):
             ours, theirs = socket_pair()
@@ -91,6 +92,11 @@ class WorkerLink:
         """What was never loaded, or died with the worker, is unloaded already."""
         if self.is_open and key in self._instances:
             await self._unload(key)
+
+    def longest_batch(self) -> float:
+        """For how many seconds the oldest batch has been running."""
+        began = [each.began for instances in self._instances.values() for each in instances if each.began]
+        return monotonic() - min(began) if began else 0.0
 
     def ping(self) -> None:
         self._channel.send(Ping())
@@ -123,7 +129,7 @@ class WorkerLink:
             case Loaded():
                 self._loaded(message)
             case Failed():
-                self._take_loading(message.key).fail(message.text)
+                self._take_loading(message.key).fail(LoadError(message.text))
             case Unloaded():
                 _finish(self._unloading.pop(message.key, None))
 
@@ -147,7 +153,7 @@ class WorkerLink:
         for unloading in self._unloading.values():
             _finish(unloading)  # its memory is free in any case
         for loading in self._loading.values():
-            loading.fail(f"the worker ended while it loaded this: {why}")
+            loading.fail(WorkerLostError(f"the worker ended while it loaded this: {why}"))
         lost = [instance for instances in self._instances.values() for instance in instances]
         for table in (self._unloading, self._loading, self._instances):
             table.clear()

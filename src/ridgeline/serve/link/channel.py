@@ -6,9 +6,11 @@ Each side allocates from an area of its own and writes there; the peer reads, an
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from ridgeline.serve.link.arena import Block
 from ridgeline.serve.link.frames import ChannelError, FrameReader, FrameWriter
 
 LIMIT_BYTES = 1 << 30  # of the area of one side
+ALLOCATE_SECONDS = 20.0
 
 
 class Release(msgspec.Struct, tag="~", array_like=True, gc=False):
@@ -53,8 +56,14 @@ class Channel:
         self._tell(message, None)
 
     def allocate(self, nbytes: int) -> Block:
-        """Waits until the peer has given back enough; `ValueError` for more than the whole area."""
+        """Waits until the peer has given back enough, but not for ever: it may itself wait for this side.
+
+        `ValueError` for more than the whole area, and when nothing came back in time.
+        """
+        end = monotonic() + ALLOCATE_SECONDS
         while (block := self._written.arena.allocate(nbytes)) is None:
+            if not select.select([self._socket], [], [], max(0.0, end - monotonic()))[0]:
+                raise ValueError(f"no room for {nbytes:,} bytes in {ALLOCATE_SECONDS:.0f} s")
             if not self._read_more():
                 raise ChannelError("the other process is gone, and gives nothing back")
         return block

@@ -40,7 +40,11 @@ class FrameWriter:
     def add(self, message: msgspec.Struct) -> None:
         buffer = self.buffer
         begin = len(buffer)
-        self._encode_into(message, buffer, begin + LENGTH.size)
+        try:
+            self._encode_into(message, buffer, begin + LENGTH.size)
+        except BaseException:
+            del buffer[begin:]
+            raise
         length = len(buffer) - begin - LENGTH.size
         if length > LONGEST:
             del buffer[begin:]

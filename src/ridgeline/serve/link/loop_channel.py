@@ -197,9 +197,9 @@ class LoopChannel:
         if not self.is_open:
             return
         self._writer.buffer.clear()
+        self._writer.add(message)  # first: a message that cannot be written leaves all as it was
         if self._released:
             self._add_released()
-        self._writer.add(message)
         self._send_buffer(descriptor)
 
     def _send_buffer(self, descriptor: int | None) -> None:
@@ -234,7 +234,10 @@ class LoopChannel:
             return socket.send_fds(self._socket, [data], [descriptor])
         except BlockingIOError:
             return 0
-        except OSError:
+        except ConnectionError:
+            return len(data)
+        except OSError as error:  # of descriptors or buffers there are no more: the message would be missing
+            self._loop.call_soon(self._fail, str(error))
             return len(data)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
@@ -62,7 +62,7 @@ class Ensemble:
         self.stages = tuple(stages)
         self._admission = Admission(spec)
         self._turn = asyncio.Semaphore(most_at_once) if most_at_once else nullcontext()
-        self._count = statistics.answered if runs_batches else statistics.executed
+        self._runs_batches = runs_batches
         self._running = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -87,15 +87,18 @@ class Ensemble:
                 self._is_empty.set()
         ended_ns = perf_counter_ns()
         size = request.inputs[0].shape[0] if self.spec.has_batch and request.inputs else 1
-        self._count(
+        self.statistics.answered(
             sizes=[size], queue_ns=[began_ns - came_ns], total_ns=[ended_ns - came_ns],
             input_ns=0, infer_ns=ended_ns - began_ns, output_ns=0,
         )  # fmt: skip
+        if not self._runs_batches:
+            self.statistics.ran(size, 0, ended_ns - began_ns, 0)
         return response
 
     async def _infer(self, request: InferRequest) -> InferResponse:
         admitted = self._admission.admit(request)
-        run = _Run(self.stages, request)
+        absent = {port.name for port in self.spec.inputs} - {tensor.name for tensor in request.inputs}
+        run = _Run(self.stages, request, absent)
         try:
             values = await run.values({tensor.name: tensor for tensor in request.inputs})
             outputs = [self._output(wanted, values) for wanted in admitted.wanted]
@@ -140,8 +143,10 @@ class Ensemble:
 class _Run:
     """One request on its way through the steps."""
 
-    def __init__(self, stages: Sequence[Stage], request: InferRequest) -> None:
+    def __init__(self, stages: Sequence[Stage], request: InferRequest, absent: Collection[str]) -> None:
+        """`absent`: inputs of the whole that may be left out, and were."""
         self._left = list(stages)
+        self._absent = absent
         self._request = request
         self._answers: list[InferResponse] = []
 
@@ -150,7 +155,7 @@ class _Run:
         tasks: dict[asyncio.Task[InferResponse], Stage] = {}
         try:
             while self._left or tasks:
-                for stage in [s for s in self._left if all(name in values for name in s.inputs.values())]:
+                for stage in [each for each in self._left if self._can_run(each, values)]:
                     self._left.remove(stage)
                     tasks[asyncio.ensure_future(self._step(stage, values))] = stage
                 if not tasks:
@@ -168,8 +173,11 @@ class _Run:
                 await asyncio.wait(tasks)
         return values
 
+    def _can_run(self, stage: Stage, values: Mapping[str, Tensor]) -> bool:
+        return all(name in values or name in self._absent for name in stage.inputs.values())
+
     async def _step(self, stage: Stage, values: Mapping[str, Tensor]) -> InferResponse:
-        given = [replace(values[of], name=own) for own, of in stage.inputs.items()]
+        given = [replace(values[of], name=own) for own, of in stage.inputs.items() if of in values]
         asked = [Wanted(name) for name in stage.outputs]
         model = stage.find()
         # priorities are those of the ensemble, and mean nothing to a model that has fewer

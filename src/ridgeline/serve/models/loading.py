@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.serve.config.complete import DEFAULT_BATCH, complete
 from ridgeline.serve.config.config import Configured
-from ridgeline.serve.hosts.hosting import Host, Hosted, HostedModel, PortInfo
+from ridgeline.serve.errors import RequestError, unavailable
+from ridgeline.serve.hosts.hosting import Host, Hosted, HostedModel, PortInfo, WorkerLostError
 from ridgeline.serve.hosts.hosts import PYTHON_STEPS, Hosts
 from ridgeline.serve.models.builds import Builds
 from ridgeline.serve.models.ensemble import Ensemble, Runnable, Stage
 from ridgeline.serve.models.model import Model
+from ridgeline.serve.models.steps import check_steps
 from ridgeline.serve.models.warmup import run_on, warm_ups
 from ridgeline.serve.settings import Settings
 from ridgeline.serve.spec import ENSEMBLE, PYTHON, ModelSpec, TensorSpec
@@ -24,12 +27,17 @@ Tensors = tuple[TensorSpec, ...]
 _generations = itertools.count(1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
-    """A model inside a loaded version, with the hosts that hold it."""
+    """A model inside a version, with the hosts that hold it."""
 
     model: Model
-    hosts: dict[str, Host]  # by the key of what it hosts
+    hosts: dict[str, Host]  # by the key of what it hosts; what did not come back after a crash is left out
+
+    @property
+    def is_gone(self) -> bool:
+        """It will never run anything again."""
+        return not self.hosts
 
 
 @dataclass
@@ -39,6 +47,7 @@ class Loaded:
     runnable: Runnable
     parts: list[Part] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    give_back: Callable[[Part], Awaitable[None]] | None = None  # whoever loaded the parts
 
     def waiting(self) -> int:
         """How many requests wait for an engine or a step."""
@@ -49,8 +58,8 @@ class Loaded:
         await self.runnable.drain()
         for part in self.parts:
             await part.model.drain()
-            for key, host in part.hosts.items():
-                await host.unload(key)
+            if self.give_back is not None:
+                await self.give_back(part)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,10 @@ class Loader:
     def __init__(self, settings: Settings, hosts: Hosts, find: Callable[[str, str], Runnable]) -> None:
         self._settings, self._hosts, self._find = settings, hosts, find
         self._builds = Builds(settings.cache)
+        # of every generation from its first moment to its last: what happens to a worker happens to them
+        self._parts: set[Part] = set()
+        self._held: dict[str, Host] = {}  # by key: what a host has loaded for a part that is not made yet
+        self._lost: set[str] = set()  # keys of those whose worker died meanwhile
 
     async def load(self, source: Source, statistics: ModelStatistics, tell: Callable[[str], None]) -> Loaded:
         """`LoadError` if the version cannot be served; then nothing of it is left."""
@@ -81,14 +94,44 @@ class Loader:
                 return await self._pipeline(source, statistics, tell, parts)
             if spec.platform == PYTHON:
                 part = await self._python(spec, source, source.path, statistics, parts)
-                return Loaded(part.model, parts, source.configured.notes)
+                if spec.warmups:
+                    await self._warm_up(part, source.folder, tell)
+                return Loaded(part.model, parts, source.configured.notes, self.give_back)
             part, notes = await self._engine(source.configured, source, statistics, tell, parts)
-            return Loaded(part.model, parts, notes)
+            return Loaded(part.model, parts, notes, self.give_back)
         except BaseException:
             for part in parts:
-                for key, host in part.hosts.items():
-                    await host.unload(key)
+                await self.give_back(part)
             raise
+
+    async def give_back(self, part: Part) -> None:
+        self._parts.discard(part)
+        for key, host in part.hosts.items():
+            await host.unload(key)
+
+    def lose(self, device: str) -> None:
+        """The worker of this device died: what ran there fails by itself, what waits goes on waiting."""
+        for part in self._parts:
+            for hosted in part.model.hosted:
+                if part.hosts[hosted.key].device == device:
+                    part.model.lose(hosted)
+        self._lost |= {key for key, host in self._held.items() if host.device == device}
+
+    def gain(self, device: str, back: Sequence[Hosted]) -> None:
+        """A new worker has loaded these again. What it could not load is gone for good."""
+        by_key = {hosted.key: hosted for hosted in back}
+        for part in self._parts:
+            for key in [key for key, host in part.hosts.items() if host.device == device]:
+                if key in by_key:
+                    part.model.gain(by_key[key])
+                else:
+                    del part.hosts[key]
+            if part.is_gone:
+                part.model.refuse_waiting(unavailable("the model could not be loaded again"))
+
+    def refuse_waiting(self, error: RequestError) -> None:
+        for part in self._parts:
+            part.model.refuse_waiting(error)
 
     async def _engine(
         self,
@@ -106,26 +149,25 @@ class Loader:
         tell("loading")
         held = await self._host(spec, source, "engine", path)
         first = held[0][1]
-        known = complete(configured, first.inputs, first.outputs)
-        part = self._part(known.spec, source.version, held, statistics, parts)
+        try:
+            known = complete(configured, first.inputs, first.outputs)
+        except BaseException:
+            await self._let_go(held)
+            raise
+        part = await self._part(known.spec, source.version, held, statistics, parts)
         await self._warm_up(part, source.folder, tell)
         return part, known.notes
 
     def _build_options(self, spec: ModelSpec) -> dict[str, Any]:
         """Those of the server, and the model's own before them."""
         options = {"target": self._settings.target, **self._settings.build}
-        for name, text in spec.build.items():
-            if name == "profile":
-                options["profiles"] = [dict(pair.split("=", 1) for pair in text.split())]
-            else:
-                options[name] = int(text) if name in ("threads", "level") else text
-        return options
+        return options | dict(spec.build)
 
     async def _python(
         self, spec: ModelSpec, source: Source, path: Path, statistics: ModelStatistics, parts: list[Part]
     ) -> Part:
         held = await self._host(spec, source, "python", path)
-        return self._part(spec, source.version, held, statistics, parts)
+        return await self._part(spec, source.version, held, statistics, parts)
 
     async def _host(
         self, spec: ModelSpec, source: Source, kind: str, path: Path
@@ -147,15 +189,22 @@ class Loader:
                     inputs=_ports(spec, spec.inputs) if kind == "python" else (),
                     outputs=_ports(spec, spec.outputs) if kind == "python" else (),
                 )
+                self._held[model.key] = host
                 try:
                     held.append((host, await host.load(model)))
                 except BaseException:
-                    for other, hosted in held:
-                        await other.unload(hosted.key)
+                    self._held.pop(model.key)
+                    await self._let_go(held)
                     raise
         return held
 
-    def _part(
+    async def _let_go(self, held: list[tuple[Host, Hosted]]) -> None:
+        for host, hosted in held:
+            self._held.pop(hosted.key, None)
+            self._lost.discard(hosted.key)
+            await host.unload(hosted.key)
+
+    async def _part(
         self,
         spec: ModelSpec,
         version: str,
@@ -163,8 +212,16 @@ class Loader:
         statistics: ModelStatistics,
         parts: list[Part],
     ) -> Part:
+        """A model of what hosts hold. `WorkerLostError` if a worker died before it was one."""
+        keys = {hosted.key for _, hosted in held}
+        if keys & self._lost:
+            await self._let_go(held)
+            raise WorkerLostError("a worker ended while this was loaded")
         model = Model(spec, version, [hosted for _, hosted in held], statistics)
         part = Part(model, {hosted.key: host for host, hosted in held})
+        for key in keys:
+            del self._held[key]
+        self._parts.add(part)
         parts.append(part)
         return part
 
@@ -172,7 +229,8 @@ class Loader:
         spec = part.model.spec
         outputs = [port.name for port in spec.outputs]
         planned = {port.name: port.planned for port in part.model.hosted[0].inputs}
-        for name, inputs, count in warm_ups(spec, folder, planned):
+        # their files may be large
+        for name, inputs, count in await asyncio.to_thread(list, warm_ups(spec, folder, planned)):
             tell(f"warming up: {name}")
             for hosted in part.model.hosted:
                 for instance in hosted.instances:
@@ -184,7 +242,11 @@ class Loader:
     ) -> Loaded:
         """Python code before and after the engine: three models in a row, each with a queue of its own."""
         outer = source.configured.spec
-        inner = replace(outer, inputs=(), outputs=(), preprocess="", postprocess="")
+        # what a client sees on the side of a step is the step's, and the other side is the engine's
+        inner = replace(
+            outer, inputs=() if outer.preprocess else outer.inputs, preprocess="",
+            outputs=() if outer.postprocess else outer.outputs, postprocess="",
+        )  # fmt: skip
         inner_config = Configured(inner, (), is_batch_open=not outer.max_batch_size)
         of_engine = ModelStatistics(outer.name, source.version)
         of_engine.whole = statistics
@@ -213,7 +275,7 @@ class Loader:
             outputs=outer.outputs if outer.postprocess else engine.outputs,
         )
         whole = Ensemble(spec, source.version, stages, statistics, runs_batches=True)
-        return Loaded(whole, parts, notes)
+        return Loaded(whole, parts, notes, self.give_back)
 
     async def _step(
         self, outer: ModelSpec, source: Source, file: str, ends: tuple[Tensors, Tensors], parts: list[Part]
@@ -230,6 +292,7 @@ class Loader:
     def _ensemble(self, source: Source, statistics: ModelStatistics) -> Loaded:
         spec = source.configured.spec
         assert spec.ensemble is not None, "its platform says so"
+        check_steps(spec, lambda name, version: self._find(name, version).spec)
         stages = [
             Stage(step.model, _finder(self._find, step.model, step.version), step.input_map, step.output_map)
             for step in spec.ensemble.steps

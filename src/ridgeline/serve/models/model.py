@@ -215,7 +215,7 @@ class Model:
 
     def _failed(self, batch: list[Pending], error: BatchError) -> None:
         """Requests of a batch that failed run once more, alone, so that each answers for itself."""
-        may_try = self.spec.idempotent if error.is_lost else len(batch) > 1
+        may_try = self.spec.idempotent if error.is_lost or error.is_fatal else len(batch) > 1
         for pending in batch:
             if may_try and not pending.was_tried:
                 pending.was_tried = True
@@ -233,16 +233,20 @@ class Model:
             answers = [self._outputs_of(pending, i, split) for i, pending in enumerate(batch)]
         except Exception as error:
             result.release()
-            told = error if isinstance(error, RequestError) else RequestError(Kind.INTERNAL, "internal error")
+            internal = RequestError(Kind.INTERNAL, "internal error")
+            failure = error if isinstance(error, RequestError) else internal
             _log.exception("model %s: outputs of a batch cannot be handed out", self.spec.name)
             for pending in batch:
-                self._deliver(pending, told)
+                self._deliver(pending, failure)
             return
         ended_ns = perf_counter_ns()
+        # whose client went away has been counted as a failure
+        told = [pending for pending in batch if not pending.answer.done()]
         self.statistics.executed(
-            sizes=counts,
-            queue_ns=[pending.began_ns - pending.came_ns for pending in batch],
-            total_ns=[ended_ns - pending.came_ns for pending in batch],
+            rows=sum(counts),
+            sizes=[pending.admitted.size for pending in told],
+            queue_ns=[pending.began_ns - pending.came_ns for pending in told],
+            total_ns=[ended_ns - pending.came_ns for pending in told],
             input_ns=result.input_ns, infer_ns=result.infer_ns, output_ns=result.output_ns,
         )  # fmt: skip
         for pending, outputs in zip(batch, answers, strict=True):

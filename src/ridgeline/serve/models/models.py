@@ -4,57 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from ridgeline.serve.config.config import Configured
 from ridgeline.serve.config.text import Given, parse_json
 from ridgeline.serve.errors import invalid, not_found, unavailable
-from ridgeline.serve.hosts.hosting import Hosted, LoadError
+from ridgeline.serve.hosts.hosting import Hosted, LoadError, WorkerLostError
 from ridgeline.serve.hosts.hosts import Hosts
 from ridgeline.serve.models.ensemble import Runnable
-from ridgeline.serve.models.loading import Loaded, Loader, Part, Source
-from ridgeline.serve.repository.folder import Found, FoundVersion
+from ridgeline.serve.models.loading import Loaded, Loader, Source
+from ridgeline.serve.models.slots import LOADING, READY, UNAVAILABLE, Entry, Slot
+from ridgeline.serve.repository.folder import Found, FoundVersion, reason_of
 from ridgeline.serve.repository.repository import Scan, changes, chosen_versions, configure_found, scan
 from ridgeline.serve.settings import Settings
 from ridgeline.serve.spec import ENSEMBLE
-from ridgeline.serve.telemetry.statistics import ModelStatistics
 
-READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 ALL = "*"
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Slot:
-    """One version of a model, through all its generations."""
-
-    name: str
-    version: int
-    statistics: ModelStatistics
-    state: str = LOADING
-    reason: str = ""
-    loaded: Loaded | None = None
-    files: object = None  # as they were when it was loaded last, be it in vain
-
-
-@dataclass
-class Entry:
-    """A model by its name: its versions, and the one of its loads and unloads that is under way."""
-
-    versions: dict[int, Slot] = field(default_factory=dict)
-    problem: str = ""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def slot(self, name: str, version: int) -> Slot:
-        if version not in self.versions:
-            self.versions[version] = Slot(name, version, ModelStatistics(name, str(version)))
-        return self.versions[version]
-
-    def is_loaded(self, version: int) -> bool:
-        return version in self.versions and self.versions[version].loaded is not None
 
 
 class Models:
@@ -69,7 +38,7 @@ class Models:
         self._noted: set[str] = set()  # what was logged of the repositories the last time
         self._has_scanned = False
         self.missing: set[str] = set()  # what should have been there from the start, and is not
-        hosts.on_lost, hosts.on_back = self._lose, self._gain
+        hosts.on_lost, hosts.on_back = self._loader.lose, self._gain
 
     async def start(self) -> None:
         """Load what the settings name; a model that cannot be served keeps none of the others back."""
@@ -86,10 +55,7 @@ class Models:
     async def stop(self) -> None:
         if self._poll is not None:
             self._poll.cancel()
-        for loaded in [slot.loaded for slot in self.slots() if slot.loaded is not None]:
-            loaded.runnable.refuse_waiting(unavailable("the server is stopping"))
-            for part in loaded.parts:
-                part.model.refuse_waiting(unavailable("the server is stopping"))
+        self._loader.refuse_waiting(unavailable("the server is stopping"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -102,7 +68,13 @@ class Models:
         raise unavailable(f"model {name!r} is not ready: {slot.reason or slot.state.lower()}")
 
     async def load(self, name: str, config: str = "") -> None:
-        """As a client asks for it: the newest files, with what they need; `RequestError` if that fails."""
+        """As a client asks for it: the newest files, with what they need; `RequestError` if that fails.
+
+        A client that goes away stops nothing: whoever asks again would begin a long build anew.
+        """
+        await asyncio.shield(self._keep(self._load_asked(name, config)))
+
+    async def _load_asked(self, name: str, config: str) -> None:
         await self._scan()
         try:
             # another configuration may name another file
@@ -126,6 +98,9 @@ class Models:
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """It is not found any more from now on; what it accepted is answered."""
+        await asyncio.shield(self._keep(self._unload_asked(name, dependents=dependents)))
+
+    async def _unload_asked(self, name: str, *, dependents: bool) -> None:
         if name not in self.entries:
             raise not_found(f"model {name!r} is not loaded")
         names = [name, *(self._steps_of(name) if dependents else ())]
@@ -176,16 +151,23 @@ class Models:
                 self.entries.setdefault(name, Entry()).problem = str(error)
                 _log.error("model %s: %s", name, error)
         made = [name for name in order if self._is_ensemble(name)]
-        await asyncio.gather(*(self._try_load(name) for name in order if name not in made))
+        single = [name for name in order if name not in made]
+        were_lost = await asyncio.gather(*(self._try_load(name) for name in single))
+        # one of them may have ended the worker that the others were being loaded into: now one by one
+        for name in [name for name, was_lost in zip(single, were_lost, strict=True) if was_lost]:
+            _log.info("model %s is tried once more", name)
+            await self._try_load(name)
         for name in made:
             await self._try_load(name)
 
-    async def _try_load(self, name: str) -> None:
+    async def _try_load(self, name: str) -> bool:
+        """Whether it failed because a worker was lost."""
         try:
-            await self._load(self._found.models[name])
+            return await self._load(self._found.models[name])
         except LoadError as error:
             self.entries.setdefault(name, Entry()).problem = str(error)
             _log.error("model %s: %s", name, error)
+            return False
 
     def _is_ensemble(self, name: str) -> bool:
         found = self._found.models.get(name)
@@ -201,11 +183,11 @@ class Models:
                 raise LoadError(f"an ensemble needs itself: {' needs '.join((*inside, name))}")
             found = known.get(name)
             if found is None:
-                if inside and name not in self._found.problems:
-                    raise LoadError(f"{inside[-1]!r} needs model {name!r}, which is not in the repository")
+                why = self._found.problems.get(name, "")
                 if inside:
-                    raise LoadError(f"{inside[-1]!r} needs model {name!r}: {self._found.problems[name]}")
-                raise LoadError(f"model {name!r} is not in the repository")
+                    why = f": {why}" if why else ", which is not in the repository"
+                    raise LoadError(f"{inside[-1]!r} needs model {name!r}{why}")
+                raise LoadError(why or f"model {name!r} is not in the repository")
             if found.platform == ENSEMBLE:
                 ensemble = self._configure(found).spec.ensemble
                 assert ensemble is not None, "its platform says so"
@@ -223,19 +205,22 @@ class Models:
     def _configure(self, found: Found) -> Configured:
         return configure_found(found, python_steps=self._settings.python_steps)
 
-    async def _load(self, found: Found, *, is_asked: bool = False) -> None:
-        """Every chosen version that is new or has changed; the others go. `is_asked`: changed or not."""
+    async def _load(self, found: Found, *, is_asked: bool = False) -> bool:
+        """Every chosen version that is new or has changed; the others go. `is_asked`: changed or not.
+
+        Whether one failed because a worker was lost. While any fails, what was served goes on.
+        """
         name = found.name
         entry = self.entries.setdefault(name, Entry())
         async with entry.turn:
-            configured = self._configure(found)
+            configured = await asyncio.to_thread(self._configure, found)
             versions = {each.number: each for each in found.versions}
             # one that is being written anew, or was damaged, goes on as it was loaded
             kept = {number for number in found.broken if entry.is_loaded(number)}
             chosen = chosen_versions(configured.spec.versions, versions.keys() | kept)
             if not chosen:
                 raise LoadError("its version policy leaves none of its versions")
-            failed = []
+            failed: list[LoadError] = []
             for version in chosen:
                 if version in kept:
                     continue
@@ -245,19 +230,20 @@ class Models:
                     slot.files = files
                     failed += await self._load_version(slot, versions[version], configured, found.folder)
             for version, slot in list(entry.versions.items()):
-                if version not in chosen:
+                if version not in chosen and not failed:
                     self._drop(slot, "its version policy leaves it out")
             for version, why in found.broken.items():
                 slot = entry.slot(name, version)
                 if slot.reason != why:
                     _log.warning("model %s version %d: %s", name, version, why)
-                slot.state, slot.reason = (READY if version in kept else UNAVAILABLE), why
-            entry.problem = "; ".join(failed)
+                slot.state, slot.reason = (UNAVAILABLE if slot.loaded is None else READY), why
+            entry.problem = "; ".join(map(str, failed))
             self._update_newest(name)
+            return any(isinstance(each, WorkerLostError) for each in failed)
 
     async def _load_version(
         self, slot: Slot, version: FoundVersion, configured: Configured, folder: Path | None
-    ) -> list[str]:
+    ) -> list[LoadError]:
         """Load the new generation beside the old one, then swap. Returns what failed; the old one goes on."""
         if slot.loaded is None:
             slot.state = LOADING
@@ -272,10 +258,15 @@ class Models:
             source = Source(slot.name, str(slot.version), folder, version.path, configured)
             loaded = await self._loader.load(source, slot.statistics, tell)
         except LoadError as error:
-            slot.reason = str(error)
-            slot.state = UNAVAILABLE if slot.loaded is None else READY
             _log.error("model %s version %d: %s", slot.name, slot.version, error)
-            return [f"version {slot.version}: {error}"]
+            return [self._failed(slot, error)]
+        except Exception as error:
+            # nothing that is wrong with one model may keep others from being served; the log has it whole
+            _log.exception("model %s version %d could not be loaded", slot.name, slot.version)
+            return [self._failed(slot, LoadError(f"{type(error).__name__}: {reason_of(error)}"))]
+        except asyncio.CancelledError:
+            self._failed(slot, LoadError("the server stopped while it was loaded"))
+            raise
         old, slot.loaded = slot.loaded, loaded
         slot.state, slot.reason = READY, ""
         self.missing.discard(slot.name)
@@ -290,6 +281,14 @@ class Models:
         if old is not None:
             self._retire(old)
         return []
+
+    @staticmethod
+    def _failed(slot: Slot, error: LoadError) -> LoadError:
+        """What was loaded before goes on. The error, as it is told of the model."""
+        slot.reason = str(error)
+        slot.state = UNAVAILABLE if slot.loaded is None else READY
+        kind = WorkerLostError if isinstance(error, WorkerLostError) else LoadError
+        return kind(f"version {slot.version}: {error}")
 
     def _drop(self, slot: Slot, reason: str) -> None:
         loaded, slot.loaded = slot.loaded, None
@@ -312,9 +311,14 @@ class Models:
         self._ready[name, ""] = newest.loaded.runnable
 
     def _retire(self, loaded: Loaded) -> None:
-        task = asyncio.ensure_future(loaded.retire())
+        self._keep(loaded.retire())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """As a task that nobody else need hold."""
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _keep_polling(self) -> None:
         while True:
@@ -328,27 +332,33 @@ class Models:
         """A model that cannot be read any more goes on as it is."""
         before = self._found
         await self._scan()
+        for name in self._gone():
+            await self._unload_asked(name, dependents=False)
+            self.entries[name].problem = ""
         found = changes(before, self._found)
-        for name in found.removed:
-            await self.unload(name)
-        await self._load_all([*found.added, *found.changed])
+        names = [*found.added, *found.changed]
+        if names:  # what waited for one of them may work now
+            waiting = [name for name, entry in self.entries.items() if entry.problem]
+            names += [name for name in waiting if name not in names and self._is_ensemble(name)]
+        await self._load_all(names)
 
-    def _lose(self, device: str) -> None:
-        for part in self._parts():
-            for hosted in list(part.model.hosted):
-                if part.hosts[hosted.key].device == device:
-                    part.model.lose(hosted)
+    def _gone(self) -> list[str]:
+        """Models that were served, or should have been, and of which no file is left."""
+        if self._found.unreadable:
+            return []
+        there = self._found.models.keys() | self._found.problems.keys()
+        return [
+            name
+            for name, entry in self.entries.items()
+            if name not in there and (name in self.missing or entry.problem or entry.is_served)
+        ]
 
-    def _gain(self, hosted: Sequence[Hosted]) -> None:
-        by_key = {each.key: each for each in hosted}
-        for part in self._parts():
-            for key in part.hosts.keys() & by_key.keys():
-                part.model.gain(by_key[key])
-
-    def _parts(self) -> Iterator[Part]:
+    def _gain(self, device: str, hosted: Sequence[Hosted]) -> None:
+        self._loader.gain(device, hosted)
         for slot in self.slots():
-            if slot.loaded is not None:
-                yield from slot.loaded.parts
+            if slot.loaded is not None and any(part.is_gone for part in slot.loaded.parts):
+                _log.error("model %s version %d could not be loaded again", slot.name, slot.version)
+                self._drop(slot, "it could not be loaded again after its worker ended")
 
     def slots(self) -> Iterator[Slot]:
         for entry in self.entries.values():
@@ -364,7 +374,7 @@ class Models:
             raise not_found(f"Request for unknown model: {name!r} is not found")
         if not version:
             return max(entry.versions.values(), key=lambda slot: (slot.state == READY, slot.version))
-        slot = entry.versions.get(int(version)) if version.isdecimal() else None
+        slot = next((each for each in entry.versions.values() if str(each.version) == version), None)
         if slot is None:
             raise not_found(f"Request for unknown model: {name!r} has no version {version}")
         return slot

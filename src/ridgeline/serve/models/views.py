@@ -8,7 +8,8 @@ from typing import Any
 from ridgeline.serve.config.json import config_json, metadata_json
 from ridgeline.serve.errors import RequestError
 from ridgeline.serve.models.ensemble import Runnable
-from ridgeline.serve.models.models import READY, UNAVAILABLE, Models, Slot
+from ridgeline.serve.models.models import Models
+from ridgeline.serve.models.slots import READY, UNAVAILABLE, Slot
 from ridgeline.serve.telemetry.statistics import ModelStatistics
 
 

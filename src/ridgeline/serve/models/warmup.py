@@ -12,7 +12,14 @@ import numpy as np
 from ridgeline.serve.batching.admission import inward
 from ridgeline.serve.config.warmup import warmup_file
 from ridgeline.serve.datatypes import DATATYPES, LENGTH_BYTES, nbytes_of
-from ridgeline.serve.hosts.hosting import BatchError, BatchResult, Instance, Joined, LoadError
+from ridgeline.serve.hosts.hosting import (
+    BatchError,
+    BatchResult,
+    Instance,
+    Joined,
+    LoadError,
+    WorkerLostError,
+)
 from ridgeline.serve.spec import ModelSpec, WarmUp, WarmUpInput
 
 SEED = 0
@@ -89,5 +96,6 @@ async def run_on(
     if isinstance(result, BatchError):
         if may_refuse and result.is_input:
             return
-        raise LoadError(f"warm-up failed: {result}") from result
+        kind = WorkerLostError if result.is_lost else LoadError
+        raise kind(f"warm-up failed: {result}") from result
     result.release()

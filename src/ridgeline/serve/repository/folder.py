@@ -20,7 +20,7 @@ from ridgeline.serve.repository.files import Fingerprint, Stamp, fingerprint, is
 from ridgeline.serve.spec import ENGINE, ENSEMBLE, PYTHON
 
 CONFIG = "config.pbtxt"
-CONFIGS = "configs"  # of others to choose from
+CONFIGS = "configs"  # Triton's place for others to choose from; not read
 STEPS = ("preprocess.py", "postprocess.py")
 MODELS = ("model.ridge", "model.onnx")
 PYTHON_MODEL = "model.py"
@@ -59,11 +59,8 @@ class Found:
         """What its files are; the newest decides."""
         return {"python": PYTHON, "ensemble": ENSEMBLE}.get(self.versions[-1].kind, ENGINE)
 
-    def version(self, number: int) -> FoundVersion | None:
-        return next((each for each in self.versions if each.number == number), None)
 
-
-def look_into(root: Path, name: str, *, given: Given | None, python_steps: bool, config_name: str) -> Found:
+def look_into(root: Path, name: str, *, given: Given | None, python_steps: bool) -> Found:
     """The model in the folder of this name. `ValueError` and `OSError` say why there is none to serve.
 
     `given` stands in for the folder's own configuration.
@@ -71,7 +68,7 @@ def look_into(root: Path, name: str, *, given: Given | None, python_steps: bool,
     folder = real_inside(root, root / name)
     entries = sorted(os.listdir(folder))
     if given is None:
-        given = _config_of(folder, entries, config_name)
+        given = _config_of(folder, entries)
     steps = {step: require_regular(folder, folder / step) for step in STEPS if step in entries}
     if steps and not python_steps:
         raise ValueError(f"{' and '.join(steps)} {_NEEDS_STEPS}")
@@ -120,12 +117,9 @@ def reason_of(error: Exception) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
-def _config_of(folder: Path, entries: list[str], config_name: str) -> Given:
+def _config_of(folder: Path, entries: list[str]) -> Given:
     path = folder / CONFIG
-    other = folder / CONFIGS / f"{config_name}.pbtxt"
-    if config_name and os.path.lexists(other):
-        path = other
-    elif CONFIG not in entries:
+    if CONFIG not in entries:
         if unfinished := [each for each in entries if is_unfinished(each) and each.startswith(CONFIG)]:
             raise ValueError(f"its configuration is being written: {unfinished[0]}")
         return no_config()

@@ -33,7 +33,6 @@ class Scan:
 @dataclass(frozen=True)
 class Changes:
     added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
 
@@ -43,12 +42,8 @@ def scan(
     only: str | None = None,
     given: Given | None = None,
     python_steps: bool = False,
-    config_name: str = "",
 ) -> Scan:
-    """All models, or the `only` one, for which `given` may stand in for the configuration that it has.
-
-    `config_name` chooses `configs/<name>.pbtxt` where a model has it.
-    """
+    """All models, or the `only` one, for which `given` may stand in for the configuration that it has."""
     places: dict[str, list[tuple[Path, str]]] = {}
     notes: list[str] = []
     unreadable = []
@@ -65,7 +60,7 @@ def scan(
     problems: dict[str, str] = {}
     for name, found in sorted(places.items()):
         try:
-            models[name] = _look(name, found, given, python_steps, config_name)
+            models[name] = _look(name, found, given, python_steps)
         except (ValueError, OSError) as error:
             problems[name] = visible(reason_of(error))
     return Scan(models, problems, tuple(notes), tuple(unreadable))
@@ -93,22 +88,20 @@ def _models_among(
             yield name, entry
 
 
-def _look(
-    name: str, found: Sequence[tuple[Path, str]], given: Given | None, python_steps: bool, config_name: str
-) -> Found:
+def _look(name: str, found: Sequence[tuple[Path, str]], given: Given | None, python_steps: bool) -> Found:
     if len(found) > 1:
         where = ", ".join(f"{root.name}/{entry}" for root, entry in found)
         raise ValueError(f"there is more than one model of this name: {where}")
     root, entry = found[0]
     if entry == name:
-        return look_into(root, name, given=given, python_steps=python_steps, config_name=config_name)
+        return look_into(root, name, given=given, python_steps=python_steps)
     return look_at_file(root, entry, given)
 
 
-def configure_found(found: Found, override: Given | None = None, *, python_steps: bool = False) -> Configured:
-    """The model's configuration, or the one that stands in for it. `ConfigError` lists what is wrong."""
+def configure_found(found: Found, *, python_steps: bool = False) -> Configured:
+    """The model's configuration. `ConfigError` lists what is wrong."""
     return configure(
-        override or found.given,
+        found.given,
         name=found.name,
         folder=found.folder,
         python_steps=python_steps,
@@ -129,11 +122,9 @@ def chosen_versions(policy: VersionPolicy, versions: Collection[int]) -> tuple[i
 
 
 def changes(before: Scan, after: Scan) -> Changes:
-    """A model that cannot be served any more is not removed: what was loaded of it goes on."""
-    gone = before.models.keys() - after.models.keys() - after.problems.keys()
+    """What can be served now, and could not be or was another."""
     both = before.models.keys() & after.models.keys()
     return Changes(
         added=tuple(sorted(after.models.keys() - before.models.keys())),
-        removed=() if after.unreadable else tuple(sorted(gone)),
         changed=tuple(sorted(name for name in both if before.models[name] != after.models[name])),
     )

@@ -97,15 +97,17 @@ class ModelStatistics:
         input_ns: int,
         infer_ns: int,
         output_ns: int,
+        rows: int = 0,
     ) -> None:
-        """A batch that succeeded: of each request its size, its time in the queue and its whole time."""
+        """A batch that succeeded, and its requests that are answered: `rows` is the batch's size, if more
+        were in it."""
         self.answered(
             sizes=sizes, queue_ns=queue_ns, total_ns=total_ns,
             input_ns=input_ns, infer_ns=infer_ns, output_ns=output_ns,
         )  # fmt: skip
-        self.ran(sum(sizes), input_ns, infer_ns, output_ns)
-        if self.whole is not None:
-            self.whole.ran(sum(sizes), input_ns, infer_ns, output_ns)
+        for each in (self, self.whole):
+            if each is not None:
+                each.ran(rows or sum(sizes), input_ns, infer_ns, output_ns)
 
     def ran(self, size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """A batch of this size."""
