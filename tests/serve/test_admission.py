@@ -79,3 +79,13 @@ def test_shapes_of_clients_become_those_of_the_engine_and_back() -> None:
     admitted = admit(spec, InferRequest("m", inputs=[fp32("x", 2, 6)]))
     assert admitted.inputs[0].shape == (2, 6, 1)
     assert outward(spec, spec.outputs[0], fp32("y", 2, 6)).shape == (2, 1, 6)
+
+
+def test_one_request_does_not_contradict_itself_in_what_may_be_padded() -> None:
+    """Beside a longer request both inputs would be padded to its length, and nobody would notice."""
+    ports = tuple(TensorSpec(name, "FP32", (-1,), names=("seq",)) for name in ("a", "b"))
+    spec = ModelSpec("m", max_batch_size=4, inputs=ports, pad_dims=("seq",))
+    assert admit(spec, InferRequest("m", inputs=[fp32("a", 1, 5), fp32("b", 1, 5)])).size == 1
+    with pytest.raises(RequestError, match="differ in 'seq': 'a' has 5, 'b' has 7") as caught:
+        admit(spec, InferRequest("m", inputs=[fp32("a", 1, 5), fp32("b", 1, 7)]))
+    assert caught.value.kind is Kind.INVALID

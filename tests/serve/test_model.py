@@ -166,6 +166,24 @@ def test_what_kills_a_worker_is_not_tried_a_third_time() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_error_that_a_device_does_not_recover_from_is_as_a_death(size: int, is_idempotent: bool) -> None:
+    async def work() -> None:
+        instance = HeldInstance(twice)
+        model = model_of(instance, spec=replace(SPEC, idempotent=is_idempotent))
+        answers = [asyncio.ensure_future(model.infer(asked(i))) for i in range(size)]
+        await settle()
+        instance.fail(BatchError("an illegal access", is_fatal=True))
+        await settle()
+        assert all(answer.done() != is_idempotent for answer in answers)
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    run(work())
+
+
 def test_a_client_that_goes_away_leaves_the_queue_and_its_memory() -> None:
     async def work() -> None:
         instance = HeldInstance(twice)
@@ -184,7 +202,13 @@ def test_a_client_that_goes_away_leaves_the_queue_and_its_memory() -> None:
         (await waiting).release()
         await model.drain()
         assert instance.released == 1
-        assert model.statistics.json()["inference_stats"]["fail"]["count"] == 2
+        told = model.statistics.json()
+        # each counts once; the batch was of three
+        assert (told["inference_stats"]["fail"]["count"], told["inference_stats"]["success"]["count"]) == (
+            2,
+            2,
+        )
+        assert [row["batch_size"] for row in told["batch_stats"]] == [3]
 
     run(work())
 

@@ -8,9 +8,12 @@ import threading
 import time
 from pathlib import Path
 
-from serving import Running, put_model, rows, serving
+import pytest
+from serving import Running, put_model, rows, serving, until
 
+from ridgeline.errors import OptionError
 from ridgeline.serve.clients.client import ServerError
+from ridgeline.serve.front_ends import listeners
 from ridgeline.serve.run import worker_hosts
 
 SLOW = "import time\ndef run(inputs):\n    time.sleep(0.05)\n    return {'y': inputs['x']}\n"
@@ -84,3 +87,31 @@ def test_http_workers_share_the_port_and_answer_alike(tmp_path: Path) -> None:
         with running.client() as client:
             assert client.statistics("m")["model_stats"][0]["inference_count"] == 16
             assert client.ask("GET", "/v2/models/m")["inputs"][0]["shape"] == [-1, 4]
+
+
+def test_a_front_end_that_died_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "AGAIN_SECONDS", 0.05)
+    put_model(tmp_path, "m", shift=1)
+    with serving(tmp_path, http_workers=2) as running:
+        processes = running.listeners._processes
+        assert processes is not None
+        real, failures = processes._wait_started, iter([True, True])
+
+        async def fails_twice(running: listeners.Running) -> None:
+            await real(running)
+            if next(failures, False):
+                raise OptionError("it did not start")
+
+        processes._wait_started = fails_twice  # type: ignore[method-assign]
+        first = [each.process.pid for each in processes._running]
+        os.kill(first[0], signal.SIGKILL)
+        until(lambda: len(processes._running) == 2 and first[0] not in pids_of(processes), 30)
+        time.sleep(0.3)  # one that was started beside would be there by now
+        assert len(processes._running) == 2
+        assert first[1] in pids_of(processes)
+        with running.client() as client:
+            assert client.infer("m", {"x": rows(1)})["y"].tolist() == (rows(1) + 1).tolist()
+
+
+def pids_of(processes: listeners.FrontEndProcesses) -> list[int]:
+    return [each.process.pid for each in processes._running]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hosted import OnLoop, array_from, begin, engine_model, joined, rows, run, step_model
 
-from ridgeline.errors import DeviceError
+from ridgeline.errors import DeviceError, InputError
 from ridgeline.serve.hosts.engine_runner import batch_error
 from ridgeline.serve.hosts.hosting import BatchError, HostedModel, LoadError, PortInfo
 from ridgeline.serve.hosts.thread_host import ThreadHost
@@ -102,6 +102,14 @@ ERRORS = {
         "fatal",
     ),
     "a batch's own": (BatchError("no", is_input=True), "input"),
+    "pinned memory": (caused_by(InputError("no"), RuntimeError("CUDA error: out of memory")), "memory"),
+    "a launch": (caused_by(InputError("no"), RuntimeError("Triton Error [CUDA]: out of memory")), "memory"),
+    "a library": (
+        caused_by(InputError("no"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")),
+        "memory",
+    ),
+    "a driver": (caused_by(InputError("no"), RuntimeError("CUDA error: unknown error")), "fatal"),
+    "some error of a GPU": (caused_by(InputError("no"), RuntimeError("CUDA error: no such symbol")), ""),
 }
 
 
