@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from serving import MODELS, Running, engine, engine_file, put_model, rows, serving, until
 
 from ridgeline.serve.clients.client import ServerError
+from ridgeline.serve.run import _drain, _load
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -283,6 +285,54 @@ def test_draining_answers_what_was_accepted_and_is_not_ready_meanwhile(tmp_path:
         assert answers == [1]
         with pytest.raises(ServerError), running.client() as late:
             late.server_metadata()
+
+
+@pytest.mark.parametrize(("drain", "status"), [(5.0, 0), (0.1, 1)])
+def test_the_status_tells_whether_every_request_was_answered(
+    tmp_path: Path, drain: float, status: int
+) -> None:
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "slow" / "config.pbtxt").write_text(
+        'backend: "python" max_batch_size: 0\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: 4 }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: 4 }\n'
+    )
+    code = "import time\ndef run(inputs):\n    time.sleep(0.5)\n    return {'y': inputs['x']}\n"
+    (tmp_path / "slow" / "1" / "model.py").write_text(code)
+    with serving(tmp_path, python_steps=True, drain_seconds=drain) as running:
+        ends: list[object] = []
+
+        def ask() -> None:
+            with running.client() as client:
+                try:
+                    ends.append(client.infer("slow", {"x": np.ones(4, np.float32)})["y"].tolist())
+                except ServerError as error:
+                    ends.append(error.status)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: running.server.requests == 1)
+
+        async def drained() -> int:
+            loading = asyncio.ensure_future(asyncio.sleep(0))
+            return await _drain(running.server, running.listeners, loading, asyncio.Queue())
+
+        assert running.do(drained()) == status
+        thread.join()
+        assert ends == [[1.0] * 4 if status == 0 else 503]
+
+
+def test_a_start_that_is_ended_does_not_say_that_it_serves(tmp_path: Path) -> None:
+    put_model(tmp_path, "m")
+    said: list[str] = []
+    with serving(tmp_path) as running:
+
+        async def ended() -> int:
+            loading = asyncio.ensure_future(_load(running.server, running.listeners, said.append, ""))
+            return await _drain(running.server, running.listeners, loading, asyncio.Queue())
+
+        assert running.do(ended()) == 0
+        assert said == []
 
 
 def test_more_bytes_than_the_server_may_hold_are_refused(tmp_path: Path) -> None:

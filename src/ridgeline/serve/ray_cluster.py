@@ -27,13 +27,17 @@ APPLICATION = "ridgeline"
 LOOPBACK = "127.0.0.1"
 DEPLOY_S = 1800.0  # a model that comes as ONNX is built first
 POLL_S, PROBE_S = 0.2, 5.0
+WATCH_S, ALONE_S = 2.0, 60.0
 PARTS = 10_000  # that Ray divides a GPU into
 
 Say = Callable[[str], None]
 
 
 def run_on_ray(settings: Settings, *, replicas: int, say: Say, deploy_seconds: float = DEPLOY_S) -> int:
-    """From the main thread. The exit status: 0 when a signal ended it and requests were answered first."""
+    """From the main thread. The exit status: 0 when a signal ended it, 1 when no replica was left.
+
+    Whether replicas answered all that they had taken, Ray does not tell.
+    """
     refuse_what_ray_lacks(settings)
     if replicas < 1:
         raise OptionError("--ray needs a number of replicas", got=str(replicas), want="at least 1")
@@ -46,10 +50,12 @@ def run_on_ray(settings: Settings, *, replicas: int, say: Say, deploy_seconds: f
                 say(f"http     {settings.host}:{settings.http_port}")
                 say("gRPC and metrics are off under Ray")
                 say(f"ready: {replicas} replicas under Ray {ray.__version__}")
-                ended.wait()
-            say("draining")
+                is_alive = _watch(ended, say)
+            else:
+                is_alive = True
+            say("draining" if is_alive else "no replica is left")
             _delete(settings)
-        return 0
+        return 0 if is_alive else 1
     finally:
         ray.shutdown()
 
@@ -95,12 +101,34 @@ def deploy(
     return False
 
 
+def _watch(ended: threading.Event, say: Say) -> bool:
+    """Until `ended`: True. False when no replica has run for a while: Ray starts others, if it can."""
+    last, since = "RUNNING", monotonic()
+    while not ended.wait(WATCH_S):
+        status, message = _status()
+        if status != last:
+            say(f"Ray: {status.lower()}" + (f": {_reason(message)}" if message else ""))
+            last = status
+        if status == "RUNNING" or _replicas():
+            since = monotonic()
+        elif monotonic() - since > ALONE_S:
+            return False
+    return True
+
+
 def _status() -> tuple[str, str]:
     found = serve.status().applications.get(APPLICATION)
     if found is None:
         return "DEPLOYING", ""
     told = [found.message, *(each.message for each in found.deployments.values())]
     return found.status.value, "\n".join(filter(None, told))
+
+
+def _replicas() -> int:
+    """Those that take requests."""
+    found = serve.status().applications.get(APPLICATION)
+    states = [] if found is None else [each.replica_states for each in found.deployments.values()]
+    return sum(count for each in states for state, count in each.items() if str(state).endswith("RUNNING"))
 
 
 def _reason(message: str) -> str:

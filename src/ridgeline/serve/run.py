@@ -78,8 +78,10 @@ async def _load(server: Server, listeners: Listeners, say: Say, notify: str) -> 
     await listeners.set_serving(is_serving=True)
     for line in server.views.summary():
         say(line)
-    say("ready" if await server.ask("ready") else "not ready: see the models above")
-    tell(notify, "READY=1")
+    status = "ready" if await server.ask("ready") else "not ready: see the models above"
+    say(status)
+    # a model that cannot be loaded keeps none of the others back, and no unit that needs those
+    tell(notify, f"READY=1\nSTATUS={status}")
 
 
 async def _drain(
@@ -92,8 +94,12 @@ async def _drain(
         await listeners.set_serving(is_serving=False)
         server.begin_drain()
         await asyncio.sleep(server.settings.grace_seconds)
-        await listeners.close()
-        return await server.drain()
+        closing = asyncio.ensure_future(listeners.close())
+        await asyncio.wait((closing,), timeout=server.settings.drain_seconds)
+        if late := server.requests:  # their time is over: they are told that the server stops
+            _log.warning("%d requests were not answered in %g s", late, server.settings.drain_seconds)
+        await closing
+        return not late and await server.drain()
 
     drained = asyncio.ensure_future(orderly())
     again = asyncio.ensure_future(ends.get())
