@@ -12,7 +12,7 @@ from protocol_stand_in import StandIn, stand_in
 
 from ridgeline.errors import InputError, OptionError
 from ridgeline.serve.clients.address import Address, parse_address
-from ridgeline.serve.clients.client import Client, ServerError
+from ridgeline.serve.clients.client import Client, ServerError, error_text
 from ridgeline.serve.clients.tensors import (
     ModelInfo,
     TensorInfo,
@@ -98,9 +98,21 @@ def test_bfloat16_is_rounded_as_others_round_it() -> None:
     assert np.isnan(to_array(to_tensor(info, np.append(values[4], quiet)))).all()
 
 
-def test_data_of_the_wrong_length_is_refused() -> None:
+@pytest.mark.parametrize("shape", [(3,), (0, 2**40, 2**40)])
+def test_data_of_the_wrong_length_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="8 bytes for FP32"):
-        to_array(Tensor("y", "FP32", (3,), b"\0" * 8))
+        to_array(Tensor("y", "FP32", shape, b"\0" * 8))
+
+
+def test_texts_are_counted_before_there_is_room_for_them() -> None:
+    """The array of a thousand million objects would take 8 GB."""
+    with pytest.raises(ValueError, match="4 bytes for 1000000000 elements"):
+        to_array(Tensor("y", "BYTES", (10**9,), b"\0" * 4))
+
+
+def test_random_arrays_are_not_endless() -> None:
+    with pytest.raises(OptionError, match=r"(?s)too large for random values.*--shapes a="):
+        random_arrays(_info(("a", "FP32", (2**40, 2**40))), {}, shapes={}, batch=None, seed=0)
 
 
 def test_json_data_takes_the_type_of_the_input() -> None:
@@ -165,29 +177,70 @@ def test_answers_in_json_are_read_as_well() -> None:
     assert to_array(answer.outputs[0]).tolist() == [1, -1]
 
 
+def _output(**parts: object) -> dict[str, object]:
+    return {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1], **parts}]}
+
+
 @pytest.mark.parametrize(
     "told",
     [
         {},
         {"outputs": [{}]},
         {"outputs": 5, "model_name": "m"},
-        {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1],
-                                         "parameters": {"binary_data_size": 4}}]},
-        {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP99", "shape": [1], "data": [1]}]},
+        _output(parameters={"binary_data_size": 4}),
+        _output(parameters={"binary_data_size": -4}),
+        _output(parameters={"binary_data_size": 0.0}),
+        _output(datatype="FP99", data=[1]),
+        _output(datatype="FP99", parameters={"binary_data_size": 0}),
+        _output(datatype=["FP32"], data=[1]),
+        _output(shape=["a"], data=[1]),
+        _output(shape=[1.0], data=[1]),
+        _output(shape=[-1], data=[1]),
+        _output(shape=[True], data=[1]),
+        _output(shape=[2**63], data=[1]),
+        _output(shape=[1] * 65, data=[1]),
+        _output(shape="1", data=[1]),
+        _output(name=1, data=[1]),
+        _output(data=["word"]),
+        _output(data={}),
         [],
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_an_error(told: object) -> None:
-    with pytest.raises(ValueError, match=r"no answer|left|FP99"):
+    with pytest.raises(ValueError, match=r"no answer|left|unknown type|dim of the size|the shape|name|data"):
         read_answer(json.dumps(told).encode(), None)
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def test_json_that_is_nested_deeply_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_answer(DEEP, None)
+    assert error_text(DEEP, 500).startswith("the server answered with status 500: [[[")
+
+
+@pytest.mark.parametrize("length", [-1, 3])
+def test_the_json_of_an_answer_is_not_longer_than_the_answer(length: int) -> None:
+    with pytest.raises(ValueError, match="the whole answer has 2"):
+        read_answer(b"{}", length)
 
 
 def test_metadata_is_checked() -> None:
     for told in (None, [], {"name": "m"}, {"name": "m", "inputs": [{"name": "x"}], "outputs": []}):
         with pytest.raises(ValueError, match="no metadata of a model"):
             model_info(told)
-    with pytest.raises(ValueError, match="unknown type"):
-        model_info({"name": "m", "outputs": [], "inputs": [{"name": "x", "datatype": "FP8", "shape": []}]})
+    for row, message in (
+        ({"datatype": "FP8", "shape": []}, "unknown type"),
+        ({"datatype": "FP32", "shape": [float("inf")]}, "a dim of the size inf"),
+        ({"datatype": "FP32", "shape": [-2]}, "a dim of the size -2"),
+        ({"datatype": "FP32", "shape": [2.5]}, r"a dim of the size 2\.5"),
+        ({"datatype": "FP32", "shape": None}, "has the shape None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_info({"name": "m", "outputs": [], "inputs": [{"name": "x", **row}]})
+    texts = {"name": "x", "datatype": "FP32", "shape": ["-1", "3"]}  # as protobuf's own JSON has them
+    assert model_info({"name": "m", "outputs": [], "inputs": [texts]}).inputs[0].shape == (-1, 3)
 
 
 def test_one_connection_serves_many_calls() -> None:
@@ -230,6 +283,14 @@ def test_answers_that_do_not_read_are_errors() -> None:
         _fails(server, "no answer from", 0)
         server.replies[INFER] = b"SSH-2.0\r\n"
         _fails(server, "no answer from", 0)
+        server.replies[INFER] = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n{}"
+        _fails(server, "no answer from", 0)
+        server.replies[INFER] = 200, {}, DEEP
+        _fails(server, "nested too deeply", 0)
+        server.replies[INFER] = 500, {}, DEEP
+        _fails(server, r"status 500: \[\[\[", 500)
+        server.replies["/v2/models/add_one"] = 200, {}, DEEP
+        _fails(server, "is no JSON", 0)
         server.replies["/v2/models/add_one"] = 200, {}, b"{}"
         _fails(server, "no metadata of a model", 0)
 
@@ -239,6 +300,27 @@ def test_no_server_is_an_error_with_a_way_out() -> None:
         assert not client.is_live()
         with pytest.raises(ServerError, match=r"(?s)no answer from 127.0.0.1:1.*refused.*ridge serve"):
             client.metadata("m")
+
+
+def test_a_question_is_asked_again_if_the_connection_was_closed_meanwhile() -> None:
+    with stand_in(close_after=1, closes_unsaid=True) as server, Client(server.url) as client:
+        for _ in range(3):
+            assert client.statistics("add_one")["model_stats"]
+        assert server.connections == 3
+    with Client(server.url) as client, pytest.raises(ServerError, match="refused"):
+        client.statistics("add_one")
+
+
+def test_an_inference_is_asked_once() -> None:
+    """The server may have computed it."""
+    with stand_in(close_after=1, closes_unsaid=True) as server:
+        _fails(server, "no answer from", 0)
+        assert server.answered == 0
+
+
+def test_a_host_that_is_no_name_is_an_error() -> None:
+    with Client("a..b:1") as client, pytest.raises(ServerError, match="no answer from"):
+        client.metadata("m")
 
 
 def test_a_wrong_certificate_file_is_told(tmp_path: Path) -> None:

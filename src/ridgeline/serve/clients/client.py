@@ -9,7 +9,7 @@ import json
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from ridgeline.errors import OptionError, RidgelineError
 from ridgeline.serve.clients.address import Address, parse_address
 from ridgeline.serve.clients.tensors import ModelInfo, model_info, to_array, to_tensor
-from ridgeline.serve.clients.wire import HEADER_LENGTH, infer_body, model_path, read_answer
+from ridgeline.serve.clients.wire import HEADER_LENGTH, infer_body, model_path, parse_json, read_answer
 from ridgeline.serve.messages import Parameter
 
 TIMEOUT_S = 60.0
@@ -117,7 +117,7 @@ class Client:
         body = b"" if content is None else json.dumps(content).encode("utf-8")
         answer, _ = self._exchange(method, path, body, {"Content-Type": "application/json"})
         try:
-            return json.loads(answer) if answer.strip() else None
+            return parse_json(answer) if answer.strip() else None
         except ValueError as error:
             raise ServerError(
                 f"the answer of {self.address} is no JSON", got=_text(answer), help="is another server there?"
@@ -140,16 +140,31 @@ class Client:
     ) -> tuple[bytes, str | None]:
         """The body, and the length of the JSON before its tensors if it has any."""
         try:
-            self._connection.request(method, path, body, {**headers, **self._headers})
-            response = self._connection.getresponse()
+            response = self._response(method, path, body, {**headers, **self._headers})
             content = response.read()
-        except (OSError, HTTPException) as error:
+        # a host that is no name, a length that no memory has: http.client has no errors of its own for them
+        except (OSError, HTTPException, UnicodeError, OverflowError, MemoryError) as error:
             self.close()
             got = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise unreachable(self.address, got) from error
         if response.status >= 300:
             raise ServerError(error_text(content, response.status), status=response.status)
         return content, response.headers.get(HEADER_LENGTH)
+
+    def _response(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> HTTPResponse:
+        """Servers close connections that were idle for some seconds. A GET is then sent once more."""
+        was_open = self._connection.sock is not None
+        try:
+            return self._sent(method, path, body, headers)
+        except (ConnectionError, ssl.SSLEOFError):
+            if method != "GET" or not was_open:
+                raise
+            self.close()
+            return self._sent(method, path, body, headers)
+
+    def _sent(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> HTTPResponse:
+        self._connection.request(method, path, body, headers)
+        return self._connection.getresponse()
 
 
 def trusted_by(ca: Path | None) -> ssl.SSLContext:
@@ -163,7 +178,7 @@ def trusted_by(ca: Path | None) -> ssl.SSLContext:
 def error_text(body: bytes, status: int) -> str:
     """The server's message; what it sent, where that is no message."""
     with suppress(ValueError):
-        told = json.loads(body)
+        told = parse_json(body)
         if isinstance(told, dict) and isinstance(told.get("error"), str):
             return str(told["error"])
     return f"the server answered with status {status}: {_text(body)}".removesuffix(": ")

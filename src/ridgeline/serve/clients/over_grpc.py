@@ -13,7 +13,7 @@ import numpy as np
 from ridgeline.errors import visible
 from ridgeline.serve.clients.address import GRPC_PORT, Address, parse_address
 from ridgeline.serve.clients.client import TIMEOUT_S, ServerError, unreachable
-from ridgeline.serve.clients.tensors import ModelInfo, TensorInfo, to_array, to_tensor
+from ridgeline.serve.clients.tensors import ANY, ModelInfo, TensorInfo, tensor_info, to_array, to_tensor
 from ridgeline.serve.messages import Tensor
 from ridgeline.serve.protocol import messages
 
@@ -66,9 +66,11 @@ class GrpcClient:
         key = model, version
         if key not in self._known:
             told = self._call("ModelMetadata", name=model, version=version)
-            self._known[key] = ModelInfo(
-                told.name, tuple(told.versions), told.platform, _ports(told.inputs), _ports(told.outputs)
-            )
+            try:
+                inputs, outputs = _ports(told.inputs), _ports(told.outputs)
+            except ValueError as error:
+                raise self._unreadable(error) from error
+            self._known[key] = ModelInfo(told.name, tuple(told.versions), told.platform, inputs, outputs)
         return self._known[key]
 
     def infer(
@@ -92,12 +94,14 @@ class GrpcClient:
         )
         try:
             pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
-            return {
-                told.name: to_array(Tensor(told.name, told.datatype, tuple(told.shape), raw))
-                for told, raw in pairs
-            }
-        except (ValueError, KeyError) as error:
-            raise ServerError(f"the answer of {self.address} does not read", got=str(error)) from error
+            return {told.name: _array(told, raw) for told, raw in pairs}
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: ValueError) -> ServerError:
+        return ServerError(
+            f"the answer of {self.address} does not read", got=str(error), help="is another server there?"
+        )
 
     def _call(self, name: str, /, **fields: Any) -> Any:
         request = getattr(messages, f"{name}Request")(**fields)
@@ -119,4 +123,9 @@ class GrpcClient:
 
 
 def _ports(told: Sequence[Any]) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(each.name, each.datatype, tuple(each.shape)) for each in told)
+    return tuple(tensor_info(each.name, each.datatype, tuple(each.shape), least=ANY) for each in told)
+
+
+def _array(told: Any, raw: bytes) -> np.ndarray:
+    info = tensor_info(told.name, told.datatype, tuple(told.shape))
+    return to_array(Tensor(info.name, info.datatype, info.shape, raw))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
 
 from ridgeline.errors import InputError, OptionError, did_you_mean
-from ridgeline.serve.datatypes import DATATYPES, join_bytes, nbytes_of, split_bytes
+from ridgeline.serve.datatypes import DATATYPES, LENGTH_BYTES, join_bytes, nbytes_of, split_bytes
 from ridgeline.serve.messages import Tensor
 
 ANY = -1  # a dim of any size, in metadata
+MOST_DIMS = 64  # of numpy's arrays; of older ones 32
+LARGEST_SIZE = 2**40  # of one dim: arrays of it cannot be, and numpy has several errors for those
+MOST_RANDOM = 2**31  # elements that are made up for one input
 
 
 @dataclass(frozen=True)
@@ -43,18 +48,36 @@ def model_info(metadata: Any) -> ModelInfo:
     """From the protocol's JSON; `ValueError` for anything else."""
     try:
         inputs, outputs = (
-            tuple(_tensor_info(each) for each in metadata[kind]) for kind in ("inputs", "outputs")
+            tuple(
+                tensor_info(each["name"], each["datatype"], each["shape"], least=ANY)
+                for each in metadata[kind]
+            )
+            for kind in ("inputs", "outputs")
         )
         versions = tuple(str(version) for version in metadata.get("versions") or ())
         return ModelInfo(str(metadata["name"]), versions, str(metadata.get("platform", "")), inputs, outputs)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no metadata of a model: {error!r}") from error
 
 
-def _tensor_info(told: Mapping[str, Any]) -> TensorInfo:
-    if told["datatype"] not in DATATYPES:
-        raise ValueError(f"{told['name']!r} has the unknown type {told['datatype']!r}")
-    return TensorInfo(str(told["name"]), told["datatype"], tuple(int(size) for size in told["shape"]))
+def tensor_info(name: Any, datatype: Any, shape: Any, *, least: int = 0) -> TensorInfo:
+    """What a server says of a tensor, checked; `ValueError` for a type or sizes that no tensor has."""
+    if not name or not isinstance(name, str):
+        raise ValueError(f"{brief(name)} is no name of a tensor")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise ValueError(f"{name!r} has the unknown type {brief(datatype)}")
+    if not isinstance(shape, (list, tuple)) or len(shape) > MOST_DIMS:
+        raise ValueError(f"{name!r} has the shape {brief(shape)}")
+    return TensorInfo(name, datatype, tuple(_size(size, least, name) for size in shape))
+
+
+def _size(told: Any, least: int, name: str) -> int:
+    """Protobuf's own JSON, which some servers send, has numbers of 64 bits as strings."""
+    if isinstance(told, str) and re.fullmatch(r"-?[0-9]{1,18}", told):
+        told = int(told)
+    if type(told) is not int or not least <= told <= LARGEST_SIZE:
+        raise ValueError(f"{name!r} has a dim of the size {brief(told)}")
+    return told
 
 
 def to_tensor(info: TensorInfo, array: np.ndarray) -> Tensor:
@@ -80,8 +103,12 @@ def to_tensor(info: TensorInfo, array: np.ndarray) -> Tensor:
 def to_array(tensor: Tensor) -> np.ndarray:
     """BF16 as float32, which holds every value of it; BYTES as an array of objects."""
     if tensor.datatype == "BYTES":
-        elements = np.empty(prod(tensor.shape), dtype=object)
-        elements[:] = split_bytes(memoryview(tensor.data), elements.size)
+        count = prod(tensor.shape)
+        # before anything is allocated: a server may say that there are a thousand million
+        if LENGTH_BYTES * count > len(tensor.data):
+            raise ValueError(f"{len(tensor.data)} bytes for {count} elements of BYTES")
+        elements = np.empty(count, dtype=object)
+        elements[:] = split_bytes(memoryview(tensor.data), count)
         return elements.reshape(tensor.shape)
     if len(tensor.data) != nbytes_of(tensor.type, tensor.shape):
         raise ValueError(f"{len(tensor.data)} bytes for {tensor.datatype}{list(tensor.shape)}")
@@ -156,6 +183,11 @@ def _sizes(info: TensorInfo, asked: Sequence[int] | None, rows: int) -> tuple[in
 
 
 def _random(info: TensorInfo, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if prod(shape) > MOST_RANDOM:
+        raise OptionError(
+            f"input {info.name!r} is too large for random values", got=f"{prod(shape):,} elements: {info}",
+            want=f"at most {MOST_RANDOM:,}", help=f"give --shapes {info.name}=… or --input {info.name}=FILE",
+        )  # fmt: skip
     element = DATATYPES[info.datatype].numpy
     if element is None:
         words = np.empty(prod(shape), dtype=object)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any
 from urllib.parse import quote
 
+from ridgeline.errors import InputError
 from ridgeline.serve.clients.address import Address
-from ridgeline.serve.clients.tensors import TensorInfo, from_json, to_tensor
+from ridgeline.serve.clients.tensors import TensorInfo, from_json, tensor_info, to_tensor
 from ridgeline.serve.messages import Buffer, Parameter, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -74,22 +76,34 @@ def request_bytes(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(body)
 
 
+def parse_json(text: bytes) -> Any:
+    """`ValueError` for JSON that is nested too deeply as well."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+
+
 def read_answer(body: bytes, head_length: int | None) -> Answer:
     """`head_length` is what the answer's header says, if it has one. `ValueError` for anything malformed."""
+    if head_length is not None and not 0 <= head_length <= len(body):
+        raise ValueError(f"the JSON has {head_length} bytes, and the whole answer has {len(body)}")
     view = memoryview(body)
-    told = json.loads(bytes(view[:head_length]))
+    told = parse_json(bytes(view[:head_length]))
     at = len(body) if head_length is None else head_length
     outputs = []
     try:
         for each in told["outputs"]:
-            name, datatype, shape = each["name"], each["datatype"], tuple(each["shape"])
+            info = tensor_info(each["name"], each["datatype"], each["shape"])
             size = (each.get("parameters") or {}).get("binary_data_size")
             if size is None:
-                outputs.append(_from_json(TensorInfo(name, datatype, shape), each["data"]))
+                outputs.append(_from_json(info, each["data"]))
                 continue
-            if at + size > len(body):
-                raise ValueError(f"output {name!r} has {size} bytes, and {len(body) - at} are left")
-            outputs.append(Tensor(name, datatype, shape, view[at : at + size]))
+            if type(size) is not int or not 0 <= size <= len(body) - at:
+                raise ValueError(
+                    f"output {info.name!r} has {brief(size)} bytes, and {len(body) - at} are left"
+                )
+            outputs.append(Tensor(info.name, info.datatype, info.shape, view[at : at + size]))
             at += size
         parameters = told.get("parameters") or {}
         return Answer(
@@ -100,4 +114,8 @@ def read_answer(body: bytes, head_length: int | None) -> Answer:
 
 
 def _from_json(info: TensorInfo, data: Any) -> Tensor:
-    return to_tensor(info, from_json(info, data).reshape(info.shape))
+    try:
+        return to_tensor(info, from_json(info, data).reshape(info.shape))
+    except (InputError, RecursionError) as error:  # of texts, a list that is nested deeply may be an element
+        got = error.got if isinstance(error, InputError) else "it is nested too deeply"
+        raise ValueError(f"the data of output {info.name!r} does not read: {got}") from error
