@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
+from ridgeline.serve.loadtest.chunks import ChunkReader
+
 LONGEST_HEAD = 65536
 KEPT_BODY = 600  # of a refusal: enough for its message
+NO_CONTENT = (204, 304)
 _END = b"\r\n\r\n"
+# one search of the head costs less than a look at each of its fields
+_FIELD = re.compile(rb"\r\n(connection|content-length|transfer-encoding):[ \t]*([^\r\n]*)")
 
 
 class ResponseReader:
     """Feed it what a connection receives. `ValueError` for bytes that are no response."""
 
-    __slots__ = ("_chunk_end", "_head", "_is_chunked", "_remaining", "body", "is_last", "status")
+    __slots__ = ("_chunks", "_head", "_remaining", "body", "is_last", "status")
 
     def __init__(self) -> None:
         self._head = b""
         self._remaining = -1  # of the body; -1: the head is not whole yet
-        self._is_chunked = False
-        self._chunk_end = b""
+        self._chunks: ChunkReader | None = None
         self.status = 0
         self.is_last = False  # the server closes the connection after it
-        self.body = b""
+        self.body = b""  # of a refusal, its beginning
 
     def feed(self, data: bytes) -> bool:
         """Whether the response is whole."""
-        if self._remaining < 0:
+        while self._remaining < 0:
             data = self._head + data if self._head else data
             end = data.find(_END)
             if end < 0:
@@ -32,32 +38,34 @@ class ResponseReader:
                 self._head = data
                 return False
             self._read_head(data[:end])
-            data = data[end + len(_END) :]
-            if self.status < 200:
-                self._head, self._remaining = b"", -1
-                return self.feed(data) if data else False
+            self._head, data = b"", data[end + len(_END) :]
+        if self._chunks is not None:
+            is_whole = self._chunks.feed(data)
+            self.body = self._chunks.beginning
+            return is_whole
         if self.status >= 300 and len(self.body) < KEPT_BODY:
             self.body += data[:KEPT_BODY]
-        if self._is_chunked:
-            self._chunk_end = (self._chunk_end + data)[-7:]
-            return self._chunk_end.endswith(b"0\r\n\r\n") and self._chunk_end[:2] in (b"\r\n", b"0\r")
         self._remaining -= len(data)
         if self._remaining < 0:
             raise ValueError(f"{-self._remaining} bytes after the end of the answer")
         return self._remaining == 0
 
     def _read_head(self, head: bytes) -> None:
+        """The head of an interim response, such as 100 Continue, leaves the next one to be read."""
         if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit():
             raise ValueError("the answer is not HTTP/1.1")
         self.status = int(head[9:12])
-        fields = head.lower()
-        self.is_last = b"\r\nconnection: close" in fields or fields.startswith(b"http/1.0")
-        at = fields.find(b"\r\ncontent-length:")
-        if at >= 0:
-            self._remaining = int(fields[at + 17 : at + 40].split(b"\r", 1)[0])
-        elif b"\r\ntransfer-encoding: chunked" in fields:
-            self._remaining, self._is_chunked = 0, True
-        elif self.status < 200 or self.status == 204:
+        if self.status < 200:
+            return
+        lowered = head.lower()
+        fields = dict(_FIELD.findall(lowered))
+        length = fields.get(b"content-length", b"").rstrip()
+        self.is_last = lowered.startswith(b"http/1.0") or b"close" in fields.get(b"connection", b"")
+        if self.status in NO_CONTENT:
             self._remaining = 0
+        elif fields.get(b"transfer-encoding", b"").rstrip().endswith(b"chunked"):
+            self._remaining, self._chunks = 0, ChunkReader(kept=KEPT_BODY if self.status >= 300 else 0)
+        elif length.isdigit():
+            self._remaining = int(length)
         else:
             raise ValueError("the answer has no length")
