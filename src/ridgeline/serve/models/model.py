@@ -193,11 +193,14 @@ class Model:
         self._running -= 1
         if instance in self._live and not (isinstance(result, BatchError) and result.is_lost):
             self._idle.append(instance)
-        self._wake()
         if isinstance(result, BatchError):
             self._failed(batch, result)
         else:
             self._answer(batch, result)
+        if self._alone or self._timer is not None or len(self._batcher):
+            self._wake()
+        elif not self._running:
+            self._is_empty.set()
 
     def _deliver(self, pending: Pending, answer: list[Tensor] | RequestError) -> None:
         """In the order of arrival, if the model keeps that."""
@@ -223,7 +226,6 @@ class Model:
             else:
                 kind = Kind.INVALID if error.is_input else Kind.INTERNAL
                 self._deliver(pending, RequestError(kind, str(error), reason="BACKEND"))
-        self._wake()
 
     def _answer(self, batch: list[Pending], result: BatchResult) -> None:
         shared = Shared(result.release, len(batch))
