@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from threading import Timer
 from time import monotonic, sleep
 
 import numpy as np
@@ -17,14 +18,12 @@ from ridgeline.errors import OptionError
 from ridgeline.serve.clients.address import parse_address
 from ridgeline.serve.clients.client import Client, ServerError
 from ridgeline.serve.clients.wire import request_bytes
-from ridgeline.serve.loadtest.connections import Connector
+from ridgeline.serve.loadtest import connections
+from ridgeline.serve.loadtest.connections import Connection, Connector
 from ridgeline.serve.loadtest.generator import Generator, Shots
-from ridgeline.serve.loadtest.levels import parse_levels, schedule
 from ridgeline.serve.loadtest.loadtest import Target, highest_rate, run_levels
-from ridgeline.serve.loadtest.response import ResponseReader
-from ridgeline.serve.loadtest.rows import LevelRow, level_row, server_times
+from ridgeline.serve.loadtest.rows import level_row, server_times
 from ridgeline.serve.loadtest.run import LoadSettings
-from ridgeline.serve.loadtest.search import search
 
 X = np.ones((1, 3), np.float32)
 INFER = "/v2/models/add_one/infer"
@@ -32,62 +31,19 @@ MS = 1_000_000  # ns
 
 
 @contextmanager
-def generator(server: StandIn, *, path: str = INFER, connections: int = 64) -> Iterator[Generator]:
+def generator(
+    server: StandIn, *, path: str = INFER, connections: int = 64, connector: type[Connector] = Connector
+) -> Iterator[Generator]:
     address = parse_address(server.url)
     head = b'{"inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","parameters":{"binary_data_size":12}}]}'
     headers = {"Inference-Header-Content-Length": str(len(head))}
     request = request_bytes(address, path, body=head + X.tobytes(), headers=headers)
-    with closing(Generator(Connector(address), [request], connections=connections)) as made:
+    with closing(Generator(connector(address), [request], connections=connections)) as made:
         yield made
 
 
 def latencies_ms(shots: Shots) -> list[float]:
     return [(end - due) / MS for due, end in zip(shots.due_ns, shots.ended_ns, strict=True)]
-
-
-# ---- answers
-
-
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: a\r\nContent-Length: 5\r\n\r\nhello"
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
-)
-EMPTY = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-LIKE_AN_END = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nab0\r\n\r\nyz\r\n0\r\n\r\n"
-GONE_ON = b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER
-NOTHING = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-
-
-@pytest.mark.parametrize("answer", [ANSWER, CHUNKED, EMPTY, LIKE_AN_END, GONE_ON, NOTHING])
-def test_an_answer_ends_with_its_last_byte(answer: bytes) -> None:
-    for size in (1, 2, 3, 7, len(answer)):
-        reader = ResponseReader()
-        parts = [answer[i : i + size] for i in range(0, len(answer), size)]
-        assert [reader.feed(part) for part in parts] == [False] * (len(parts) - 1) + [True]
-        assert reader.status == 200
-        assert not reader.is_last
-
-
-def test_an_error_keeps_its_message_and_the_connection_s_end() -> None:
-    reader = ResponseReader()
-    assert reader.feed(b'HTTP/1.1 503 Full\r\nConnection: close\r\ncontent-length: 14\r\n\r\n{"error": "a"}')
-    assert (reader.status, reader.is_last, reader.body) == (503, True, b'{"error": "a"}')
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        ANSWER + b"!",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a" * 70000,
-    ],
-)
-def test_what_is_no_answer_is_refused(answer: bytes) -> None:
-    with pytest.raises(ValueError, match=r"answer|invalid literal"):
-        ResponseReader().feed(answer)
 
 
 # ---- runs
@@ -190,6 +146,104 @@ def test_no_server_is_no_endless_loop() -> None:
         assert "refused" in shots.problem
 
 
+def test_an_open_loop_without_a_server_ends_with_its_schedule() -> None:
+    with closing(Generator(Connector(parse_address("127.0.0.1:1")), [b"x"])) as made:
+        began = monotonic()
+        assert made.open_loop([0, MS, 2 * MS]).statuses == [0] * 3
+        assert monotonic() - began < 5  # and not after 30 s
+
+
+class ThreeFiles(Connector):
+    """The process may not open a fourth."""
+
+    left = 3
+
+    def open(self) -> Connection:
+        if not self.left:
+            raise OSError(errno.EMFILE, "Too many open files")
+        self.left -= 1
+        return super().open()
+
+
+def test_clients_with_a_connection_go_on_when_there_is_none_for_others() -> None:
+    with (
+        stand_in(delay_s=0.01, keep_seen=False) as server,
+        generator(server, connector=ThreeFiles) as made,
+    ):
+        shots = made.closed_loop(5, 0.3)
+        answered, lost = shots.statuses.count(200), shots.statuses.count(0)
+        assert answered > 30
+        assert 1 <= lost <= 0.3 / 0.005 + 1  # an attempt every 5 ms
+        assert "Too many open files" in shots.problem
+        assert made.open_loop([0] * 6).statuses.count(200) == 3
+
+
+def test_a_server_that_ends_costs_few_requests() -> None:
+    with ExitStack() as running:
+        server = running.enter_context(stand_in(delay_s=0.002, keep_seen=False))
+        with generator(server) as made:
+            ending = Timer(0.1, running.close)
+            ending.start()
+            shots = made.closed_loop(4, 0.3)
+            ending.join()
+    assert shots.statuses.count(200) > 10
+    assert 4 <= shots.statuses.count(0) <= 4 + 0.3 / 0.005 + 1
+
+
+def test_a_client_asks_again_when_its_answer_is_overdue() -> None:
+    with stand_in(silent=True, keep_seen=False) as server, generator(server) as made:
+        shots = made.closed_loop(1, 0.2, patience_s=0.04)
+        assert set(shots.statuses) == {0}
+        assert 3 <= len(shots.statuses) <= 6
+        assert all(each >= 40 for each in latencies_ms(shots))
+
+
+def test_an_answer_that_is_held_back_does_not_lower_the_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = iter([*[False] * 10, True, *[False] * 9])
+
+    async def work() -> None:
+        await asyncio.sleep(0.5 if next(held) else 0)
+
+    with stand_in(keep_seen=False) as server, generator(server) as made:
+        monkeypatch.setattr(server, "_work", work)
+        shots = made.open_loop([i * 10 * MS for i in range(20)], seconds=0.2)
+        row = level_row(100, shots, rows_per_request=1, server=None)
+        assert (row.requests, row.seconds) == (20, 0.2)
+        assert 75 <= row.throughput_rps <= 95
+        assert row.max_us is not None
+        assert row.max_us >= 500e3
+
+
+def test_a_request_is_not_late_because_the_one_before_it_took_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Connection.send
+
+    def slow(connection: Connection, request: bytes) -> None:
+        send(connection, request)
+        sleep(0.02)
+
+    monkeypatch.setattr(Connection, "send", slow)
+    with stand_in(delay_s=0.1, keep_seen=False) as server, generator(server) as made:
+        made.open_connections(2)
+        assert made.open_loop([0, 40 * MS]).late_ns[1] < 10 * MS
+
+
+def test_more_connections_than_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (100, 100))
+    target = Target("add_one", "", {"x": X}, {})
+    with stand_in(keep_seen=False) as server, Client(server.url) as client:
+        with pytest.raises(
+            OptionError, match=r"(?s)--concurrency.*got   64.*want  at most 36.*ulimit -n 128"
+        ):
+            run_levels(client, target, [1, 64], LoadSettings(), is_open=False)
+        for run in (
+            lambda settings: run_levels(client, target, [1], settings, is_open=True),
+            lambda settings: highest_rate(client, target, 1e3, settings),
+        ):
+            with pytest.raises(OptionError, match="--connections"):
+                run(LoadSettings(connections=37))
+        assert server.connections == 0
+
+
 def test_large_requests_go_out_in_parts() -> None:
     with stand_in(keep_seen=False) as server:
         address = parse_address(server.url)
@@ -239,9 +293,19 @@ def test_levels_have_the_server_s_own_figures() -> None:
         assert report.request_bytes > 100
 
 
-def test_a_server_without_statistics_is_measured_as_well() -> None:
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (404, {}, b'{"error":"Not Found"}'),
+        (200, {}, b"[1]"),
+        (200, {}, b'{"model_stats": 5}'),
+        (200, {}, b'{"model_stats": [{"name": "add_one"}]}'),
+        (200, {}, b'{"model_stats": [{"inference_stats": {}, "inference_count": Infinity}]}'),
+    ],
+)
+def test_a_server_without_statistics_is_measured_as_well(reply: tuple[int, dict[str, str], bytes]) -> None:
     with stand_in(keep_seen=False) as server, Client(server.url) as client:
-        server.replies["/v2/models/add_one/stats"] = 404, {}, b'{"error":"Not Found"}'
+        server.replies["/v2/models/add_one/stats"] = reply
         settings = LoadSettings(duration_s=0.05, warmup_s=0)
         report = run_levels(client, Target("add_one", "", {"x": X}, {}), [100], settings, is_open=True)
         assert report.rows[0].server is None
@@ -257,86 +321,3 @@ def test_a_model_that_refuses_is_an_error_before_anything_is_timed() -> None:
         server.replies[INFER] = 400, {}, b'{"error":"bad shape"}'
         with pytest.raises(ServerError, match="bad shape"):
             run_levels(client, Target("add_one", "", {"x": X}, {}), [1], LoadSettings(), is_open=False)
-
-
-# ---- the search
-
-
-class Simulated:
-    """A server whose p99 is 5 ms up to its capacity, and a second above; some runs are spoilt, or lucky."""
-
-    def __init__(self, capacity: float, spoilt: tuple[int, ...] = (), lucky: tuple[int, ...] = ()) -> None:
-        self.capacity, self.spoilt, self.lucky, self.runs = capacity, spoilt, lucky, 0
-
-    def _row(self, level: float, rate: float, p99_us: float) -> LevelRow:
-        return LevelRow(
-            level, 1, 1, {}, "", rate, rate, 1, {"99": p99_us}, 1, None, 1, 0.1, None, False, ()
-        )  # fmt: skip
-
-    def closed(self, concurrency: int) -> LevelRow:
-        return self._row(concurrency, self.capacity * 1.3, 5e3)
-
-    def open(self, rate: float, *, patience_s: float) -> LevelRow:
-        self.runs += 1
-        is_well = self.runs in self.lucky or (rate <= self.capacity and self.runs not in self.spoilt)
-        return self._row(rate, min(rate, self.capacity), 5e3 if is_well else 1e6)
-
-
-@pytest.mark.parametrize("capacity", [3.0, 100.0, 1234.0, 54321.0])
-@pytest.mark.parametrize("spoilt", [(), (1,), (2, 5), (4, 7, 10)])
-def test_the_search_finds_the_highest_rate(capacity: float, spoilt: tuple[int, ...]) -> None:
-    rows, best = search(Simulated(capacity, spoilt), 20e3)  # type: ignore[arg-type]
-    assert best is not None
-    assert 0.94 * capacity <= best <= capacity
-    assert [row.level for row in rows] == sorted(row.level for row in rows)
-
-
-@pytest.mark.parametrize("lucky", [(1,), (2,), (1, 3), (5, 7)])
-def test_a_rate_that_passed_by_luck_is_not_the_highest(lucky: tuple[int, ...]) -> None:
-    rows, best = search(Simulated(100.0, lucky=lucky), 20e3)  # type: ignore[arg-type]
-    assert best is not None
-    assert 80 <= best <= 100
-    assert any(row.level > 100 for row in rows)
-
-
-def test_the_search_ends_where_nothing_passes() -> None:
-    rows, best = search(Simulated(100.0), 1.0)  # type: ignore[arg-type]
-    assert best is None
-    assert len(rows) < 30
-    assert search(Simulated(0.0), 20e3)[1] is None  # type: ignore[arg-type]
-
-
-def test_a_real_server_is_searched() -> None:
-    """Ten requests at a time, 10 ms each: a thousand in a second at the very most."""
-    gate = asyncio.Semaphore(10)
-    with stand_in(delay_s=0.01, gate=gate, keep_seen=False) as server, Client(server.url) as client:
-        settings = LoadSettings(duration_s=0.01, warmup_s=0, arrivals="constant")
-        report = highest_rate(client, Target("add_one", "", {"x": X}, {}), 40e3, settings)
-        assert report.duration_s == 0.4  # a queue of 40 ms needs time to grow
-        assert report.best_rps is None or report.best_rps < 1200
-        assert any(not row.keeps(40e3) for row in report.rows)
-
-
-# ---- levels
-
-
-def test_schedules_have_their_rate() -> None:
-    even = schedule(100, 1.0, arrivals="constant", seed=0)
-    assert len(even) == 100
-    assert {b - a for a, b in pairwise(even)} == {10 * MS}
-    random = schedule(1000, 10.0, arrivals="poisson", seed=0)
-    assert 9600 < len(random) < 10400
-    assert random == schedule(1000, 10.0, arrivals="poisson", seed=0)
-    assert random != schedule(1000, 10.0, arrivals="poisson", seed=1)
-    gaps = np.diff(random)
-    assert float(gaps.std() / gaps.mean()) == pytest.approx(1, abs=0.05)  # as of an exponential distribution
-
-
-def test_levels_as_users_write_them() -> None:
-    assert parse_levels("1..64", option="--rate") == (1, 2, 4, 8, 16, 32, 64)
-    assert parse_levels("100..2000", option="--rate") == (100, 200, 400, 800, 1600, 2000)
-    assert parse_levels("5, 1,2", option="--rate") == (1, 2, 5)
-    assert parse_levels("3..3", option="--rate") == (3,)
-    for bad in ("", "0", "4..2", "0..4", "a", "1..", "-1", "9999999", ",".join(map(str, range(1, 99)))):
-        with pytest.raises(OptionError, match="--rate"):
-            parse_levels(bad, option="--rate")

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
+from ridgeline.errors import OptionError
 from ridgeline.serve.clients.address import Address
 from ridgeline.serve.clients.client import trusted_by
 from ridgeline.serve.loadtest.response import ResponseReader
 
 CHUNK = 65536
 CONNECT_S = 5.0
+OTHER_FILES = 64  # that are open beside the connections, and some to spare
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def require_connections(count: int, *, option: str) -> None:
+    """Refuses more connections than this process may have files open, beside its others."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = allowed - OTHER_FILES
+    if allowed != resource.RLIM_INFINITY and count > room:
+        raise OptionError(
+            f"{option} asks for more connections than this process may open", got=f"{count:,}",
+            want=f"at most {max(room, 0):,}", help=f"ulimit -n {count + OTHER_FILES} allows as many files",
+        )  # fmt: skip
 
 
 class Connection:
@@ -55,12 +69,26 @@ class Connection:
             return False
         return is_whole
 
+    def stays_open(self) -> bool:
+        """Of one that is readable although nothing was asked on it. TLS sends session tickets by itself."""
+        try:
+            self.socket.recv(1)
+        except _NOT_NOW:
+            return True
+        except OSError:
+            return False
+        return False  # it was closed, or holds an answer to nothing
+
     def close(self) -> None:
         self.socket.close()
 
 
 class Connector:
-    """Opens connections to one server. The first finds which address of a name answers, and is waited for."""
+    """Opens connections to one server.
+
+    The first finds which address of a name answers, and is waited for. With TLS each one is waited for, and
+    its handshake.
+    """
 
     def __init__(self, address: Address, ca: Path | None = None) -> None:
         self._address = address

@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from time import perf_counter_ns, process_time_ns, sleep
+from time import perf_counter_ns, process_time_ns
 
 from ridgeline.serve.loadtest.connections import Connection, Connector
 
 BURST = 32  # requests sent before answers are looked at, when the schedule is behind
-RETRY_S = 0.005  # after a connection that the server refused
+RETRY_NS = 5_000_000  # a closed loop opens no new connection for so long after one has failed
 READ, READ_WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 LOST = 0  # the status of a request without an answer
+OVERDUE = "no answer within the time allowed"
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Generator:
         self._free: list[Connection] = []
         self._busy: dict[int, Connection] = {}  # the one that has waited longest first
         self._shots, self._sent, self._start_ns = Shots(), 0, 0
+        self._retry_ns = 0  # when a closed loop may open a connection again
 
     def close(self) -> None:
         for connection in (*self._busy.values(), *self._free):
@@ -59,22 +61,31 @@ class Generator:
                 self._free.append(self._open())
 
     def closed_loop(self, concurrency: int, seconds: float, *, patience_s: float = 30.0) -> Shots:
-        """So many clients; each sends its next request when it has its answer."""
+        """So many clients; each sends its next request when it has its answer, or has waited in vain."""
+        patience = round(patience_s * 1e9)
         with self._run() as shots:
             shots.window_ns = round(seconds * 1e9)
-            give_up = shots.window_ns + round(patience_s * 1e9)
-            while (now := self._now()) < shots.window_ns or (self._busy and now < give_up):
-                while len(self._busy) < concurrency and self._now() < shots.window_ns:
-                    self._send(self._now())
-                if self._busy:
-                    self._take_answers(give_up - now)
+            while (now := self._now()) < shots.window_ns or self._busy:
+                self._drop_overdue(now - patience)
+                while len(self._busy) < concurrency and self._may_send(now) and now < shots.window_ns:
+                    if self._send(now) is None:
+                        break
+                    now = self._now()
+                if len(self._busy) < concurrency and now < shots.window_ns:
+                    # a client whose connection failed: the others' answers are read until it may try again
+                    self._take_answers(0 if self._free else self._retry_ns - self._now())
+                elif self._busy:
+                    self._take_answers(self._oldest((), now) + patience - self._now())
         return shots
 
-    def open_loop(self, due_ns: Sequence[int], *, patience_s: float = 30.0) -> Shots:
+    def open_loop(
+        self, due_ns: Sequence[int], *, seconds: float | None = None, patience_s: float = 30.0
+    ) -> Shots:
         """Requests at these times, whatever becomes of those before: as from many users.
 
         Latency counts from the time in the schedule. A request that waits for a connection, because as many
-        as are allowed are taken, waits as long as its user would.
+        as are allowed are taken, waits as long as its user would. One that gets none for another reason is
+        lost at once. `seconds` is the length of the schedule; without it the last answer is its end.
         """
         waiting: deque[int] = deque()
         count, at, patience = len(due_ns), 0, round(patience_s * 1e9)
@@ -87,15 +98,19 @@ class Generator:
                 burst = min(count, at + BURST)
                 while at < burst and due_ns[at] <= now:
                     if self._free or len(self._busy) < self._limit:
-                        shots.late_ns.append(self._send(due_ns[at]))
+                        if (late := self._send(due_ns[at])) is not None:
+                            shots.late_ns.append(late)
                     else:
                         waiting.append(due_ns[at])
                     at += 1
-                wait = due_ns[at] - now if at < count else patience
-                self._take_answers(wait)
+                overdue = self._oldest(waiting, now) + patience if self._busy else 0
+                # the burst took time: `now` is over
+                self._take_answers((due_ns[at] if at < count else overdue) - self._now())
                 while waiting and (self._free or len(self._busy) < self._limit):
                     self._send(waiting.popleft())
-            shots.window_ns = self._now()
+            ended = self._now()
+            window = ended if seconds is None else round(seconds * 1e9)
+            shots.window_ns = min(window, ended) if shots.gave_up else window
             shots.due_ns += waiting
             self._lose(len(waiting))
         return shots
@@ -103,7 +118,7 @@ class Generator:
     @contextmanager
     def _run(self) -> Iterator[Shots]:
         """What is not answered in the end counts as lost, and its connection is closed."""
-        self._shots, self._sent = Shots(), 0
+        self._shots, self._sent, self._retry_ns = Shots(), 0, 0
         self._take_answers(0)  # connections that the server has closed since the last run
         was_enabled = gc.isenabled()
         gc.disable()
@@ -114,21 +129,29 @@ class Generator:
             self._shots.cpu_ns = process_time_ns() - cpu
         finally:
             for connection in [*self._busy.values()]:
-                self._drop(connection, "no answer within the time allowed")
+                self._drop(connection, OVERDUE)
             if was_enabled:
                 gc.enable()
 
     def _now(self) -> int:
         return perf_counter_ns() - self._start_ns
 
-    def _oldest(self, waiting: deque[int], now: int) -> int:
+    def _oldest(self, waiting: Sequence[int], now: int) -> int:
         """When the request was due that has waited longest."""
         for connection in self._busy.values():
             return connection.began_ns
         return waiting[0] if waiting else now
 
-    def _send(self, due_ns: int) -> int:
-        """How late it was sent."""
+    def _drop_overdue(self, before_ns: int) -> None:
+        while self._busy and (oldest := next(iter(self._busy.values()))).began_ns < before_ns:
+            self._drop(oldest, OVERDUE)
+
+    def _may_send(self, now: int) -> bool:
+        """A new connection is opened some time after a failure only: the next one is likely to fail too."""
+        return bool(self._free) or now >= self._retry_ns
+
+    def _send(self, due_ns: int) -> int | None:
+        """How late it was sent; None if it could not be."""
         request = self._requests[self._sent % len(self._requests)]
         self._sent += 1
         try:
@@ -136,8 +159,7 @@ class Generator:
         except OSError as error:
             self._shots.due_ns.append(due_ns)
             self._lose(1, str(error))
-            sleep(RETRY_S)
-            return 0
+            return None
         connection.began_ns = due_ns
         self._busy[connection.fd] = connection
         late = self._now() - due_ns
@@ -145,7 +167,7 @@ class Generator:
             connection.send(request)
         except OSError as error:
             self._drop(connection, str(error))
-            return late
+            return None
         if connection.outgoing:
             self._epoll.modify(connection.fd, READ_WRITE)
         return late
@@ -203,13 +225,15 @@ class Generator:
             self._shots.problem = self._shots.problem or why
             self._shots.ended_ns += [self._now()] * count
             self._shots.statuses += [LOST] * count
+            self._retry_ns = self._now() + RETRY_NS
 
     def _forget_idle(self, fd: int) -> None:
-        """The server closed a connection that nothing was asked on."""
+        """Unless it stays open: the server closed a connection that nothing was asked on."""
         for connection in self._free:
             if connection.fd == fd:
-                self._free.remove(connection)
-                self._shut(connection)
+                if not connection.stays_open():
+                    self._free.remove(connection)
+                    self._shut(connection)
                 return
 
     def _shut(self, connection: Connection) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 from ridgeline.serve.clients.client import Client, ServerError
 from ridgeline.serve.clients.tensors import ANY, to_tensor
 from ridgeline.serve.clients.wire import HEADER_LENGTH, infer_body, model_path, request_bytes
-from ridgeline.serve.loadtest.connections import Connector
+from ridgeline.serve.loadtest.connections import Connector, require_connections
 from ridgeline.serve.loadtest.rows import LoadReport
 from ridgeline.serve.loadtest.run import LoadSettings, LoadTest
 from ridgeline.serve.loadtest.search import OnLevel, search
 
-BOUNDS = 10
+BOUNDS = 10  # a level takes so many times the bound at least: a queue needs time to grow
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ def run_levels(
     on_level: OnLevel = lambda *_: None,
 ) -> LoadReport:
     """Each level in turn: so many clients, or so many requests per second."""
+    if is_open:
+        require_connections(settings.connections, option="--connections")
+    else:
+        require_connections(max(levels), option="--concurrency")
     report, test = _prepare(client, target, settings, is_open=is_open)
     rows = []
     with closing(test):
@@ -65,6 +69,7 @@ def highest_rate(
     Each is measured for ten times the bound at least: a queue that grows needs time to break it.
     """
     settings = replace(settings, duration_s=max(settings.duration_s, BOUNDS * bound_us / 1e6))
+    require_connections(settings.connections, option="--connections")
     report, test = _prepare(client, target, settings, is_open=True)
     with closing(test):
         rows, best = search(test, bound_us, on_level=on_level)

@@ -122,18 +122,24 @@ def level_row(level: float, shots: Shots, *, rows_per_request: int, server: Serv
     )
 
 
-def server_times(before: Mapping[str, Any], after: Mapping[str, Any]) -> ServerTimes | None:
-    """The difference of two answers of the statistics, over all versions; None if nothing was counted."""
-    old, new = _totals(before), _totals(after)
-    counted = {name: new[name] - old.get(name, 0) for name in new}
-    requests, batches = counted.get("requests", 0), counted.get("batches", 0)
-    if requests <= 0:
+def server_times(before: Any, after: Any) -> ServerTimes | None:
+    """The difference of two answers of the statistics, over all versions; None if nothing was counted.
+
+    Also None for statistics of another form: what was measured by then is worth more than those.
+    """
+    try:
+        old, new = _totals(before), _totals(after)
+        counted = {name: new[name] - old.get(name, 0) for name in new}
+        requests, batches = counted.get("requests", 0), counted.get("batches", 0)
+        if requests <= 0:
+            return None
+        means = {f"{name}_us": counted[name] / requests / 1e3 for name in PARTS}
+        return ServerTimes(requests, **means, rows_per_batch=counted["rows"] / max(batches, 1))
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         return None
-    means = {f"{name}_us": counted[name] / requests / 1e3 for name in PARTS}
-    return ServerTimes(requests, **means, rows_per_batch=counted["rows"] / max(batches, 1))
 
 
-def _totals(told: Mapping[str, Any]) -> dict[str, int]:
+def _totals(told: Any) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for model in told["model_stats"]:
         counts = model["inference_stats"]

@@ -71,7 +71,7 @@ class LoadTest:
             seed = settings.seed + self._schedules
             self._generator.open_connections(SPARE + round(rate * PAUSE_S))
             due = schedule(rate, seconds, arrivals=settings.arrivals, seed=seed)
-            return self._generator.open_loop(due, patience_s=patience_s)
+            return self._generator.open_loop(due, seconds=seconds, patience_s=patience_s)
 
         return self._measure(rate, run)
 
