@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from ridgeline.serve.loadtest.levels import MAX_LEVEL
 from ridgeline.serve.loadtest.rows import LevelRow
 from ridgeline.serve.loadtest.run import LoadTest
 
 CLIENTS = 32  # of the closed loop that says where to begin
-BEGIN, UP, DOWN = 0.8, 1.25, 0.5
+BEGIN, UP, DOWN = 0.8, 2.0, 0.5
 CLOSE = 0.03
-STEPS = 12
+STEPS = 12  # after the first rate that failed
+DOUBLINGS = 20  # before it
 LEAST_RATE = 0.5
+NONE_FAILED = "no rate failed: the highest one may be above this"
 OnLevel = Callable[[int, int, str], None]
 
 
@@ -20,8 +24,9 @@ def search(
 ) -> tuple[list[LevelRow], float | None]:
     """Bisects between a rate that keeps the bound and one that does not. The rows by rate, and the best one.
 
-    A rate that fails is run once more, since one pause of the machine is enough to fail. The best rate has
-    to pass once more at the end, or one a little lower. Rates nearer than `close` to each other are the same.
+    Rates double until one fails. A rate that fails is run once more, since one pause of the machine is enough
+    to fail. The best rate has to pass once more at the end, or one a little lower. Rates nearer than `close`
+    to each other are the same. The best row has a warning if no rate failed at all.
     """
     patience_s = max(4 * bound_us / 1e6, 0.25)
     rows: list[LevelRow] = []
@@ -37,14 +42,23 @@ def search(
     on_level(0, 0, f"{CLIENTS} clients")
     low, high = 0.0, 0.0
     rate = _rounded(BEGIN * test.closed(CLIENTS).throughput_rps)
-    for _ in range(STEPS):
-        if rate < LEAST_RATE or (high and high - low < close * high):
+    steps = doublings = 0
+    while steps < STEPS and doublings < DOUBLINGS and LEAST_RATE <= rate <= MAX_LEVEL:
+        if high and high - low < close * high:
             break
         low, high = (rate, high) if keeps(rate) else (low, rate)
+        if high:
+            steps += 1
+        else:
+            doublings += 1
         rate = _rounded((low + high) / 2 if low and high else rate * (DOWN if high else UP))
     while low >= LEAST_RATE and not keeps(low):
+        high = low
         low = _rounded(low * (1 - close))
-    return sorted(rows, key=lambda row: row.level), low if low >= LEAST_RATE else None
+    rows.sort(key=lambda row: row.level)
+    if low >= LEAST_RATE and not high:
+        rows[-1] = replace(rows[-1], warnings=(*rows[-1].warnings, NONE_FAILED))
+    return rows, low if low >= LEAST_RATE else None
 
 
 def _rounded(rate: float) -> float:
