@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from ridgeline.serve.loadtest.chunks import ChunkReader
 
 LONGEST_HEAD = 65536
 KEPT_BODY = 600  # of a refusal: enough for its message
 NO_CONTENT = (204, 304)
 _END = b"\r\n\r\n"
-# one search of the head costs less than a look at each of its fields
-_FIELD = re.compile(rb"\r\n(connection|content-length|transfer-encoding):[ \t]*([^\r\n]*)")
+# searched for in the whole head, in small letters: most heads have one of them
+CONNECTION, CODING, LENGTH = b"\r\nconnection:", b"\r\ntransfer-encoding:", b"\r\ncontent-length:"
 
 
 class ResponseReader:
@@ -58,14 +56,18 @@ class ResponseReader:
         if self.status < 200:
             return
         lowered = head.lower()
-        fields = dict(_FIELD.findall(lowered))
-        length = fields.get(b"content-length", b"").rstrip()
-        self.is_last = lowered.startswith(b"http/1.0") or b"close" in fields.get(b"connection", b"")
+        self.is_last = lowered.startswith(b"http/1.0") or (
+            CONNECTION in lowered and b"close" in _value(lowered, CONNECTION)
+        )
         if self.status in NO_CONTENT:
             self._remaining = 0
-        elif fields.get(b"transfer-encoding", b"").rstrip().endswith(b"chunked"):
+        elif CODING in lowered and _value(lowered, CODING).endswith(b"chunked"):
             self._remaining, self._chunks = 0, ChunkReader(kept=KEPT_BODY if self.status >= 300 else 0)
-        elif length.isdigit():
+        elif (length := _value(lowered, LENGTH)).isdigit():
             self._remaining = int(length)
         else:
             raise ValueError("the answer has no length")
+
+
+def _value(head: bytes, field: bytes) -> bytes:
+    return head.partition(field)[2].partition(b"\r")[0].strip()
