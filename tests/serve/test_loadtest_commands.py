@@ -51,8 +51,15 @@ def test_infer_shows_and_writes_outputs(ridge: Ridge, server: StandIn, tmp_path:
     )
     assert (code, "random" in stderr) == (0, False)
     assert "2×3" in stdout
-    assert "1, 2, 3, 4, 5, 6 …" in stdout
+    assert "1, 2, 3, 4, 5, 6" in stdout
+    assert "…" not in stdout
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x + 1)
+
+
+def test_infer_shows_that_there_are_more_elements(ridge: Ridge, server: StandIn, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(9, dtype=np.float32).reshape(3, 3))
+    stdout = ridge("infer", server.url, "add_one", "--input", f"x={tmp_path / 'x.npy'}")[1]
+    assert "1, 2, 3, 4, 5, 6 …" in stdout
 
 
 def test_infer_takes_every_form_of_input(ridge: Ridge, server: StandIn, tmp_path: Path) -> None:
@@ -166,6 +173,8 @@ def test_a_bound_that_nothing_keeps_fails_the_gate(ridge: Ridge, server: StandIn
 
 
 def test_options_that_mean_nothing_together_are_errors(ridge: Ridge, server: StandIn, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    (tmp_path / "x.json").write_text('{"x": [[1, 2, 3]]}')
     for words, message in (
         (("--rate", "1", "--concurrency", "1"), "cannot be used together"),
         (("--p99-below", "soon"), "does not read as a time"),
@@ -173,9 +182,29 @@ def test_options_that_mean_nothing_together_are_errors(ridge: Ridge, server: Sta
         (("--rate", "1", "--arrivals", "monthly"), "--arrivals has no 'monthly'"),
         (("--csv", tmp_path / "no" / "a.csv"), "does not exist"),
         (("--csv", tmp_path / "a", "--plot", tmp_path / "a"), "name one file"),
+        (("--concurrency", "1", "--arrivals", "constant"), "--arrivals means nothing in a closed loop"),
+        (("--connections", "9"), "--connections means nothing in a closed loop"),
+        (("--input", f"x={tmp_path / 'x.npy'}", "--batch", "8"), "--batch 8 does not fit input 'x'"),
+        (("--shapes", "x=2x3", "--batch", "8"), "--batch 8 does not fit input 'x'"),
+        (("--input", f"x={tmp_path / 'x.npy'}", "--shapes", "x=2x3"), "--shapes names 'x'"),
+        (("--data", tmp_path / "x.json", "--shapes", "x=2x3"), "--shapes names 'x'"),
     ):
         code, _, stderr = ridge("loadtest", server.url, "add_one", *words)
         assert (code, message in stderr) == (1, True), stderr
+
+
+@pytest.mark.parametrize("command", ["infer", "loadtest"])
+def test_an_address_of_grpc_is_not_asked_over_http(ridge: Ridge, server: StandIn, command: str) -> None:
+    for scheme in ("grpc", "GRPCS"):
+        code, _, stderr = ridge(command, f"{scheme}:" + f"//{server.url}", "add_one")
+        assert (code, "is an address of gRPC" in stderr) == (1, True), stderr
+    assert server.connections == 0
+
+
+def test_rows_that_are_asked_for_twice_are_the_same(ridge: Ridge, server: StandIn, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    words = ("--input", f"x={tmp_path / 'x.npy'}", "--batch", "2")
+    assert ridge("infer", server.url, "add_one", *words)[0] == 0
 
 
 def test_times_as_users_write_them() -> None:

@@ -29,3 +29,9 @@ def test_several_elements_do_not_come_of_one_file(tmp_path: Path) -> None:
     file.write_bytes(b"\x89PNG\0")
     with pytest.raises(OptionError, match="several texts"):
         collect_arrays(info(-1, 2), [f"IMAGE={file}"], None, None, batch=None, seed=0)
+
+
+def test_rows_are_asked_for_where_inputs_have_any_number() -> None:
+    with pytest.raises(OptionError, match="--batch means nothing here"):
+        collect_arrays(info(1, 2), None, None, None, batch=8, seed=0)
+    assert collect_arrays(info(-1, 2), None, None, None, batch=8, seed=0)["IMAGE"].shape == (8, 2)

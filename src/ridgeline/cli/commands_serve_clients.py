@@ -57,13 +57,11 @@ MEASURING: dict[str, Any] = {
 
 
 def _take_measuring(given: dict[str, Any]) -> dict[str, Any]:
-    from ridgeline.serve.loadtest.run import LoadSettings
-
     names = {"duration": "duration_s", "warmup": "warmup_s"}
     asked = {names.get(name, name): given[name] for name in MEASURING if given[name] is not None}
     if asked.get("arrivals", ARRIVALS[0]) not in ARRIVALS:
         raise OptionError(f"--arrivals has no {asked['arrivals']!r}", want=" or ".join(ARRIVALS))
-    return take(given) | {"settings": LoadSettings(seed=given["seed"] or 0, **asked)}
+    return take(given) | {"settings": {"seed": given["seed"] or 0, **asked}}
 
 
 def _with_load_options(command: Any) -> Any:
@@ -163,11 +161,14 @@ def loadtest(
       ridge loadtest localhost:8000 resnet --p99-below 20ms
     """
     from ridgeline.cli.draw_loadtest import draw_load
+    from ridgeline.serve.loadtest.run import LoadSettings
 
     _require_one({"--concurrency": concurrency, "--rate": rate, "--p99-below": p99_below})
     bound_us = parse_duration_us(p99_below, option="--p99-below") if p99_below else None
     _require_places({"--csv": csv, "--plot": plot})
-    report = _run(url, model, (concurrency, rate), bound_us, options, settings)
+    if not (rate or p99_below):
+        _require_open(settings)
+    report = _run(url, model, (concurrency, rate), bound_us, options, LoadSettings(**settings))
     _export(report, csv, plot)
     emit(report, draw_load, as_json=json, schema="load_test")
     if bound_us is not None and report.best_rps is None:
@@ -217,6 +218,15 @@ def _require_one(given: Mapping[str, str]) -> None:
     found = [flag for flag, value in given.items() if value]
     if len(found) > 1:
         raise OptionError(f"{' and '.join(found)} cannot be used together", help="give one of them")
+
+
+def _require_open(asked: Mapping[str, Any]) -> None:
+    """A closed loop has as many connections as clients, and no arrivals."""
+    for name in ("arrivals", "connections"):
+        if name in asked:
+            raise OptionError(
+                f"--{name} means nothing in a closed loop", help="--rate or --p99-below makes an open one"
+            )
 
 
 def _require_places(written: Mapping[str, Path | None]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from rich.console import Console
 from rich.text import Text
 
 from ridgeline.base.units import DASH
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, ms_format, number, percent, plural, shape_text, size
-from ridgeline.serve.clients.rows import HEAD, Inference
+from ridgeline.serve.clients.rows import Inference
 from ridgeline.serve.loadtest.rows import PERCENTILES, LevelRow, LoadReport
 
 BAR_WIDTH = 18
@@ -26,7 +28,7 @@ def draw_inference(report: Inference, console: Console) -> None:
         "output", "type", "shape", "values", *(["file"] if has_files else []), keep=("values", "file")
     )
     for row in report.rows:
-        more = " …" if len(row.head) == HEAD else ""
+        more = " …" if prod(row.shape) > len(row.head) else ""
         values = ", ".join(number(v) if isinstance(v, float) else str(v) for v in row.head) + more
         grid.add_row(
             row.name, row.datatype, shape_text(row.shape), values, *([row.file] if has_files else [])

@@ -32,16 +32,36 @@ def collect_arrays(
     """The arrays of all these files, and random ones for the other inputs, which a note on stderr names."""
     asked = _parse_shapes(shapes)
     arrays, raw = split_raw(inputs or ())
+    of_bytes = _read_raw(raw, info, asked)
     given: dict[str, np.ndarray] = {}
-    for found in (read_inputs(arrays), _read_raw(raw, info, asked), _read_json(data, info)):
+    for found in (read_inputs(arrays), of_bytes, _read_json(data, info)):
         for name in found.keys() & given.keys():
             raise OptionError(f"input {name!r} is given twice", got="--input and --data")
         given |= found
+    for name in asked:
+        if name in given and name not in of_bytes:
+            raise OptionError(f"--shapes names {name!r}, and the file of that input has a shape of its own")
+    if batch is not None:
+        _require_rows(info, batch, {**asked, **{name: array.shape for name, array in given.items()}})
     made = random_arrays(info, given, shapes=asked, batch=batch, seed=seed)
     missing = [name for name in made if name not in given]
     if missing:
         talk.print(f"random values (seed {seed}) for {', '.join(missing)}", style="dim", highlight=False)
     return made
+
+
+def _require_rows(info: ModelInfo, batch: int, known: Mapping[str, Sequence[int]]) -> None:
+    """`--batch` sizes random inputs. It would be ignored for inputs whose shape is `known` otherwise."""
+    sized = [port for port in info.inputs if port.shape[:1] == (ANY,)]
+    if not sized:
+        raise OptionError("--batch means nothing here: no input of the model takes any number of rows")
+    for port in sized:
+        shape = tuple(known.get(port.name, (batch,)))
+        if shape[:1] != (batch,):
+            raise OptionError(
+                f"--batch {batch} does not fit input {port.name!r}", got=f"the shape {list(shape)}",
+                help="leave --batch out: random inputs have as many rows as given ones",
+            )  # fmt: skip
 
 
 def _parse_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -47,7 +48,8 @@ ADDED: dict[str, Any] = {
         int | None, _sending("--batch", min=1, metavar="N", help="rows of the random inputs (default: 1)")
     ],
     "seed": Annotated[
-        int | None, _sending("--seed", min=0, metavar="N", help="seed of the random inputs (default: 0)")
+        int | None,
+        _sending("--seed", min=0, metavar="N", help="seed of random inputs, and of arrivals (default: 0)"),
     ],
     "version": Annotated[
         str | None,
@@ -85,6 +87,11 @@ class Asked:
         from ridgeline.serve.clients.client import Client
 
         if not grpc:
+            if re.match(r"\s*grpcs?://", url, re.IGNORECASE):
+                raise OptionError(
+                    f"{url!r} is an address of gRPC, and this speaks HTTP", want="the port of HTTP",
+                    help="ridge infer --grpc speaks gRPC; ridge loadtest speaks HTTP only",
+                )  # fmt: skip
             return Client(url, headers=self.headers(), ca=self.ca)
         from ridgeline.serve.clients.over_grpc import GrpcClient
 
