@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from http.client import HTTPConnection
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 
@@ -32,7 +33,16 @@ def read_text(connection: HTTPConnection, image: bytes, key: str = "") -> tuple[
     if response.status != 200:
         raise ValueError(answer["error"])
     outputs = {each["name"]: each["data"][0] for each in answer["outputs"]}
-    return outputs["TEXT"], outputs["CONFIDENCE"]
+    return outputs["TEXT"], float(outputs["CONFIDENCE"])
+
+
+def read_key(file: Path) -> str:
+    """The first line that is no comment. Errors name the file: a key is not to be seen on a terminal."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    key = next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
+    if not key or not key.isascii() or not key.isprintable():
+        raise ValueError(f"{file} holds no key")
+    return key
 
 
 def main() -> None:
@@ -41,16 +51,16 @@ def main() -> None:
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="the key, if the server wants one")
     arguments = parser.parse_args()
-    key = arguments.key_file.read_text(encoding="utf-8").strip() if arguments.key_file else ""
-    connection = HTTPConnection(arguments.server, timeout=60)
     try:
-        for image in arguments.images:
-            text, confidence = read_text(connection, image.read_bytes(), key)
-            print(f"{image}  {confidence:.2f}  {text}")
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{arguments.server}: {error}") from error
-    finally:
-        connection.close()
+        key = read_key(arguments.key_file) if arguments.key_file else ""
+        with closing(HTTPConnection(arguments.server, timeout=60)) as connection:
+            for image in arguments.images:
+                text, confidence = read_text(connection, image.read_bytes(), key)
+                print(f"{image}  {confidence:.2f}  {text}")
+    except (OSError, HTTPException, ValueError) as error:
+        raise SystemExit(f"{arguments.server}: {str(error).strip()}") from None
+    except (KeyError, IndexError, TypeError) as error:
+        raise SystemExit(f"{arguments.server}: the answer does not read: {error!r}") from None
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -236,6 +238,46 @@ def test_a_client_is_told_what_is_wrong(server: dict[str, str], keys: Path, tmp_
     assert (with_key.returncode, without.returncode) == (1, 1)
     assert "image 0 does not read as PNG or JPEG" in with_key.stderr.splitlines()[-1]
     assert "a key is needed" in without.stderr.splitlines()[-1]
+
+
+def test_a_key_is_the_first_line_that_is_no_comment(tmp_path: Path) -> None:
+    read_key = script("read_text.py").read_key
+    (tmp_path / "keys").write_text("# of the team\n\nfirst-key \nsecond-key\n", encoding="utf-8")
+    assert read_key(tmp_path / "keys") == "first-key"
+    for nothing in ("", "# only this\n", "schl\u00fcssel\n", "a\x00b\n"):
+        (tmp_path / "keys").write_text(nothing, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"holds no key$"):
+            read_key(tmp_path / "keys")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+     b"HTTP/1.1 502 Bad\r\nContent-Length: 2\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+     b""],
+)  # fmt: skip
+def test_a_client_of_another_server_has_no_traceback(tmp_path: Path, answer: bytes) -> None:
+    def serve() -> None:
+        made, _ = listening.accept()
+        with made:
+            made.recv(65536)
+            made.sendall(answer)
+
+    (tmp_path / "a.png").write_bytes(b"")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        place = f"127.0.0.1:{listening.getsockname()[1]}"
+        done = ask(tmp_path / "a.png", "--server", place)
+        thread.join(10)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{place}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_server_that_is_no_address_is_an_error(tmp_path: Path) -> None:
+    done = ask(tmp_path / "a.png", "--server", "localhost:http")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
 def test_metrics_that_the_page_names_are_there(server: dict[str, str]) -> None:
