@@ -47,6 +47,7 @@ from bench.serving_servers import (
 from ridgeline.serve.clients.address import Address
 from ridgeline.serve.clients.wire import HEADER_LENGTH
 from ridgeline.serve.loadtest.connections import Connector
+from ridgeline.serve.loadtest.loadtest import BOUNDS
 from ridgeline.serve.loadtest.rows import LevelRow, flat
 from ridgeline.serve.loadtest.run import LoadSettings, LoadTest
 from ridgeline.serve.loadtest.search import CLOSE, search
@@ -57,7 +58,7 @@ TOLERANCE = 1e-3  # of the largest value: other tactics, other batches
 TRIAL_SECONDS, TRIAL_CLOSE = 1.0, 0.12
 STEADY = 0.7  # of the best rate: where processor time per request is taken
 BESIDE = ("onnxruntime", "uvicorn")  # versions that are told of each peer
-BOUNDS = 10  # a level takes so many times the bound, or a growing queue would not show
+FAILURES = (OSError, HTTPException, ValueError, ServerFailed)
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Round:
     p99_us: float | None = None
     server_cpu_us: float | None = None  # processor time of all its processes, per request
     generator_share: float | None = None
+    problem: str = ""  # of a server that failed
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Row:
     bound_ms: float
     gate: str  # "pass", or why there are no figures
     request_bytes: int = 0
-    best_rps: float | None = None  # the median of the rounds
+    best_rps: float | None = None  # the median of the rounds; of one without a rate, 0
     trials: dict[str, float | None] = field(
         default_factory=dict
     )  # best rate of every variant, in a short search
@@ -104,13 +106,21 @@ class Bench:
         for number in range(self._arguments.rounds):
             for row in rows[:: 1 if number % 2 == 0 else -1]:
                 if row.gate == "pass":
-                    variant = chosen[row.server]
-                    row.rounds.append(self._search(variant, subject, self._arguments.seconds, is_final=True))
-                    print(f"  {subject.name:8} {row.server:15} {_rate(row.rounds[-1].best_rps)}", flush=True)
+                    row.rounds.append(self._round(chosen[row.server], subject))
+                    print(f"  {subject.name:8} {row.server:15} {_told_round(row.rounds[-1])}", flush=True)
         for row in rows:
-            rates = [each.best_rps for each in row.rounds if each.best_rps is not None]
-            row.best_rps = statistics.median(rates) if rates else None
+            # a round in which no rate kept the bound is a rate of nothing, or the others would hide it
+            row.best_rps = (
+                statistics.median(each.best_rps or 0.0 for each in row.rounds) if row.rounds else None
+            )
         return rows
+
+    def _round(self, variant: Variant, subject: Subject) -> Round:
+        """One search at length. A server that fails in it has no rate, and the others keep theirs."""
+        try:
+            return self._search(variant, subject, self._arguments.seconds, is_final=True)
+        except FAILURES as error:
+            return Round(None, [], problem=_told_failure(error))
 
     def _choose(self, subject: Subject, server: str) -> tuple[Variant, Row]:
         """The variant with the highest rate in a short search."""
@@ -121,9 +131,9 @@ class Bench:
             try:
                 trials[variant.name] = self._search(variant, subject, TRIAL_SECONDS).best_rps
                 gates[variant.name] = "pass"
-            except (OSError, HTTPException, ValueError, ServerFailed) as error:
+            except FAILURES as error:
                 trials[variant.name] = None
-                gates[variant.name] = f"{type(error).__name__}: {error}"[:300]
+                gates[variant.name] = _told_failure(error)
             told = gates[variant.name] if gates[variant.name] != "pass" else _rate(trials[variant.name])
             print(f"  {subject.name:8} {server:15} {variant.name:38} {told}", flush=True)
         best = max(variants, key=lambda variant: (gates[variant.name] == "pass", trials[variant.name] or 0.0))
@@ -233,6 +243,22 @@ def _rate(rate: float | None) -> str:
     return "no rate keeps the bound" if rate is None else f"{rate:,.1f} requests/s"
 
 
+def _told_round(made: Round) -> str:
+    return made.problem or _rate(made.best_rps)
+
+
+def _told_failure(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def _note(row: Row) -> str:
+    """Why there are no figures, or in how many rounds there were none."""
+    if row.gate != "pass":
+        return row.gate
+    without = [each for each in row.rounds if each.best_rps is None]
+    return f"{len(without)} of {len(row.rounds)} rounds: {_told_round(without[0])}" if without else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -258,6 +284,12 @@ def main() -> None:
         os.sched_setaffinity(0, {GENERATOR_CORE})
         for subject in subjects:
             rows += Bench(arguments, Path(scratch)).rows(subject, servers)
+            # hours of work: what is measured is kept whatever becomes of the next subject
+            _write(arguments, rows, pythons)
+    _show(rows, compared(rows), arguments.out)
+
+
+def _write(arguments: argparse.Namespace, rows: Sequence[Row], pythons: dict[str, Path]) -> None:
     made = {
         **surroundings(threads=1, duration_s=arguments.seconds), "kernel": platform.release(),
         "cores_used": {"server": SERVER_CORE, "generator": GENERATOR_CORE}, "rounds": arguments.rounds,
@@ -265,11 +297,10 @@ def main() -> None:
             server: {name: package_version(python, name) for name in (_name(server), *BESIDE)}
             for server, python in pythons.items() if server in PACKAGES
         },
-        "variants": [asdict(variant) for variant in VARIANTS if variant.server in servers],
+        "variants": [asdict(variant) for variant in VARIANTS if variant.server in pythons],
         "ours_over": compared(rows), "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     arguments.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    _show(rows, made["ours_over"], arguments.out)
 
 
 def _name(server: str) -> str:
@@ -283,8 +314,8 @@ def _show(rows: Sequence[Row], ours_over: dict[str, dict[str, float]], out: Path
         spent = [each.server_cpu_us for each in row.rounds if each.server_cpu_us is not None]
         told = f"{row.best_rps:,.1f}" if row.best_rps else "–"
         cpu = f"{statistics.median(spent):,.0f}" if spent else "–"
-        over, note = f"{times:.2f}×" if times else "", "" if row.gate == "pass" else row.gate
-        print(f"{row.model:8} {row.server:15} {row.variant:38} {told:>12} {over:>8} {cpu:>8}  {note}")
+        over = f"{times:.2f}×" if times else ""
+        print(f"{row.model:8} {row.server:15} {row.variant:38} {told:>12} {over:>8} {cpu:>8}  {_note(row)}")
     print(f"wrote {out}")
 
 
