@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from ridgeline.serve.classify import classify
 from ridgeline.serve.codec.answer import AS_BINARY, AS_JSON, AnswerForm, encode_response, is_slow_to_encode
 from ridgeline.serve.datatypes import split_bytes
-from ridgeline.serve.errors import RequestError
+from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferResponse, Parameter, Tensor
 
 A = Tensor("a", "FP32", (1, 2), np.array([1, 2.5], np.float32).tobytes())
@@ -119,3 +119,24 @@ def test_bf16_and_fp16_are_classified() -> None:
 def test_what_has_no_order_is_not_classified(datatype: str) -> None:
     with pytest.raises(RequestError):
         classify(Tensor("y", datatype, (1, 1), b"\0"), 1, has_batch=True)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 59, 60, 99])
+@pytest.mark.parametrize("dtype", ["<f4", "u1"])
+def test_of_equal_elements_the_first_comes_first(count: int, dtype: str) -> None:
+    values = [float(each % 7) for each in range(0, 600, 10)]
+    if dtype == "<f4":
+        values[3:60:9] = [nan, -inf, inf, nan, -inf, inf, nan]
+    keys = [-inf if each != each else each for each in values]
+    best = sorted(range(60), key=lambda at: (-keys[at], at))[:count]
+    datatype = "FP32" if dtype == "<f4" else "UINT8"
+    _, texts = classes(scores(dtype, values, datatype=datatype), count)
+    assert [int(each.split(b":")[1]) for each in texts] == best
+
+
+def test_too_many_classes_are_an_error() -> None:
+    many = Tensor("y", "UINT8", (2, 6000), bytes(12000))
+    with pytest.raises(RequestError, match="12000 classes, at most 10000") as caught:
+        classify(many, 2**62, has_batch=True)
+    assert caught.value.kind is Kind.INVALID
+    assert classes(many, 5000)[0] == (2, 5000)
