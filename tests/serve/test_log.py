@@ -50,7 +50,12 @@ def test_settings_are_changed_as_a_whole_or_not_at_all() -> None:
     settings = LogSettings()
     assert settings.change({"log_verbose_level": 1})["log_verbose_level"] == 1
     assert logging.getLogger("ridgeline").level == logging.DEBUG
-    for wrong in ({"log_info": False, "log_file": "x"}, {"log_info": 1}, {"nonsense": 1}):
+    for wrong in (
+        {"log_info": False, "log_file": "x"},
+        {"log_info": 1},
+        {"nonsense": 1},
+        {"log_verbose_level": 2**32},
+    ):
         with pytest.raises(RequestError):
             settings.change(wrong)
     assert settings.change({})["log_info"] is True

@@ -13,6 +13,7 @@ from ridgeline.errors import visible
 from ridgeline.serve.errors import invalid
 
 ROOT = "ridgeline"
+MOST_UINT32 = 2**32 - 1  # which is how gRPC tells it
 LEVELS = {"log_error": logging.ERROR, "log_warning": logging.WARNING, "log_info": logging.INFO}
 # what a `LogRecord` has by itself; whatever else it has was given with `extra`
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -75,7 +76,7 @@ class LogSettings:
             if name in LEVELS:
                 fits = isinstance(value, bool)
             elif name == "log_verbose_level":
-                fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+                fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_UINT32
             else:
                 fits = value == self._settings[name]  # a client chooses neither files nor formats
             if not fits:
