@@ -16,9 +16,7 @@ class Kind(Enum):
     UNAUTHENTICATED = ("unauthenticated", 401, "UNAUTHENTICATED")
     FORBIDDEN = ("forbidden", 403, "PERMISSION_DENIED")
     NOT_FOUND = ("not_found", 404, "NOT_FOUND")
-    METHOD = ("method", 405, "UNIMPLEMENTED")
     SLOW = ("slow", 408, "DEADLINE_EXCEEDED")  # the body did not arrive in time
-    ALREADY_EXISTS = ("already_exists", 400, "ALREADY_EXISTS")
     TOO_LARGE = ("too_large", 413, "RESOURCE_EXHAUSTED")
     CANCELLED = ("cancelled", 400, "CANCELLED")
     INTERNAL = ("internal", 500, "INTERNAL")
