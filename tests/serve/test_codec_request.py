@@ -98,6 +98,7 @@ def with_input(**changes: Any) -> dict[str, Any]:
     return {"inputs": [{name: value for name, value in (X | changes).items() if value is not None}]}
 
 
+NAN_INPUT = b'{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}'
 BAD_JSON = {
     "empty": b"",
     "no object": b"[]",
@@ -114,6 +115,13 @@ BAD_JSON = {
     "NaN in place of all": b"NaN",
     "NaN as inputs": b'{"inputs":NaN}',
     "NaN and no UTF-8": b'{"inputs":NaN,"x":"\xff"}',
+    "NaN beside half a surrogate as id": b'{"id":"\\ud800","inputs":[%s]}' % NAN_INPUT,
+    "NaN beside half a surrogate as output": b'{"outputs":[{"name":"\\udfff"}],"inputs":[%s]}' % NAN_INPUT,
+    "NaN beside half a surrogate as parameter": b'{"parameters":{"a":"\\ud800"},"inputs":[%s]}' % NAN_INPUT,
+    "NaN beside half a surrogate as name of a parameter": (
+        b'{"parameters":{"\\ud800":1},"inputs":[%s]}' % NAN_INPUT
+    ),
+    "NaN beside a number of many digits": b'{"parameters":{"a":%s},"inputs":[%s]}' % (b"9" * 400, NAN_INPUT),
     "NaN as a shape": b'{"inputs":[{"name":"x","shape":[NaN],"datatype":"FP32","data":[1]}]}',
 }
 BAD = {
@@ -186,6 +194,8 @@ BAD = {
     "null as parameter": {"inputs": [X], "parameters": {"a": None}},
     "parameters are no object": {"inputs": [X], "parameters": [1]},
     "too many parameters": {"inputs": [X], "parameters": {f"p{i}": i for i in range(300)}},
+    "long parameter": {"inputs": [X], "parameters": {"a": "b" * 2**16}},
+    "long names of parameters": {"inputs": [X], "parameters": {"a" * 2**15: 1, "b" * 2**15: "c"}},
     "parameter beyond 64 bits": {"inputs": [X], "parameters": {"a": 2**64}},
     "reserved parameter": {"inputs": [X], "parameters": {"triton_enable_empty_final_response": True}},
     "reserved headers": {"inputs": [X], "parameters": {"headers": "x"}},
@@ -246,6 +256,11 @@ def test_what_is_not_served_is_said_to_be(document: Any) -> None:
     error = refusal(document)
     assert error.kind is Kind.UNSUPPORTED
     assert "'r'" not in error.message, "names of regions are nobody's business"
+
+
+def test_a_surrogate_pair_beside_nan_is_a_character() -> None:
+    request, _ = decode(b'{"id":"\\ud83d\\ude00","inputs":[%s]}' % NAN_INPUT)
+    assert request.id == "\U0001f600"
 
 
 def test_a_header_longer_than_the_body_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from math import inf, nan
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from ridgeline.serve.codec.codec import decode_request
-from ridgeline.serve.codec.values import PIECE_ELEMENTS, pack_json, to_json
+from ridgeline.serve.codec.values import PIECE_ELEMENTS, check_packed, pack_json, to_json
 from ridgeline.serve.datatypes import DATATYPES, join_bytes
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import Tensor
@@ -115,3 +116,18 @@ def test_no_elements_have_any_nesting(text: bytes) -> None:
 def test_more_strings_than_lists_of_python_should_hold_are_refused() -> None:
     with pytest.raises(RequestError, match="binary"):
         pack("BYTES", b"[" + b'"",' * (2**20) + b'""]', 2**20 + 1)
+
+
+def test_packed_strings_are_checked_without_being_made() -> None:
+    count = 20_000
+    data = memoryview(join_bytes([b"ab"] * count))
+    tracemalloc.start()
+    check_packed("x", DATATYPES["BYTES"], count, data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000
+    for wrong, what in ((data[:-1], "ends inside element 19999"), (data[:-3], "ends inside element 19999")):
+        with pytest.raises(RequestError, match=what):
+            check_packed("x", DATATYPES["BYTES"], count, wrong)
+    with pytest.raises(RequestError, match="6 bytes after its 19999 elements"):
+        check_packed("x", DATATYPES["BYTES"], count - 1, data)

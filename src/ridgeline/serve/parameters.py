@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ridgeline.serve.errors import invalid, unsupported
 from ridgeline.serve.messages import Parameter
 
-MOST_PARAMETERS = 256
+MOST_PARAMETERS, MOST_CHARACTERS = 256, 2**16  # of one request; characters of names and texts together
 LEAST_INT, MOST_INT = -(2**63), 2**64 - 1
 RESERVED_PREFIX, RESERVED_NAMES = "triton_", frozenset({"headers"})
 SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
@@ -31,6 +31,12 @@ def read_parameters(given: Mapping[str, Parameter]) -> RequestParameters:
         return NONE
     if len(given) > MOST_PARAMETERS:
         raise invalid(f"a request has at most {MOST_PARAMETERS} parameters, this one has {len(given)}")
+    texts = [*given, *(value for value in given.values() if isinstance(value, str))]
+    characters = sum(map(len, texts))
+    if characters > MOST_CHARACTERS:
+        raise invalid(
+            f"parameters of a request have at most {MOST_CHARACTERS} characters, these have {characters}"
+        )
     own: dict[str, Parameter] = {}
     priority = timeout_us = 0
     binary_outputs = False

@@ -6,14 +6,29 @@ import zlib
 
 import numpy as np
 
-from ridgeline.serve.errors import Kind, RequestError, invalid
+from ridgeline.serve.errors import Kind, RequestError, invalid, unavailable
 
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ACCEPTED = "gzip, deflate"
 STEP = 2**18  # bytes that one call of zlib may give back
 BLOCK = 2**20  # bytes of a scan at a time
 LONGEST_NUMBER = 18
+MOST_RATIO = 1032  # of deflate: no byte stands for more
+LARGEST_QUESTION_BYTES = 2**20  # all that is asked but inference is parsed on the event loop
 _NO_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{}"')))
+
+
+class BodyBudget:
+    """Bytes of all large bodies that are being received or answered: clients together are limited too."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+
+    def take(self, nbytes: int) -> None:
+        """Nothing is taken where it is refused. Bytes below 0 are given back."""
+        if self.held + nbytes > self.most:
+            raise unavailable("the server holds as many bytes of requests as it may; try again later")
+        self.held += nbytes
 
 
 class EncodingError(RequestError):
@@ -27,6 +42,11 @@ class EncodingError(RequestError):
 
 def too_large(most_bytes: int) -> RequestError:
     return RequestError(Kind.TOO_LARGE, f"the body is larger than the {most_bytes} bytes that are taken")
+
+
+def most_inflated(nbytes: int, most_bytes: int) -> int:
+    """What so many compressed bytes can become, where `most_bytes` are taken."""
+    return min(nbytes * MOST_RATIO, most_bytes)
 
 
 def inflate(body: bytes, encoding: str, most_bytes: int) -> bytes:

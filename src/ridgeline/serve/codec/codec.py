@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -79,7 +80,7 @@ def decode_request(
     header = _read_header(whole[:header_length], limits)
     blobs = None if header_length is None else whole[header_length:]
     given = read_parameters(header.parameters or {})
-    _check_id(header.id)
+    check_id(header.id)
     inputs = _read_inputs(header.inputs, blobs, limits)
     outputs, names = _read_outputs(header.outputs, limits)
     request = InferRequest(
@@ -120,11 +121,11 @@ def _known_header(text: bytes, limits: HttpLimits) -> _Known | None:
     if not header.inputs or any("binary_data_size" not in (each.parameters or {}) for each in header.inputs):
         return None
     given = read_parameters(header.parameters or {})
-    _check_id(header.id)
-    _check_names("inputs", header.inputs, limits)
+    check_id(header.id)
+    check_names("inputs", header.inputs, limits)
     inputs, at, left = [], 0, limits.body_bytes
     for each in header.inputs:
-        row, parameters = _row_of(each), each.parameters or {}
+        row, parameters = row_of(each.name, each.datatype), each.parameters or {}
         count = count_of(each.name, row, each.shape, left)
         refuse_shared_memory(each.name, parameters)
         end = at + natural("binary_data_size", parameters["binary_data_size"])
@@ -143,7 +144,7 @@ def _form_of(outputs: list[Wanted] | None, names: frozenset[str], given: Request
     return AnswerForm(names=names) if names else AS_JSON
 
 
-def _check_id(id: str) -> None:
+def check_id(id: str) -> None:
     if len(id) > LONGEST_ID:
         raise invalid(f"the id of a request has at most {LONGEST_ID} characters")
 
@@ -152,10 +153,10 @@ def _additional(count: int) -> RequestError:
     return invalid(f"unexpected additional input data: {count} bytes after the last input")
 
 
-def _row_of(given: _Input) -> Datatype:
-    row = DATATYPES.get(given.datatype)
+def row_of(name: str, datatype: str) -> Datatype:
+    row = DATATYPES.get(datatype)
     if row is None:
-        raise invalid(f"input {given.name!r} has datatype {given.datatype!r}, known: {', '.join(DATATYPES)}")
+        raise invalid(f"input {name!r} has datatype {datatype!r}, known: {', '.join(DATATYPES)}")
     return row
 
 
@@ -185,20 +186,23 @@ def _read_not_finite(text: bytes) -> _Request:
             for each in document["inputs"]:
                 if isinstance(each, dict) and "data" in each:
                     each["data"] = msgspec.Raw(json.dumps(each["data"]).encode())
-        return msgspec.convert(document, _Request)
+        request = msgspec.convert(document, _Request)
+        # half a surrogate, which this parser lets through, could not be sent on
+        msgspec.json.encode(request)
     except msgspec.ValidationError as error:
         raise invalid(f"the request is not as the protocol has it: {error}") from None
-    except (ValueError, RecursionError):
-        raise invalid("the request is no JSON") from None
+    except (ValueError, OverflowError, RecursionError):
+        raise invalid("the request is no JSON in UTF-8, or has a number beyond 64 bits") from None
+    return request
 
 
 def _read_inputs(given: list[_Input], blobs: memoryview | None, limits: HttpLimits) -> list[Tensor]:
-    _check_names("inputs", given, limits)
+    check_names("inputs", given, limits)
     if not given:
         raise invalid("a request has at least one input")
     tensors, at, left = [], 0, limits.body_bytes
     for each in given:
-        row = _row_of(each)
+        row = row_of(each.name, each.datatype)
         count = count_of(each.name, row, each.shape, left)
         parameters = each.parameters or {}
         refuse_shared_memory(each.name, parameters)
@@ -239,7 +243,7 @@ def _blob(given: _Input, blobs: memoryview | None, at: int, end: int) -> memoryv
 def _read_outputs(given: list[_Output], limits: HttpLimits) -> tuple[list[Wanted] | None, frozenset[str]]:
     if not given:
         return None, frozenset()
-    _check_names("outputs", given, limits)
+    check_names("outputs", given, limits)
     wanted, binary = [], []
     for each in given:
         parameters, classes = each.parameters, 0
@@ -253,10 +257,11 @@ def _read_outputs(given: list[_Output], limits: HttpLimits) -> tuple[list[Wanted
     return wanted, frozenset(binary)
 
 
-def _check_names(what: str, given: Sequence[_Input] | Sequence[_Output], limits: HttpLimits) -> None:
+def check_names(what: str, given: Sequence[Any], limits: HttpLimits) -> None:
+    """Inputs or outputs, of JSON or of a message: not too many, with names, no name twice."""
     if len(given) > limits.tensors:
         raise invalid(f"the request has {len(given)} {what}, at most {limits.tensors} are taken")
-    seen = set()
+    seen: set[str] = set()
     for each in given:
         name = each.name
         if not 0 < len(name) <= LONGEST_NAME:
