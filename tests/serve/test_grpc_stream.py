@@ -107,10 +107,9 @@ def test_a_stream_holds_no_more_than_its_depth(server: Running) -> None:
     stream = Stream(server)
     for at in range(DEPTH + 40):
         stream.send(request("hold", id=f"d{at}"))
-    # one more is awaited by the writer, and one waits for its place
-    until_running(server, DEPTH + 2)
+    until_running(server, DEPTH)
     time.sleep(0.1)
-    assert server.echo.running == DEPTH + 2
+    assert server.echo.running == DEPTH
     for at in range(DEPTH + 40):
         server.soon(server.echo.let_go, f"d{at}")
     stream.close()
@@ -123,7 +122,7 @@ def test_a_client_that_goes_frees_all_its_requests(server: Running, count: int) 
     stream = Stream(server)
     for at in range(count):
         stream.send(request("hold", id=f"g{count}-{at}"))
-    held = min(count, DEPTH + 2)
+    held = min(count, DEPTH)
     until_running(server, held)
     stream.call.cancel()
     until_running(server, 0)
@@ -149,3 +148,25 @@ def test_stop_answers_what_was_read_and_ends_the_stream() -> None:
             assert time.monotonic() - began < 5
         stream.close()
         idle.close()
+
+
+def test_stop_answers_all_that_was_read_of_a_full_stream() -> None:
+    with running() as server:
+        stream = Stream(server)
+        ids = [f"f{at}" for at in range(DEPTH + 2)]
+        for each in ids:
+            stream.send(request("hold", id=each))
+        until_running(server, DEPTH)
+        time.sleep(0.05)  # as much is read as may be
+        with ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(server.on_loop, server.server.stop(8))
+            while not server.server._is_stopping:
+                time.sleep(0.005)
+            for each in ids:
+                server.soon(server.echo.let_go, each)
+            read = len(server.echo.seen)
+            assert [stream.read().infer_response.id for _ in range(read)] == ids[:read]
+            assert refused(stream.rest) == (StatusCode.UNAVAILABLE, "the server is stopping")
+            stopping.result(5)
+        assert len(server.echo.seen) == read
+        stream.close()

@@ -16,7 +16,9 @@ DEPTH = 64  # requests of one stream that may be under way; the next one waits i
 class InferStream:
     def __init__(self, context: Any, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._context, self._answer = context, answer
-        self._waiting: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(DEPTH)
+        # taken before a request is read: what was read must never wait for a place, nor be lost in its wait
+        self._places = asyncio.Semaphore(DEPTH)
+        self._waiting: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue()
         self._running: set[asyncio.Future[bytes]] = set()
         self._reader: asyncio.Future[None] | None = None
 
@@ -26,6 +28,7 @@ class InferStream:
         try:
             while (answer := await self._waiting.get()) is not None:
                 await self._context.write(await answer)
+                self._places.release()
             if self._reader.cancelled():
                 raise unavailable("the server is stopping")
             await self._reader
@@ -43,10 +46,14 @@ class InferStream:
 
     async def _read(self) -> None:
         try:
-            while (body := await self._context.read()) is not grpc.aio.EOF:
+            while True:
+                await self._places.acquire()
+                body = await self._context.read()
+                if body is grpc.aio.EOF:
+                    return
                 answer = asyncio.ensure_future(self._answer(body))
                 self._running.add(answer)
                 answer.add_done_callback(self._running.discard)
-                await self._waiting.put(answer)
+                self._waiting.put_nowait(answer)
         finally:
-            await self._waiting.put(None)
+            self._waiting.put_nowait(None)
