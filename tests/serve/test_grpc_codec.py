@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.serve.datatypes import join_bytes
 from ridgeline.serve.errors import Kind, RequestError
+from ridgeline.serve.grpc import contents
 from ridgeline.serve.grpc.codec import decode_request, encode_response, encode_stream_response
 from ridgeline.serve.messages import InferResponse, Tensor, Wanted
 from ridgeline.serve.protocol import messages
@@ -122,6 +123,14 @@ def test_typed_bytes_and_raw_bytes_are_the_same() -> None:
     assert bytes(typed.data) == bytes(raw.data) == join_bytes(texts)
 
 
+def test_more_typed_strings_than_lists_of_python_should_hold_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contents, "MOST_STRINGS", 2)
+    decode(request("BYTES", (2,), None, bytes_contents=[b"a", b"b"]))
+    assert "use raw_input_contents" in refusal(request("BYTES", (3,), None, bytes_contents=[b""] * 3)).message
+
+
 def test_inputs_together_are_no_larger_than_a_body() -> None:
     """Each of these numbers is one byte of the message, and eight of the tensor."""
     made = request("INT64", (5000,), None, int64_contents=[1] * 5000)
@@ -179,6 +188,7 @@ BAD = {
     ),
     "nameless input": (changed(lambda m: m.inputs[0].ClearField("name")), "names of 1 to"),
     "long id": (changed(lambda m: setattr(m, "id", "i" * 5000)), "at most 4096 characters"),
+    "long parameter": (with_parameter("a", "string_param", "b" * 2**16), "at most 65536 characters"),
     "surplus raw": (changed(lambda m: m.raw_input_contents.append(b"")), "1 inputs and 2 raw_input_contents"),
     "missing raw": (
         changed(lambda m: m.inputs.add(name="z", datatype="INT8", shape=[2])), "2 inputs and 1 raw",

@@ -14,7 +14,8 @@ import pytest
 from grpc import StatusCode
 from grpc_echo import Running, refused, request, running
 
-from ridgeline.serve.errors import Kind, RequestError
+from ridgeline.serve.errors import Kind, RequestError, unavailable
+from ridgeline.serve.grpc import health
 from ridgeline.serve.protocol import messages
 from ridgeline.serve.settings import Settings, Tls
 
@@ -67,6 +68,21 @@ def test_watch_tells_every_change_and_ends_with_the_server(server: Running) -> N
     assert [told(each) for each in known] == [NOT_SERVING]
     assert list(unknown) == []
     assert known.code() is unknown.code() is StatusCode.OK
+
+
+def test_health_is_as_ready_as_the_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_EVERY_S", 0.02)
+    server.soon(server.server.set_serving, True)
+    check = server.method("Check", messages.HEALTH)
+    watched = server.channel.unary_stream(f"/{messages.HEALTH}/Watch")(asks(""), timeout=10)
+    assert told(check(asks(""))) == told(next(watched)) == SERVING
+    for ready, status in (
+        (False, NOT_SERVING),
+        (True, SERVING),
+        (unavailable("the server ended"), NOT_SERVING),
+    ):
+        server.echo.answers["ready"] = ready
+        assert told(check(asks(""))) == told(next(watched)) == status
 
 
 def openssl(folder: Path, *arguments: str) -> None:

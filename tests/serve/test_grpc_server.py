@@ -63,14 +63,23 @@ def test_outputs_come_in_order_with_id_version_and_parameters(server: Running) -
     made.inputs.add(name="z", datatype="UINT8", shape=[1])
     made.raw_input_contents.append(b"\7")
     made.parameters["mode"].string_param = "fast"
-    got = server.infer(made, metadata=[("traceparent", "00-ab-cd-01"), ("x-bin", b"\0")])
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    got = server.infer(made, metadata=[("traceparent", trace), ("x-bin", b"\0")])
     assert (got.model_name, got.model_version, got.id) == ("echo", "7", "req 1")
     assert [each.name for each in got.outputs] == ["x", "z"]
     assert list(got.raw_output_contents) == [b"\1\2", b"\7"]
     assert got.parameters["mode"].string_param == "fast"
-    assert server.echo.seen[-1].trace == "00-ab-cd-01"
+    assert server.echo.seen[-1].trace == trace
     made.outputs.add(name="z")
     assert list(server.infer(made).raw_output_contents) == [b"\7"]
+
+
+@pytest.mark.parametrize(
+    "given", ["", "x", "00-ab-cd-01", f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'AB' * 16}-{'cd' * 8}-01"]
+)
+def test_a_traceparent_that_is_none_is_left_out(server: Running, given: str) -> None:
+    server.infer(request(), metadata=[("traceparent", given)])
+    assert server.echo.seen[-1].trace == ""
 
 
 def test_memory_of_an_answer_is_given_back(server: Running) -> None:

@@ -45,7 +45,9 @@ def test_a_small_message_is_left_to_protobuf() -> None:
 
 
 UNKNOWN = (b"", b"\xa2\x06\x02hi", b"\xa0\x06\x07", b"\xa1\x06" + b"8" * 8, b"\xa5\x06abcd")  # field 100
-TENSORS = st.lists(st.tuples(st.text(max_size=5), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)))
+TENSORS = st.lists(
+    st.tuples(st.text(max_size=5), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)), max_size=8
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -132,6 +134,34 @@ def test_counts_are_checked_before_protobuf_allocates(what: str) -> None:
     assert caught.value.kind is Kind.INVALID
 
 
+def test_fields_of_all_tensors_together_are_counted() -> None:
+    limits = HttpLimits()
+    for number in (5, 6):
+        tensors = of(number, of(4, b"") * 250) * limits.tensors
+        with pytest.raises(RequestError, match="the message has more than 8192 fields") as caught:
+            cut(tensors, limits)
+        assert caught.value.kind is Kind.INVALID
+    with pytest.raises(RequestError, match="more than 8 inputs or outputs"):
+        cut(FILLER + of(5, b"") * 9, LIMITS)
+    cut(FILLER + of(5, b"") * 8 + of(6, b"") * 8, LIMITS)
+
+
+def test_strings_of_typed_contents_are_counted_before_protobuf_allocates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_wire, "MOST_STRINGS", 100)
+    contents = of(5, of(8, b"") * 10_000)
+    for body in (of(5, contents), of(5, contents) * 2, of(5, contents * 2)):
+        with pytest.raises(RequestError, match=r"more than \d+ fields") as caught:
+            decode_request(body, LIMITS)
+        assert caught.value.kind is Kind.INVALID
+    with pytest.raises(RequestError, match="no ModelInferRequest"):
+        grpc_wire.check_contents(of(5, of(5, b"\x42\x7f" * 200)))
+    texts = messages.ModelInferRequest(model_name="m")
+    texts.inputs.add(name="x", datatype="BYTES", shape=[50]).contents.bytes_contents.extend([b"text"] * 50)
+    assert len(decode_request(texts.SerializeToString(), LIMITS).inputs[0].data) == 400
+
+
 def test_decoding_is_slow_where_elements_are_objects() -> None:
     numbers = messages.ModelInferRequest(model_name="m")
     numbers.inputs.add(name="x", datatype="INT64").contents.int64_contents.extend([2**40] * 20000)
@@ -149,11 +179,11 @@ def test_compressed_messages_are_inflated_up_to_a_limit(compress: Any) -> None:
     packed = compress(body)
     assert is_compressed(packed)
     assert not is_compressed(body)
-    assert inflated(packed, LIMITS) == body
+    assert inflated(packed, LIMITS.body_bytes) == body
     with pytest.raises(RequestError) as caught:
-        inflated(compress(bytes(LIMITS.body_bytes + 1)), LIMITS)
+        inflated(compress(bytes(LIMITS.body_bytes + 1)), LIMITS.body_bytes)
     assert caught.value.kind is Kind.TOO_LARGE
     for damaged in (packed[:-6], packed[:2] + b"damaged", packed + b"more"):
         with pytest.raises(RequestError, match=r"is no (gzip|deflate) stream") as caught:
-            inflated(damaged, LIMITS)
+            inflated(damaged, LIMITS.body_bytes)
         assert caught.value.kind is Kind.INVALID

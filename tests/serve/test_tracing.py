@@ -15,7 +15,8 @@ from serving import put_model, rows, serving
 
 from ridgeline.errors import OptionError
 from ridgeline.serve.clients.client import ServerError
-from ridgeline.serve.telemetry.tracing import Tracing
+from ridgeline.serve.clients.over_grpc import GrpcClient
+from ridgeline.serve.telemetry.tracing import Tracing, known_traceparent
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -66,6 +67,36 @@ def test_a_request_is_a_span_with_its_wait_and_its_run_inside(tmp_path: Path) ->
         )
         assert failed["traceId"] != TRACE
         assert "takes 1 to 8" in failed["status"]["message"]
+
+
+def test_a_parent_that_is_none_begins_a_trace(tmp_path: Path) -> None:
+    put_model(tmp_path, "m")
+    with collector() as (address, spans):
+        with serving(tmp_path, otlp=address, grpc_port=0) as running:
+            grpc = f"127.0.0.1:{running.ports['grpc']}"
+            for trace in ("x", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{PARENT}-01"):
+                headers = {"traceparent": trace}
+                with GrpcClient(grpc, headers=headers) as client, running.client(headers=headers) as http:
+                    for each in (client, http):
+                        assert each.infer("m", {"x": rows(1)})["y"][0, 0] == 1
+        parents = [span["parentSpanId"] for span in spans if span["name"] == "infer"]
+        assert parents == ["", "", "", "", PARENT, PARENT]
+        assert len({span["traceId"] for span in spans}) == 5
+
+
+@pytest.mark.parametrize("version", ["00", "01", "fe"])
+def test_a_parent_has_ids(version: str) -> None:
+    good = f"{version}-{TRACE}-{PARENT}-01"
+    assert known_traceparent(good) == good
+    for wrong in (
+        good + "-",
+        good[:-1],
+        good + "\n",
+        "ff" + good[2:],
+        good.upper(),
+        f"00-{TRACE}-{'0' * 16}-01",
+    ):
+        assert known_traceparent(wrong) == ""
 
 
 def test_a_collector_that_refuses_costs_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

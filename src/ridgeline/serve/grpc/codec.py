@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ridgeline.serve.codec.codec import LONGEST_ID, LONGEST_NAME
+from ridgeline.serve.codec.codec import check_id, check_names, row_of
 from ridgeline.serve.codec.values import MOST_INT64, check_packed, count_of
-from ridgeline.serve.datatypes import DATATYPES
 from ridgeline.serve.errors import invalid
 from ridgeline.serve.grpc.contents import pack_contents
-from ridgeline.serve.grpc.wire import Cut, cut, join_answer, join_stream_answer, parse
+from ridgeline.serve.grpc.wire import Cut, check_contents, cut, join_answer, join_stream_answer, parse
 from ridgeline.serve.messages import Buffer, InferRequest, InferResponse, Parameter, Tensor, Wanted
 from ridgeline.serve.parameters import natural, read_parameters, refuse_shared_memory
 from ridgeline.serve.protocol import messages
@@ -28,6 +27,7 @@ def decode_request(body: bytes, limits: HttpLimits) -> InferRequest:
 
 def decode(given: Cut, limits: HttpLimits) -> InferRequest:
     """Everything that can be checked without the model is."""
+    check_contents(given.head)
     message = parse(messages.ModelInferRequest, given.head)
     raw = list(message.raw_input_contents) if given.raw is None else given.raw
     parameters = _parameters(message.parameters)
@@ -37,8 +37,7 @@ def decode(given: Cut, limits: HttpLimits) -> InferRequest:
         if isinstance(value, float) and value.is_integer():
             parameters[name] = int(value)
     known = read_parameters(parameters)
-    if len(message.id) > LONGEST_ID:
-        raise invalid(f"the id of a request has at most {LONGEST_ID} characters")
+    check_id(message.id)
     return InferRequest(
         message.model_name,
         message.model_version,
@@ -80,7 +79,7 @@ def _head(response: InferResponse) -> bytes:
 
 
 def _inputs(given: Any, raw: list[Buffer], limits: HttpLimits) -> list[Tensor]:
-    _check_names("inputs", given, limits)
+    check_names("inputs", given, limits)
     if not given:
         raise invalid("a request has at least one input")
     if raw and len(raw) != len(given):
@@ -88,9 +87,7 @@ def _inputs(given: Any, raw: list[Buffer], limits: HttpLimits) -> list[Tensor]:
     tensors, left = [], limits.body_bytes
     for at, each in enumerate(given):
         name, datatype, shape = each.name, each.datatype, tuple(each.shape)
-        row = DATATYPES.get(datatype)
-        if row is None:
-            raise invalid(f"input {name!r} has datatype {datatype!r}, known: {', '.join(DATATYPES)}")
+        row = row_of(name, datatype)
         if each.parameters:
             refuse_shared_memory(name, each.parameters)
         count = count_of(name, row, shape, left)
@@ -110,7 +107,7 @@ def _inputs(given: Any, raw: list[Buffer], limits: HttpLimits) -> list[Tensor]:
 def _outputs(given: Any, limits: HttpLimits) -> list[Wanted] | None:
     if not given:
         return None
-    _check_names("outputs", given, limits)
+    check_names("outputs", given, limits)
     wanted = []
     for each in given:
         classes = 0
@@ -121,19 +118,6 @@ def _outputs(given: Any, limits: HttpLimits) -> list[Wanted] | None:
                 classes = natural("classification", parameters["classification"], most=MOST_INT64)
         wanted.append(Wanted(each.name, classes))
     return wanted
-
-
-def _check_names(what: str, given: Any, limits: HttpLimits) -> None:
-    if len(given) > limits.tensors:
-        raise invalid(f"the request has {len(given)} {what}, at most {limits.tensors} are taken")
-    seen: set[str] = set()
-    for each in given:
-        name = each.name
-        if not 0 < len(name) <= LONGEST_NAME:
-            raise invalid(f"{what} have names of 1 to {LONGEST_NAME} characters")
-        if name in seen:
-            raise invalid(f"{what} of the request have the name {name!r} twice")
-        seen.add(name)
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.serve.codec.values import MOST_STRINGS
 from ridgeline.serve.datatypes import Datatype, join_bytes
 from ridgeline.serve.errors import invalid
 from ridgeline.serve.messages import Buffer
@@ -31,6 +32,8 @@ def pack_contents(name: str, row: Datatype, count: int, contents: Any) -> Buffer
     if len(elements) != count:
         raise invalid(f"input {name!r} has {len(elements)} elements in {field}, its shape has {count}")
     if row.numpy is None:
+        if count > MOST_STRINGS:
+            raise invalid(f"input {name!r} has more than {MOST_STRINGS} strings: use raw_input_contents")
         return join_bytes(list(elements))
     if not count:
         return b""

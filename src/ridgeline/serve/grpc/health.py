@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -11,26 +12,31 @@ from ridgeline.serve.errors import RequestError, not_found
 from ridgeline.serve.grpc.status import abort
 from ridgeline.serve.grpc.wire import parse
 from ridgeline.serve.protocol import messages
+from ridgeline.serve.service import Service
 
 SERVICES = frozenset({"", messages.SERVICE})
 _STATUS = messages.HealthCheckResponse.ServingStatus
+SERVING: int = _STATUS.Value("SERVING")
+NOT_SERVING: int = _STATUS.Value("NOT_SERVING")
+UNKNOWN: int = _STATUS.Value("SERVICE_UNKNOWN")
+LOOK_EVERY_S = 1.0  # while somebody watches: a service does not tell that it is ready no more
 
 
 class Health:
-    """Not serving until it is told otherwise."""
+    """As ready as the service is, but not serving until it is told so."""
 
-    def __init__(self) -> None:
-        self._status = _STATUS.Value("NOT_SERVING")
-        self._is_closed = False
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._is_serving = self._is_closed = False
         self._changed = asyncio.Event()  # replaced at every change
 
     def set_serving(self, *, is_serving: bool) -> None:
-        self._status = _STATUS.Value("SERVING" if is_serving else "NOT_SERVING")
+        self._is_serving = is_serving
         self._tell()
 
     def close(self) -> None:
         """Who watches hears that it ended, and does not keep the server from stopping."""
-        self._status, self._is_closed = _STATUS.Value("NOT_SERVING"), True
+        self._is_serving, self._is_closed = False, True
         self._tell()
 
     def handler(self) -> Any:
@@ -49,7 +55,7 @@ class Health:
                 raise not_found(f"there is no service {service!r}: {messages.SERVICE}")
         except RequestError as error:
             await abort(context, error)
-        return _answer(self._status)
+        return _answer(await self._status(service))
 
     async def _watch(self, body: bytes, context: Any) -> None:
         try:
@@ -59,14 +65,27 @@ class Health:
         told = None
         while True:
             changed = self._changed
-            status = self._status if service in SERVICES else _STATUS.Value("SERVICE_UNKNOWN")
+            status = await self._status(service)
             if status != told:
                 await context.write(_answer(status))
                 told = status  # and it may have changed since
             elif self._is_closed:
                 return
             else:
-                await changed.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK_EVERY_S)
+
+    async def _status(self, service: str) -> int:
+        if service not in SERVICES:
+            return UNKNOWN
+        return SERVING if self._is_serving and await self._is_ready() else NOT_SERVING
+
+    async def _is_ready(self) -> bool:
+        try:
+            return bool(await self._service.ask("ready"))
+        except RequestError:
+            # the server process is gone
+            return False
 
     def _tell(self) -> None:
         self._changed.set()

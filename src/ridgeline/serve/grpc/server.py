@@ -39,8 +39,8 @@ class GrpcServer:
         self, service: Service, settings: Settings, access: Access | None = None, *, reuse_port: bool = False
     ) -> None:
         self._settings, self._reuse_port = settings, reuse_port
-        self._calls = Calls(service, settings.limits, access)
-        self._health = Health()
+        self._calls = Calls(service, settings, access)
+        self._health = Health(service)
         self._streams: set[InferStream] = set()
         self._under_way = 0
         self._is_idle = asyncio.Event()
@@ -165,10 +165,11 @@ def _options(settings: Settings, *, reuse_port: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.limits.body_bytes + SLACK_BYTES),
         ("grpc.max_send_message_length", -1),  # as large as the model's outputs are
-        ("grpc.per_message_decompression", 0),  # grpc_wire.inflated says why
+        ("grpc.per_message_decompression", 0),  # wire.inflated says why
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),  # else only a client with a call under way is noticed
         ("grpc.http2.min_ping_interval_without_data_ms", PINGS_EVERY_S * 1000),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
         ("grpc.so_reuseport", int(reuse_port)),

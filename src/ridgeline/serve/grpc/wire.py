@@ -6,12 +6,13 @@ Counts are checked before protobuf allocates: a message of empty fields takes 40
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.serve.codec.body import inflate
-from ridgeline.serve.codec.values import MOST_DIMS, OFF_LOOP_BYTES
+from ridgeline.serve.codec.values import MOST_DIMS, MOST_STRINGS, OFF_LOOP_BYTES
 from ridgeline.serve.errors import Kind, RequestError, invalid
 from ridgeline.serve.messages import Buffer
 from ridgeline.serve.parameters import MOST_PARAMETERS
@@ -20,11 +21,13 @@ from ridgeline.serve.settings import HttpLimits
 
 CUT_BYTES = 2**15  # smaller messages are left to protobuf: it copies them faster than Python finds views
 OTHER_FIELDS = 16  # besides those that are counted by themselves
+MOST_FIELDS = 2**13  # of a message and its tensors: each is a step of Python on the event loop
+LEAST_FIELD_BYTES = 2
 VARINT_BYTES = 10
 # no message of ours begins like gzip or zlib: they would be field 3 of an unknown kind, and field 15
 ENCODINGS = {0x1F: "gzip", 0x78: "deflate"}
 INPUTS, OUTPUTS, RAW_INPUTS = 5, 6, 7  # numbers of fields: of a request,
-SHAPE = 3  # of a tensor,
+SHAPE, CONTENTS = 3, 5  # of a tensor,
 RAW_OUTPUTS = 6  # of an answer,
 INFER_RESPONSE = 2  # and of a message of a stream
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -63,10 +66,10 @@ def is_compressed(body: bytes) -> bool:
     return bool(body) and body[0] in ENCODINGS
 
 
-def inflated(body: bytes, limits: HttpLimits) -> bytes:
+def inflated(body: bytes, most_bytes: int) -> bytes:
     """gRPC is told not to inflate: up to version 1.83 it did so before it looked at the size."""
     try:
-        return inflate(body, ENCODINGS[body[0]], limits.body_bytes)
+        return inflate(body, ENCODINGS[body[0]], most_bytes)
     except RequestError as error:
         if error.kind is Kind.TOO_LARGE:
             raise
@@ -102,25 +105,67 @@ def _begin(number: int, length: int) -> bytes:
     return bytes(begin)
 
 
+def check_contents(head: bytes) -> None:
+    """That typed contents have no more elements than lists of Python should hold.
+
+    It walks over them, which takes a while where they are many: for another thread than the event loop's.
+    """
+    if len(head) <= LEAST_FIELD_BYTES * MOST_STRINGS:
+        return
+    fields = _Fields(MOST_STRINGS + MOST_FIELDS)
+    try:
+        for tensor in _parts(memoryview(head), INPUTS, fields):
+            for contents in _parts(tensor, CONTENTS, fields):
+                for _ in fields.of(contents):
+                    pass
+    except IndexError:
+        raise malformed("ModelInferRequest") from None
+
+
+def _parts(message: memoryview, wanted: int, fields: _Fields) -> Iterator[memoryview]:
+    for number, kind, _, payload, end in fields.of(message):
+        if number == wanted and kind == LENGTH:
+            yield message[payload:end]
+
+
 def _cut(body: memoryview, limits: HttpLimits) -> Cut:
     head: list[memoryview] = []
     raw: list[Buffer] = []
+    fields, tensors = _Fields(MOST_FIELDS), Counter[int]()
     most = 3 * limits.tensors + MOST_PARAMETERS + OTHER_FIELDS
-    for number, kind, start, payload, end in _fields(body, most):
+    for number, kind, start, payload, end in fields.of(body, most):
         if number == RAW_INPUTS and kind == LENGTH:
             raw.append(body[payload:end])
             continue
         if number in (INPUTS, OUTPUTS):
-            _check_tensor(body[payload:end])
+            tensors[number] += 1
+            if tensors[number] > limits.tensors:
+                raise invalid(f"the request has more than {limits.tensors} inputs or outputs")
+            _check_tensor(body[payload:end], fields)
         head.append(body[start:end])
     return Cut(b"".join(head), raw)
 
 
-def _check_tensor(tensor: memoryview) -> None:
+def _check_tensor(tensor: memoryview, fields: _Fields) -> None:
     most = MOST_DIMS + MOST_PARAMETERS + OTHER_FIELDS
-    for number, _, _, payload, end in _fields(tensor, most):
+    for number, _, _, payload, end in fields.of(tensor, most):
         if number == SHAPE and end - payload > MOST_DIMS * VARINT_BYTES:
             raise invalid(f"a tensor of the request has more than {MOST_DIMS} dims")
+
+
+class _Fields:
+    """Walks over a message and its parts, which together have at most `most` fields."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._found = most, 0
+
+    def of(self, message: memoryview, most: int = 0) -> Iterator[tuple[int, int, int, int, int]]:
+        """As `_fields`, of which this part has at most `most`."""
+        for field in _fields(message, most or self._most):
+            self._found += 1
+            if self._found > self._most:
+                raise invalid(f"the message has more than {self._most} fields")
+            yield field
 
 
 def _fields(message: memoryview, most: int) -> Iterator[tuple[int, int, int, int, int]]:

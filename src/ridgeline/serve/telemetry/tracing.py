@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import threading
 import time
@@ -30,7 +31,14 @@ INTERNAL, SERVER = 1, 2  # kinds of spans
 OK, ERROR = 1, 2
 PATH = "/v1/traces"
 DEFAULT_PORT = 4318
+# neither id may be all zeros, nor the version ff
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}\Z")
 _log = logging.getLogger(__name__)
+
+
+def known_traceparent(text: str) -> str:
+    """`text` if it is a traceparent of W3C, else nothing: then a trace begins here."""
+    return text if TRACEPARENT.match(text) else ""
 
 
 @dataclass
@@ -52,8 +60,8 @@ class Tracing:
     @contextmanager
     def span(self, request: InferRequest) -> Iterator[Traced]:
         """From admission to answer, as a child of the span that the client names."""
-        version, _, rest = request.trace.partition("-")
-        trace, parent = rest.split("-")[:2] if version else (secrets.token_hex(16), "")
+        parts = TRACEPARENT.match(request.trace)
+        trace, parent = parts.groups() if parts else (secrets.token_hex(16), "")
         traced, began = Traced(), time.time_ns()
         attributes = {"model": request.model, "version": request.version, "request.id": request.id}
         status: dict[str, Any] = {"code": OK}
