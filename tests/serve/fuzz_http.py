@@ -49,7 +49,8 @@ HTTP_TOKENS = (
     b"Content-Encoding: gzip\r\n", b"Inference-Header-Content-Length: 7\r\n", b"Expect: 100-continue\r\n",
     b"Connection: close\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n", b"HTTP/1.0", b"%2e%2e%2f",
     b"%", b"/..", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
-    b"GET / HTTP/1.1\r\n\r\n", b":" * 50, b"\x16\x03\x01",
+    b"GET / HTTP/1.1\r\n\r\n", b":" * 50, b"\x16\x03\x01", b"Origin: null\r\n", b"Host: a\r\n",
+    b"0\r\nInference-Header-Content-Length: 7\r\n\r\n",
 )  # fmt: skip
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n")
 

@@ -66,7 +66,7 @@ def test_a_question_is_asked_and_answered(rig: Rig, path: str, verb: str, argume
         ("/v2/repository/index", '{"ready":true,"more":1}', "index", {"ready": True}),
         ("/v2/repository/models/echo/load", "", "load", {"name": "echo", "config": ""}),
         (
-            "/v2/repository/models/echo/load", '{"parameters":{"config":"{}","other":1}}', "load",
+            "/v2/repository/models/echo/load", '{"parameters":{"config":"{}"},"other":1}', "load",
             {"name": "echo", "config": "{}"},
         ),
         ("/v2/repository/models/echo/unload", "", "unload", {"name": "echo", "dependents": False}),
@@ -96,6 +96,8 @@ def test_an_order_is_given(rig: Rig, path: str, body: str, verb: str, arguments:
         ("/v2/repository/index", "\x00"),
         ("/v2/repository/models/echo/load", '{"parameters":{"config":{}}}'),
         ("/v2/repository/models/echo/load", '{"parameters":[]}'),
+        ("/v2/repository/models/echo/load", '{"parameters":{"config":"{}","other":1}}'),
+        ("/v2/repository/models/echo/unload", '{"parameters":{"other":true}}'),
         ("/v2/repository/models/echo/unload", '{"parameters":{"unload_dependents":"yes"}}'),
         ("/v2/logging", '["log_info"]'),
     ],
@@ -105,6 +107,16 @@ def test_a_wrong_order_is_refused(rig: Rig, path: str, body: str) -> None:
     response, answer = rig.ask("POST", path, body.encode())
     assert response.status == 400
     assert json.loads(answer)["error"]
+    assert len(rig.service.asked) == asked
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/models/echo/load"])
+def test_an_upgrade_with_a_body_in_chunks_asks_for_nothing(rig: Rig, path: str) -> None:
+    asked = len(rig.service.asked)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    answer = rig.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
     assert len(rig.service.asked) == asked
 
 
@@ -226,7 +238,10 @@ def test_classes_are_asked_for_over_http(rig: Rig) -> None:
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.mark.parametrize(("given", "kept"), [(TRACE, TRACE), (TRACE.upper(), ""), ("x" * 500, ""), ("", "")])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(TRACE, TRACE), (TRACE.upper(), ""), ("x" * 500, ""), ("", ""), (f"00-{'0' * 32}-{'1' * 16}-01", "")],
+)
 def test_a_traceparent_goes_with_the_request(rig: Rig, given: str, kept: str) -> None:
     rig.infer({"inputs": [X]}, traceparent=given)
     assert rig.service.requests[-1].trace == kept

@@ -186,9 +186,11 @@ def test_wrong_compression_is_refused(rig: Rig, encoding: str, body: bytes, stat
         b'{"inputs":[{"name":"x","shape":[9999999999999],"datatype":"FP32","data":[1]}]}',
         b'{"inputs":[{"name":"x","shape":[4294967296,4294967296],"datatype":"FP32","data":[]}]}',
         b'{"inputs":[' + b'{"name":"x","shape":[1],"datatype":"FP32","data":[1]},' * 2000 + b"{}]}",
+        b'{"id":"\\ud800","inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}]}',
+        json.dumps({"inputs": [X], "parameters": {"a": "b" * 2**16}}).encode(),
     ],
     ids=["nothing", "zeros", "deep lists", "deep objects", "no UTF-8", "null", "infinity", "two", "huge",
-         "overflow", "many"],
+         "overflow", "many", "half a surrogate beside NaN", "long parameter"],
 )  # fmt: skip
 def test_hostile_json_is_refused(rig: Rig, body: bytes) -> None:
     status, answer = rig.infer(body)
@@ -241,6 +243,11 @@ def test_bodies_of_all_clients_together_are_bounded() -> None:
             response, _ = rig.ask("POST", "/v2/models/echo/infer", b" " * 900_000)
             assert response.status == 503
             assert response.headers["Retry-After"]
+            packed = gzip.compress(BODY + b" " * 900_000)
+            encoding = {"Content-Encoding": "gzip"}
+            # it is refused before it is inflated, so that what is wrong with it is not seen
+            for body in (packed, packed[:-4]):
+                assert rig.ask("POST", "/v2/models/echo/infer", body, encoding)[0].status == 503
             status: Any = rig.infer(BODY)[0]
             assert status == 200, "small ones go on"
         rig.wait("rig.app._budget.held == 0")

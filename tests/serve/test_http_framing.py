@@ -122,6 +122,12 @@ def test_chunks_are_put_together(rig: Rig) -> None:
     assert statuses(rig.raw(sent + LIVE + CLOSE + b"\r\n")) == [200, 200]
 
 
+def test_trailers_are_no_headers(rig: Rig) -> None:
+    sent = POST % b"echo" + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    sent += b"Inference-Header-Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\n"
+    assert statuses(rig.raw(sent + LIVE + CLOSE + b"\r\n")) == [200, 200]
+
+
 def test_a_flood_of_chunks_is_stopped(rig: Rig) -> None:
     sent = POST % b"echo" + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * (MOST_CHUNKS + 1)
     answer = rig.raw(sent)

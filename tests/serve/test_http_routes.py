@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,52 @@ def test_requests_of_other_sites_pages_are_not_taken(rig: Rig) -> None:
     assert response.status == 200
 
 
+def test_an_origin_is_that_of_our_own_pages(rig: Rig) -> None:
+    body = json.dumps({"inputs": [X]}).encode()
+    own, other = f"http://127.0.0.1:{rig.port}", "http://other.example"
+    for headers, status in (
+        ({"Origin": own}, 200),
+        ({"Origin": own, "Host": f"LOCALHOST:{rig.port}"}, 403),
+        ({"Origin": "https://a.example", "Host": "A.example"}, 200),
+        ({"Origin": other}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": other, "Sec-Fetch-Site": "none"}, 403),
+        # the browser knows better what a proxy made of the host
+        ({"Origin": other, "Sec-Fetch-Site": "same-origin"}, 200),
+    ):
+        response, _ = rig.ask("POST", "/v2/models/echo/infer", body, headers)
+        assert response.status == status, headers
+    response, _ = rig.ask("GET", "/v2", headers={"Origin": other})
+    assert response.status == 200
+
+
+def test_admin_calls_without_keys_have_a_host_of_this_machine(rig: Rig, tmp_path: Path) -> None:
+    hosts = ("localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:8000")
+    others = ("other.example", "other.example:8000", "10.0.0.1", "localhost.other.example", "::1", ":8000")
+    for host, status in (*((each, 200) for each in hosts), *((each, 403) for each in others)):
+        for method, path in (CALLS["load"], CALLS["log"]):
+            response, _ = rig.ask(method, path, headers={"Host": host})
+            assert response.status == status, host
+        assert rig.ask("GET", "/v2", headers={"Host": host})[0].status == 200
+    admin = tmp_path / "admin"
+    admin.write_text("admin-key\n")
+    with running(keys=Keys(None, admin), admin=True) as with_keys:
+        headers = {"Host": "other.example", "X-API-Key": "admin-key"}
+        assert with_keys.ask("GET", "/v2/logging", headers=headers)[0].status == 200
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+def test_a_question_is_at_most_a_mebibyte(rig: Rig, is_packed: bool) -> None:
+    asked = len(rig.service.asked)
+    for size, status in ((2**20, 200), (2**21, 413)):
+        body = b"{}".ljust(size)
+        sent, headers = (gzip.compress(body, 1), {"Content-Encoding": "gzip"}) if is_packed else (body, {})
+        response, answer = rig.ask("POST", "/v2/repository/index", sent, headers)
+        assert response.status == status
+    assert "1048576 bytes" in json.loads(answer)["error"]
+    assert len(rig.service.asked) == asked + 1
+
+
 CALLS = {
     "live": ("GET", "/v2/health/live"),
     "page": ("GET", "/"),
@@ -166,3 +213,14 @@ def test_keys_are_asked_for_on_every_path_but_probes_and_the_page(tmp_path: Path
         assert set(found.values()) == {200, 401}
     assert {name for name, status in as_api.items() if status == 403} == {"load", "unload", "log"}
     assert set(as_admin.values()) == {200}
+
+
+def test_a_key_in_a_trailer_is_no_key(tmp_path: Path) -> None:
+    api = tmp_path / "api"
+    api.write_text("api-key\n")
+    head = b"POST /v2/models/echo/infer HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    key = b"X-API-Key: api-key\r\n"
+    with running(keys=Keys(api)) as rig:
+        assert rig.raw(head + chunks + key + b"\r\n").startswith(b"HTTP/1.1 401")
+        assert rig.raw(head + key + chunks + b"\r\n").startswith(b"HTTP/1.1 200")

@@ -19,6 +19,7 @@ import pytest
 from http_rig import HOST, Rig, read_all, running
 
 from ridgeline.errors import OptionError
+from ridgeline.serve.http import protocol
 from ridgeline.serve.http.overdue import Overdue
 from ridgeline.serve.http.server import HttpServer, tls_context
 from ridgeline.serve.settings import HttpLimits, Tls
@@ -57,6 +58,16 @@ def test_a_client_that_leaves_with_a_pipeline_cancels_its_first_request(rig: Rig
     rig.wait("rig.service.cancelled == 1 and not rig.server.connections")
 
 
+def test_a_client_that_asks_for_more_and_leaves_cancels_its_request(rig: Rig) -> None:
+    with rig.socket() as connection:
+        connection.sendall(infer("gate"))
+        rig.wait("rig.service.waiting == 1")
+        time.sleep(0.05)  # somebody looks by now whether the client is there
+        connection.sendall(LIVE)
+        time.sleep(0.05)
+    rig.wait("rig.service.cancelled == 1 and not rig.server.connections")
+
+
 def test_one_that_leaves_takes_no_other_with_it(rig: Rig) -> None:
     with rig.socket() as stays, rig.socket() as leaves:
         for connection in (stays, leaves):
@@ -82,6 +93,16 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
         rig.check_alive()
 
 
+def test_connections_beyond_the_limit_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "REFUSED_S", 0.05)
+    with running(HttpLimits(connections=1)) as rig, rig.socket() as first:
+        first.sendall(LIVE)
+        assert first.recv(1000).startswith(b"HTTP/1.1 200")
+        assert rig.raw(b"GET /v2") == b""
+        assert rig.server.connections == 1
+        assert not rig.server._state.refused._since
+
+
 def test_idle_connections_are_closed_in_the_end() -> None:
     with running(HttpLimits(keep_alive_seconds=0.1)) as rig, rig.socket() as connection:
         connection.sendall(LIVE)
@@ -101,16 +122,22 @@ def test_a_reset_leaves_no_timer_behind() -> None:
         assert not state.heads._since
 
 
-@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"], ids=["kept", "last"])
-def test_a_client_that_reads_nothing_does_not_hold_its_answer_for_ever(last: bytes) -> None:
+@pytest.mark.parametrize(
+    ("last", "then"),
+    [(b"", b""), (b"Connection: close\r\n", b""), (b"", LIVE), (b"", LIVE + LIVE), (b"", b"G")],
+    ids=["kept", "last", "another request", "two more", "half a request"],
+)
+def test_a_client_that_reads_nothing_does_not_hold_its_answer_for_ever(last: bytes, then: bytes) -> None:
     size = 20_000_000
     tensor = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     head = f"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {len(header) + size}\r\n".encode()
     head += b"Inference-Header-Content-Length: %d\r\n" % len(header) + last + b"\r\n"
-    with running(HttpLimits(keep_alive_seconds=0.1)) as rig, rig.socket() as connection:
+    limits = HttpLimits(keep_alive_seconds=0.1, body_seconds=0.5)
+    with running(limits) as rig, rig.socket() as connection:
         connection.sendall(head + header + bytes(size))
         rig.wait("rig.service.released == 1")
+        connection.sendall(then)
         rig.wait("not rig.server.connections")
 
 
@@ -266,6 +293,25 @@ def test_what_is_overdue_is_acted_on_once() -> None:
 
     asyncio.run(wait())
     assert acted == ["over", "later"]
+
+
+def test_what_is_overdue_is_looked_for_after_an_error_too() -> None:
+    acted: list[str] = []
+
+    def act(each: str) -> None:
+        acted.append(each)
+        if each == "broken":
+            raise ZeroDivisionError
+
+    async def wait() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        overdue = Overdue[str](0.01, act)
+        overdue.add("broken")
+        overdue.add("next")
+        await asyncio.sleep(0.06)
+
+    asyncio.run(wait())
+    assert acted == ["broken", "next"]
 
 
 @pytest.fixture(scope="module")

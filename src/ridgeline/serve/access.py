@@ -94,6 +94,10 @@ class Access:
         """Nothing needs a key."""
         return self._api is None and self._admin is None
 
+    @property
+    def has_admin_keys(self) -> bool:
+        return self._admin is not None
+
     def check(self, metadata: Mapping[str, str], verb: Asked) -> None:
         """`metadata` has names in lower case. `RequestError` unless its key allows the verb."""
         if verb in FREE:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
@@ -12,13 +11,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ridgeline.serve.access import Access
+from ridgeline.serve.access import Access, is_loopback
 from ridgeline.serve.codec.answer import AnswerForm, Encoded, encode_response, is_slow_to_encode
-from ridgeline.serve.codec.body import ACCEPTED, EncodingError, header_length, inflate
+from ridgeline.serve.codec.body import (
+    ACCEPTED,
+    LARGEST_QUESTION_BYTES,
+    BodyBudget,
+    EncodingError,
+    header_length,
+    inflate,
+    most_inflated,
+)
 from ridgeline.serve.codec.codec import decode_request, is_slow_to_decode
 from ridgeline.serve.codec.raw import decode_raw
 from ridgeline.serve.errors import Kind, RequestError, not_found, unavailable
-from ridgeline.serve.http.exchange import BodyBudget, Exchange, Gone, Headers, Receive, Send
+from ridgeline.serve.http.exchange import Exchange, Gone, Headers, Receive, Send
 from ridgeline.serve.http.page import HEADERS, PAGES, page_file
 from ridgeline.serve.http.questions import JSON, Question, answer_to
 from ridgeline.serve.http.routes import Found, Group, find
@@ -26,12 +33,11 @@ from ridgeline.serve.http.waits import Waits
 from ridgeline.serve.messages import InferRequest, InferResponse
 from ridgeline.serve.service import Service
 from ridgeline.serve.settings import Settings
+from ridgeline.serve.telemetry.tracing import known_traceparent
 
 JSON_TYPE, BINARY_TYPE = (b"content-type", JSON), (b"content-type", b"application/octet-stream")
 LENGTH_HEADER = b"inference-header-content-length"
 KEY_HEADERS = (b"authorization", b"x-api-key")
-OWN_SITE = (b"same-origin", b"none")
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 RETRY_AFTER = (b"retry-after", b"1")
 EXTRA_HEADERS: Mapping[Kind, tuple[bytes, bytes]] = {
     Kind.UNAVAILABLE: RETRY_AFTER,
@@ -63,6 +69,7 @@ class HttpApp:
         self._groups = frozenset(group for group, is_on in groups.items() if is_on)
         self._waits = Waits(settings.limits)
         self._budget = BodyBudget(settings.queue_bytes)
+        self._question_bytes = min(LARGEST_QUESTION_BYTES, settings.limits.body_bytes)
         self._has_log = settings.access_log
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -102,7 +109,7 @@ class HttpApp:
         else:
             body = b""
             if exchange.method == "POST":
-                body = await self._body(exchange)
+                body = await self._body(exchange, self._question_bytes)
             question = Question(self.service, route.verb, found, body, self.limits)
             answer = await self._waits.answer(exchange, answer_to(question))
             await exchange.answer(answer.status, answer.body, [(b"content-type", answer.content_type)])
@@ -117,25 +124,28 @@ class HttpApp:
         exchange.check_headers()
         keys = {name.decode(): exchange.text(name) for name in KEY_HEADERS} if not self.access.is_open else {}
         self.access.check(keys, route.verb)
-        # a page of another site must not send requests from the browser of whoever may
-        if exchange.headers.get(b"sec-fetch-site", b"none") not in OWN_SITE and exchange.method == "POST":
-            raise RequestError(Kind.FORBIDDEN, "requests from pages of other sites are not taken")
+        headers = exchange.headers
+        if exchange.method == "POST" and (b"origin" in headers or b"sec-fetch-site" in headers):
+            _check_site(headers)
+        if route.group == "admin" and not self.access.has_admin_keys:
+            _check_host(exchange.text(b"host"))
 
-    async def _body(self, exchange: Exchange) -> bytes:
-        body = await self._waits.body(exchange, self._budget)
+    async def _body(self, exchange: Exchange, most: int) -> bytes:
+        body = await self._waits.body(exchange, self._budget, most)
         encoding = exchange.headers.get(b"content-encoding", b"identity")
         if encoding in (b"identity", b""):
             return body
-        body = await _off_loop(partial(inflate, body, encoding.decode("latin-1"), self.limits.body_bytes))
-        exchange.reserve(len(body), self._budget)
+        largest = most_inflated(len(body), most)
+        exchange.reserve(largest, self._budget)
+        body = await _off_loop(partial(inflate, body, encoding.decode("latin-1"), most))
+        exchange.reserve(len(body) - largest, self._budget)
         return body
 
     async def _infer(self, exchange: Exchange, found: Found) -> None:
-        body = await self._body(exchange)
+        body = await self._body(exchange, self.limits.body_bytes)
         request, form = await self._decode(exchange, found, body)
         if b"traceparent" in exchange.headers:
-            trace = exchange.text(b"traceparent")
-            request.trace = trace if TRACEPARENT.match(trace) else ""
+            request.trace = known_traceparent(exchange.text(b"traceparent"))
         response = await self._waits.answer(exchange, self.service.infer(request))
         encoded = await _encode(response, form)
         if encoded.header_length is None:
@@ -156,6 +166,26 @@ class HttpApp:
             return decode_request(body, length, model=model, version=version, limits=self.limits)
         work = partial(decode_request, body, length, model=model, version=version, limits=self.limits)
         return await _off_loop(work)
+
+
+def _check_site(headers: Mapping[bytes, bytes]) -> None:
+    """A page of another site must not send requests from the browser of whoever may."""
+    site = headers.get(b"sec-fetch-site", b"none")
+    is_own = site in (b"same-origin", b"none")
+    if site == b"none" and b"origin" in headers:
+        # browsers send no Sec-Fetch-Site where there is neither TLS nor an address of the loopback
+        is_own = headers[b"origin"].partition(b"://")[2].lower() == headers.get(b"host", b"").lower()
+    if not is_own:
+        raise RequestError(Kind.FORBIDDEN, "requests from pages of other sites are not taken")
+
+
+def _check_host(host: str) -> None:
+    """Without keys it is this machine that may. A name of another site may lead to it in a browser, too."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if host and not is_loopback(name.strip("[]").lower()):
+        raise RequestError(
+            Kind.FORBIDDEN, "admin calls without keys are taken as localhost, 127.0.0.1 or [::1] only"
+        )
 
 
 async def _off_loop(work: Callable[[], T]) -> T:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from ridgeline.serve.codec.body import too_large
-from ridgeline.serve.errors import RequestError, invalid, unavailable
+from ridgeline.serve.codec.body import BodyBudget, too_large
+from ridgeline.serve.errors import RequestError, invalid
 from ridgeline.serve.http.answer import CLOSE, EXTENSION
 from ridgeline.serve.settings import HttpLimits
 
@@ -21,7 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 # two of them would mean two things: which one counts must not depend on who reads
 SINGLE = (
     b"authorization", b"x-api-key", b"content-length", b"content-encoding", b"traceparent",
-    b"inference-header-content-length",
+    b"inference-header-content-length", b"host", b"origin", b"sec-fetch-site",
 )  # fmt: skip
 MOST_PARTS = 65536  # that a body may come in
 LINGER_S, LINGER_BYTES = 1.0, 2**23  # what is still read of a body that was refused
@@ -31,13 +31,6 @@ logger = logging.getLogger(__name__)
 
 class Gone(Exception):
     """The client went away: nobody reads an answer."""
-
-
-class BodyBudget:
-    """Bytes of all large bodies that are being received or answered: clients together are limited too."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.held = most, 0
 
 
 class Exchange:
@@ -84,8 +77,7 @@ class Exchange:
             raise invalid("Content-Length must be a number of bytes")
         return int(declared)
 
-    async def body(self, budget: BodyBudget) -> bytes:
-        most = self.limits.body_bytes
+    async def body(self, budget: BodyBudget, most: int) -> bytes:
         if (self.declared_length or 0) > most:
             raise too_large(most)
         parts: list[bytes] = []
@@ -103,10 +95,8 @@ class Exchange:
         raise invalid(f"the body came in more than {MOST_PARTS} parts")
 
     def reserve(self, nbytes: int, budget: BodyBudget) -> None:
+        budget.take(nbytes)
         self.reserved += nbytes
-        budget.held += nbytes
-        if budget.held > budget.most:
-            raise unavailable("the server holds as many bytes of requests as it may; try again later")
 
     async def _next(self) -> Message:
         message = await self._receive()

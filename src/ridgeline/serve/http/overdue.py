@@ -37,7 +37,9 @@ class Overdue(Generic[T]):
             if since > last:
                 break
             over.append(each)
-        for each in over:
-            del self._since[each]
-            self._act(each)
-        self._timer = loop.call_later(self._tick, self._look, loop) if self._since else None
+        try:
+            for each in over:
+                del self._since[each]
+                self._act(each)
+        finally:
+            self._timer = loop.call_later(self._tick, self._look, loop) if self._since else None

@@ -12,6 +12,7 @@ from typing import Any
 import httptools
 import msgspec
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -22,6 +23,7 @@ from ridgeline.serve.settings import HttpLimits
 HEAD_BYTES, MOST_HEADERS = 2**16, 128
 MOST_CHUNKS = 65536
 MOST_PIPELINED = 64
+REFUSED_S = 1.0  # for the request of a connection beyond the limit
 BAD, SLOW, HEAD_TOO_LARGE, BUSY = 400, 408, 431, 503
 
 
@@ -35,9 +37,11 @@ class Connections(ServerState):
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__()
         self.limits = limits
+        self.most_connections = limits.connections
         self.is_draining = False
         self.heads = Overdue(limits.body_seconds, BoundedProtocol.head_is_late)
         self.idle = Overdue(limits.keep_alive_seconds, BoundedProtocol.timeout_keep_alive_handler)
+        self.refused = Overdue(REFUSED_S, BoundedProtocol.close)
 
 
 async def refuse_connection(scope: Any, receive: Any, send: Any) -> None:
@@ -80,15 +84,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.server_state.limits.connections:
+        if len(self.connections) > self.server_state.most_connections:
             self.app = refuse_connection
-        self.server_state.heads.add(self)
+            self.server_state.refused.add(self)
+        else:
+            self.server_state.heads.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         # uvicorn keeps its timer after a reset, and with it the connection
-        self.server_state.heads.discard(self)
-        self.server_state.idle.discard(self)
+        for timers in (self.server_state.heads, self.server_state.idle, self.server_state.refused):
+            timers.discard(self)
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
@@ -96,10 +102,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         if self._is_deaf:
             self._take_plain(data)
             return
+        # more requests do not prolong the time of a client that does not read its answers
+        if not self.flow.write_paused:
+            self.server_state.idle.discard(self)
         self._pending_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -124,6 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_deaf, self.cycle.keep_alive = True, False
         headers = dict(self.headers)
         if b"transfer-encoding" in headers:
+            # the parser has told its end, although none of its chunks was read
+            self.cycle.more_body = True
             self._refuse()
             return
         self._plain_left = int(headers.get(b"content-length", b"0"))
@@ -143,6 +153,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As uvicorn's, but for trailers, which the parser tells in the same way and nobody checked."""
+        if not self._is_in_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         if len(self.headers) > MOST_HEADERS:
             self._stop(HEAD_TOO_LARGE, f"there are more than {MOST_HEADERS} headers")
@@ -153,8 +172,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._pending_bytes = False, 0
         self.server_state.heads.discard(self)
         super().on_headers_complete()
+        if self.pipeline:
+            self._read_on()
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
+
+    def _read_on(self) -> None:
+        """uvicorn stops reading behind a second request, and would not see that its client leaves."""
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._pending_bytes = 0
@@ -177,28 +203,51 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
                 return
-        self.server_state.idle.add(self)
+        # while it is paused, its time runs already
+        if not self.flow.write_paused:
+            self.server_state.idle.add(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit_idle()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.is_idle:
+            self.server_state.idle.discard(self)
+
+    def _limit_idle(self) -> None:
+        """Time runs while nothing is asked, and while an answer waits for its client to read."""
+        if self not in self.server_state.idle:
+            self.server_state.idle.add(self)
 
     def timeout_keep_alive_handler(self) -> None:
-        """A client that reads slowly has time; one that reads nothing would keep its answer for ever."""
+        """A client that reads slowly has time; one that reads nothing would keep its answers for ever."""
         unsent = self.transport.get_write_buffer_size()
         if unsent and unsent == self._unsent:
             self.transport.abort()
         elif unsent:
             self._unsent = unsent
             self.server_state.idle.add(self)
-        else:
+        elif self.is_idle:
             super().timeout_keep_alive_handler()
 
     def _unset_keepalive_if_required(self) -> None:
         self.server_state.idle.discard(self)
 
     def head_is_late(self) -> None:
+        if self.transport.is_closing():
+            return  # what is unsent has a time of its own
         if self._is_in_head:
             self._refusal = SLOW, "the request did not arrive in time"
             self._refuse()
         else:
-            self.transport.close()
+            self.close()
+
+    def close(self) -> None:
+        """What is unsent is still sent, but not for ever."""
+        self.transport.close()
+        self._limit_idle()
 
     def begin_drain(self) -> None:
         """The answer that is under way is the last one."""
@@ -227,10 +276,14 @@ class BoundedProtocol(HttpToolsProtocol):
             active.keep_alive = False
             if active.response_started or not active.more_body:
                 return
+            # it waits for its body, and must not answer behind the refusal
+            active.disconnected = True
+            active.message_event.set()
+            self._active = None
         status, message = self._refusal
         body = _error_body(message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
             body
         )
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        self.close()

@@ -50,7 +50,7 @@ class _Index(msgspec.Struct):
     ready: bool = False
 
 
-class _LoadParameters(msgspec.Struct):
+class _LoadParameters(msgspec.Struct, forbid_unknown_fields=True):
     config: str = ""
 
 
@@ -58,7 +58,7 @@ class _Load(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-class _UnloadParameters(msgspec.Struct):
+class _UnloadParameters(msgspec.Struct, forbid_unknown_fields=True):
     unload_dependents: bool = False
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.config import Config
 
 from ridgeline.errors import OptionError
+from ridgeline.serve.http.open_files import room_for
 from ridgeline.serve.http.protocol import BoundedProtocol, Connections
 from ridgeline.serve.settings import Settings, Tls
 
@@ -76,6 +77,7 @@ class HttpServer:
     async def start(self) -> int:
         """The port that it listens on."""
         loop = asyncio.get_running_loop()
+        self._state.most_connections = room_for(self._limits.connections)
         self._socket = _bound(self._host, self._port, reuse_port=self._reuse_port)
         self._tell_time(loop)
         self._listener = await loop.create_server(

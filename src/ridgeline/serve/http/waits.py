@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from ridgeline.serve.codec.body import BodyBudget
 from ridgeline.serve.errors import Kind, RequestError
-from ridgeline.serve.http.exchange import BodyBudget, Exchange, Gone
+from ridgeline.serve.http.exchange import Exchange, Gone
 from ridgeline.serve.http.overdue import Overdue
 from ridgeline.serve.settings import HttpLimits
 
@@ -21,10 +22,10 @@ class Waits:
         self._bodies = Overdue(limits.body_seconds, _give_up)
         self._answers = Overdue(WATCH_AFTER_S, _watch)
 
-    async def body(self, exchange: Exchange, budget: BodyBudget) -> bytes:
+    async def body(self, exchange: Exchange, budget: BodyBudget, most: int) -> bytes:
         self._bodies.add(exchange)
         try:
-            return await exchange.body(budget)
+            return await exchange.body(budget, most)
         except asyncio.CancelledError:
             if not exchange.is_late:
                 raise
