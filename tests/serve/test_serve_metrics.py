@@ -16,7 +16,7 @@ from ridgeline.analyze.top_metrics import METRICS
 from ridgeline.base.nvml import Nvml, NvmlError
 from ridgeline.serve.telemetry.machine import MachineSampler
 from ridgeline.serve.telemetry.metrics import MetricsText, labels_of
-from ridgeline.serve.telemetry.statistics import ModelStatistics
+from ridgeline.serve.telemetry.statistics import ModelStatistics, Times
 
 MS = 1_000_000
 COUNTERS = {
@@ -34,10 +34,7 @@ def no_library() -> Nvml:
 
 def model() -> ModelStatistics:
     made = ModelStatistics("m", "1")
-    made.executed(
-        sizes=[1, 8], queue_ns=[MS, 2 * MS], total_ns=[MS, 160 * MS],
-        input_ns=1000, infer_ns=2 * MS, output_ns=3000,
-    )  # fmt: skip
+    made.executed(Times(1000, 2 * MS, 3000), sizes=[1, 8], queue_ns=[MS, 2 * MS], total_ns=[MS, 160 * MS])
     made.failed("CANCELED", MS)
     made.pending = lambda: 5
     made.loaded(1.25)

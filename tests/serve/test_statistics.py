@@ -9,7 +9,7 @@ from time import time
 import pytest
 
 from ridgeline.serve.telemetry.histogram import WINDOW_S, Histogram, RecentRate
-from ridgeline.serve.telemetry.statistics import REQUEST_US, ModelStatistics
+from ridgeline.serve.telemetry.statistics import REQUEST_US, ModelStatistics, Times
 
 MS = 1_000_000  # nanoseconds
 DURATIONS = (
@@ -28,10 +28,9 @@ def counted(clock: Clock | None = None) -> ModelStatistics:
     """Two batches, of three requests and of one, and three failures."""
     made = ModelStatistics("m", "3", clock=clock or Clock())
     made.executed(
-        sizes=[1, 2, 1], queue_ns=[MS, 2 * MS, 3 * MS], total_ns=[4 * MS, 5 * MS, 6 * MS],
-        input_ns=10, infer_ns=MS, output_ns=20,
-    )  # fmt: skip
-    made.executed(sizes=[8], queue_ns=[0], total_ns=[40 * MS], input_ns=1, infer_ns=2 * MS, output_ns=2)
+        Times(10, MS, 20), sizes=[1, 2, 1], queue_ns=[MS, 2 * MS, 3 * MS], total_ns=[4 * MS, 5 * MS, 6 * MS]
+    )
+    made.executed(Times(1, 2 * MS, 2), sizes=[8], queue_ns=[0], total_ns=[40 * MS])
     made.failed("REJECTED", 5)
     made.failed("BACKEND", 7 * MS)
     made.failed("a reason that Triton does not have", 0)
@@ -57,7 +56,7 @@ def test_requests_inferences_and_executions_are_three_counts() -> None:
 
 def test_batches_are_counted_by_size_and_once_each() -> None:
     made = counted()
-    made.executed(sizes=[4], queue_ns=[0], total_ns=[MS], input_ns=1, infer_ns=1, output_ns=1)
+    made.executed(Times(1, 1, 1), sizes=[4], queue_ns=[0], total_ns=[MS])
     assert made.json()["batch_stats"] == [
         {
             "batch_size": 4,
@@ -76,7 +75,7 @@ def test_batches_are_counted_by_size_and_once_each() -> None:
 
 def test_batch_sizes_are_told_in_their_order() -> None:
     made = counted()
-    made.executed(sizes=[2], queue_ns=[0], total_ns=[MS], input_ns=1, infer_ns=1, output_ns=1)
+    made.executed(Times(1, 1, 1), sizes=[2], queue_ns=[0], total_ns=[MS])
     assert [row["batch_size"] for row in made.json()["batch_stats"]] == [2, 4, 8]
     assert made.snapshot(0.0)["batch_sizes"] == [[2, 1], [4, 1], [8, 1]]
 

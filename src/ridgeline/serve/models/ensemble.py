@@ -14,7 +14,7 @@ from ridgeline.serve.classify import classify
 from ridgeline.serve.errors import Kind, RequestError
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor, Wanted
 from ridgeline.serve.spec import ModelSpec
-from ridgeline.serve.telemetry.statistics import ModelStatistics
+from ridgeline.serve.telemetry.statistics import ModelStatistics, Times
 
 
 class Runnable(Protocol):
@@ -87,12 +87,12 @@ class Ensemble:
                 self._is_empty.set()
         ended_ns = perf_counter_ns()
         size = request.inputs[0].shape[0] if self.spec.has_batch and request.inputs else 1
+        times = Times(infer_ns=ended_ns - began_ns)
         self.statistics.answered(
-            sizes=[size], queue_ns=[began_ns - came_ns], total_ns=[ended_ns - came_ns],
-            input_ns=0, infer_ns=ended_ns - began_ns, output_ns=0,
-        )  # fmt: skip
+            times, sizes=[size], queue_ns=[began_ns - came_ns], total_ns=[ended_ns - came_ns]
+        )
         if not self._runs_batches:
-            self.statistics.ran(size, 0, ended_ns - began_ns, 0)
+            self.statistics.ran(size, times)
         return response
 
     async def _infer(self, request: InferRequest) -> InferResponse:

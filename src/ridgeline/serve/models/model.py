@@ -19,7 +19,7 @@ from ridgeline.serve.errors import Kind, RequestError, invalid, unavailable
 from ridgeline.serve.hosts.hosting import BatchError, BatchResult, Hosted, Instance
 from ridgeline.serve.messages import InferRequest, InferResponse, Tensor, keep
 from ridgeline.serve.spec import ModelSpec
-from ridgeline.serve.telemetry.statistics import ModelStatistics
+from ridgeline.serve.telemetry.statistics import ModelStatistics, Times
 
 MICRO = 1e-6
 _log = logging.getLogger(__name__)
@@ -245,12 +245,12 @@ class Model:
         # whose client went away has been counted as a failure
         told = [pending for pending in batch if not pending.answer.done()]
         self.statistics.executed(
-            rows=sum(counts),
+            Times(result.input_ns, result.infer_ns, result.output_ns),
             sizes=[pending.admitted.size for pending in told],
             queue_ns=[pending.began_ns - pending.came_ns for pending in told],
             total_ns=[ended_ns - pending.came_ns for pending in told],
-            input_ns=result.input_ns, infer_ns=result.infer_ns, output_ns=result.output_ns,
-        )  # fmt: skip
+            rows=sum(counts),
+        )
         for pending, outputs in zip(batch, answers, strict=True):
             pending.release, pending.ended_ns = shared.release, ended_ns
             self._deliver(pending, outputs)

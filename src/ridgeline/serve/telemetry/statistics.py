@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.serve.telemetry.histogram import Histogram, RecentRate
 
@@ -36,6 +36,14 @@ class Duration:
 
     def json(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
+
+
+class Times(NamedTuple):
+    """Of a batch: from the server's memory to where the engine reads, the engine, and back."""
+
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -90,43 +98,31 @@ class ModelStatistics:
 
     def executed(
         self,
+        times: Times,
         *,
         sizes: Sequence[int],
         queue_ns: Iterable[int],
         total_ns: Sequence[int],
-        input_ns: int,
-        infer_ns: int,
-        output_ns: int,
         rows: int = 0,
     ) -> None:
         """A batch that succeeded, and its requests that are answered: `rows` is the batch's size, if more
         were in it."""
-        self.answered(
-            sizes=sizes, queue_ns=queue_ns, total_ns=total_ns,
-            input_ns=input_ns, infer_ns=infer_ns, output_ns=output_ns,
-        )  # fmt: skip
+        self.answered(times, sizes=sizes, queue_ns=queue_ns, total_ns=total_ns)
         for each in (self, self.whole):
             if each is not None:
-                each.ran(rows or sum(sizes), input_ns, infer_ns, output_ns)
+                each.ran(rows or sum(sizes), times)
 
-    def ran(self, size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    def ran(self, size: int, times: Times) -> None:
         """A batch of this size."""
         self.execution_count += 1
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchTimes()
-        batch.add(1, input_ns, infer_ns, output_ns)
+        batch.add(1, *times)
         self.batch_sizes.observe(size)
 
     def answered(
-        self,
-        *,
-        sizes: Sequence[int],
-        queue_ns: Iterable[int],
-        total_ns: Sequence[int],
-        input_ns: int,
-        infer_ns: int,
-        output_ns: int,
+        self, times: Times, *, sizes: Sequence[int], queue_ns: Iterable[int], total_ns: Sequence[int]
     ) -> None:
         """Requests of a batch, or of what a model with Python steps does around its batches."""
         now, requests, size = self._clock(), len(sizes), sum(sizes)
@@ -134,7 +130,7 @@ class ModelStatistics:
         self.last_inference_ms = time_ns() // MILLION
         self.success.add(requests, sum(total_ns))
         self.queue.add(requests, sum(queue_ns))
-        self.compute.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
+        self.compute.add(requests, *(requests * ns for ns in times))
         for ns in total_ns:
             self.request_us.observe(ns / 1000)
         self._requests_rate.add(now, requests)
