@@ -27,6 +27,7 @@ from ridgeline.serve.clients.client import Client, ServerError
 SERVER_CORE, CLIENT_CORE = 0, 1
 START_S = 180.0
 PORT = re.compile(r"http +127\.0\.0\.1:(\d+)")
+GRPC_PORT = re.compile(r"grpc +127\.0\.0\.1:(\d+)")
 READY = re.compile(r'^ready|"event": "ready"', re.MULTILINE)
 
 
@@ -67,6 +68,7 @@ class Served:
     process: subprocess.Popen[str]
     port: int
     log: Path
+    grpc_port: int = 0  # none
 
     def client(self) -> Client:
         return Client(f"127.0.0.1:{self.port}", timeout=60)
@@ -78,12 +80,15 @@ class Served:
 
 
 @contextmanager
-def served(repository: Path, *words: str, core: int | None = SERVER_CORE) -> Iterator[Served]:
+def served(
+    repository: Path, *words: str, core: int | None = SERVER_CORE, grpc: bool = False
+) -> Iterator[Served]:
     """`ridge serve` as a process of its own."""
     log = Path(tempfile.mkdtemp()) / "log"
+    protocols = ["--grpc", "0"] if grpc else ["--no-grpc"]
     with log.open("w") as told:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ridgeline", "serve", str(repository), "--http", "0", "--no-grpc",
+            [sys.executable, "-m", "ridgeline", "serve", str(repository), "--http", "0", *protocols,
              "--no-metrics", *words],
             stdout=told, stderr=told, text=True,
             preexec_fn=None if core is None else (lambda: os.sched_setaffinity(0, {core})),
@@ -95,8 +100,9 @@ def served(repository: Path, *words: str, core: int | None = SERVER_CORE) -> Ite
         time.sleep(0.05)
     found = PORT.search(log.read_text())
     assert found is not None
+    over_grpc = GRPC_PORT.search(log.read_text())
     try:
-        yield Served(process, int(found[1]), log)
+        yield Served(process, int(found[1]), log, int(over_grpc[1]) if over_grpc else 0)
     finally:
         process.terminate()
         process.wait(60)
