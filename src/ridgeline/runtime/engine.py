@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -13,10 +15,11 @@ from torch import Tensor
 from ridgeline.base.files import path_given
 from ridgeline.base.notebook import Notebook, View
 from ridgeline.base.spec import Port, Site, TensorSpec
-from ridgeline.errors import UnsupportedError, visible
+from ridgeline.errors import RidgelineError, UnsupportedError, first_line, visible
 from ridgeline.kernels.triton.compiler import Compiled
+from ridgeline.plan.check import check_ports
 from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import Report
+from ridgeline.plan.report import GUESSED, Report
 from ridgeline.plan.trace import Trace
 from ridgeline.plan.view import engine_view
 from ridgeline.runtime.bindings import Bindings
@@ -30,8 +33,9 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.memory_report import held_memory
 from ridgeline.runtime.observation import Observation, Observer
 from ridgeline.runtime.planner import Planner
-from ridgeline.runtime.profiles import Profiles, Variant
+from ridgeline.runtime.profiles import Profiles, Variant, load_variant
 from ridgeline.runtime.profiling import profile_run
+from ridgeline.runtime.real_shapes import RealShapes
 from ridgeline.runtime.signature import Feeds
 
 
@@ -56,7 +60,8 @@ class Engine(Notebook):
         self.profiles = Profiles(variants)
         self.signature = self.profiles.signature  # what `run` takes: inputs, and profiles
         self._own = PerProcess(self.fused.target)
-        self._bindings = Bindings(self.profiles, planner, self._own)
+        self._real_shapes = RealShapes(self._own, self._plan_again, is_guess=self.plan.guess is not None)
+        self._bindings = Bindings(self.profiles, planner, self._own, self._real_shapes)
         self._observer = Observer()
         pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
         if pooled and not self.fused.is_gpu and torch.get_num_threads() != self.plan.target.threads:
@@ -129,8 +134,9 @@ class Engine(Notebook):
         return not (self.fused.is_gpu or self.plan.waits or self.plan.pads)
 
     def wait(self) -> None:
-        """Return when every plan that is being made in the background is there."""
+        """Return when every plan is there that is made in the background, or will be for shapes that came."""
         self._own.wait()
+        self._real_shapes.wait()
 
     def observe(self, path: str | Path) -> Observation:
         """Count the shapes of all runs from now on: until the block ends, or `stop()` writes the file."""
@@ -151,6 +157,30 @@ class Engine(Notebook):
                 self.profiles.swap(index, retuned)
                 if index == 0:
                     self.report, self.expected = report, {}
+
+    def _plan_again(self, shapes: dict[str, TensorSpec]) -> bool:
+        """Take over what a process of its own plans for these shapes, where it is faster; and report it."""
+        try:
+            with TemporaryDirectory(prefix="ridge-plan-") as folder:
+                file = self.save(Path(folder) / "engine.ridge")
+                made = self.planner.plan_again(file, shapes, self.program.limits)
+            plan = made.plan or replace(self.variants[0].plan, guess=None)
+            check_ports(plan, self.program)
+            variant = load_variant(plan, self.fused, self.planner.bind_body)
+        except (RidgelineError, OSError, ValueError) as error:
+            warning = f"not planned again at the first real shapes: {first_line(error)}"
+            self.report = replace(self.report, warnings=(*self.report.warnings, warning))
+            return False
+        with self._own.lock:
+            self.profiles.swap(0, variant if made.plan else replace(self.variants[0], plan=plan))
+            report = replace(self.report, run_us=made.again.real_us, call_overhead_us=None)
+            self.report = replace(
+                report if made.plan else self.report,
+                planned_again=made.again,
+                checks=(*self.report.checks, *made.checks),
+                warnings=tuple(line for line in self.report.warnings if not line.startswith(GUESSED)),
+            )
+        return made.plan is not None
 
     def planned_sites(self) -> list[tuple[Step, Site]]:
         """Every step of the first profile with its site at the planned shapes."""
