@@ -1,6 +1,6 @@
 """Damaged input that coverage guides: `python tests/serve/fuzz_guided.py body -max_total_time=200`.
 
-The name is that of a target: body, grpc or config. Needs atheris (`pip install atheris`, where it can be had);
+The name is that of a target: body, grpc or config. Needs atheris (`pip install atheris`, where there is one);
 the suite and `fuzz_http.py` do not. Options after the name are libFuzzer's. It ends with a traceback, and
 keeps the input in a file, if anything but the one error of that reader escapes.
 """
