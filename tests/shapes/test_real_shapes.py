@@ -14,6 +14,7 @@ import torch
 from moving_models import close, expected, model_of, rand
 
 import ridgeline
+from ridgeline.analyze.bench import bench
 from ridgeline.base.spec import Target, TensorSpec
 from ridgeline.builder import PLANNER
 from ridgeline.errors import BuildError
@@ -114,6 +115,17 @@ def test_the_new_plan_is_taken_over_everywhere(engine_file: Path, tmp_path: Path
     assert engine.plan.planned_shapes == planner.asked[0]
     assert engine.plan.why
     assert ridgeline.load(engine.save(tmp_path / "again.ridge")).plan.guess is None
+
+
+def test_what_is_measured_is_planned_for_first(engine_file: Path) -> None:
+    feeds = {"x": rand(33, 8)}
+    engine, planner = with_planner(engine_file)
+    trace = engine.profile(feeds, rounds=1)
+    assert trace.shapes == {"x": "float32[33,8]"}
+    report = bench(engine, feeds, duration_s=0.01, warmup_ms=0)
+    assert planner.asked == [REAL]
+    assert [line for line in report.warnings if str(AGAIN) in line]
+    assert engine.plan.planned_shapes == REAL
 
 
 def test_what_goes_wrong_is_said_and_the_engine_runs_on(engine_file: Path) -> None:

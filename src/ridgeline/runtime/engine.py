@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -15,11 +14,10 @@ from torch import Tensor
 from ridgeline.base.files import path_given
 from ridgeline.base.notebook import Notebook, View
 from ridgeline.base.spec import Port, Site, TensorSpec
-from ridgeline.errors import RidgelineError, UnsupportedError, first_line, visible
+from ridgeline.errors import UnsupportedError, visible
 from ridgeline.kernels.triton.compiler import Compiled
-from ridgeline.plan.check import check_ports
 from ridgeline.plan.plan import Plan, Step
-from ridgeline.plan.report import GUESSED, Report
+from ridgeline.plan.report import Report
 from ridgeline.plan.trace import Trace
 from ridgeline.plan.view import engine_view
 from ridgeline.runtime.bindings import Bindings
@@ -32,8 +30,9 @@ from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.memory_report import held_memory
 from ridgeline.runtime.observation import Observation, Observer
+from ridgeline.runtime.plan_again import plan_again, plan_for
 from ridgeline.runtime.planner import Planner
-from ridgeline.runtime.profiles import Profiles, Variant, load_variant
+from ridgeline.runtime.profiles import Profiles, Variant
 from ridgeline.runtime.profiling import profile_run
 from ridgeline.runtime.real_shapes import RealShapes
 from ridgeline.runtime.signature import Feeds
@@ -60,7 +59,8 @@ class Engine(Notebook):
         self.profiles = Profiles(variants)
         self.signature = self.profiles.signature  # what `run` takes: inputs, and profiles
         self._own = PerProcess(self.fused.target)
-        self._real_shapes = RealShapes(self._own, self._plan_again, is_guess=self.plan.guess is not None)
+        is_guess = len(variants) == 1 and self.plan.guess is not None
+        self._real_shapes = RealShapes(self._own, partial(plan_again, self), is_guess=is_guess)
         self._bindings = Bindings(self.profiles, planner, self._own, self._real_shapes)
         self._observer = Observer()
         pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
@@ -158,30 +158,6 @@ class Engine(Notebook):
                 if index == 0:
                     self.report, self.expected = report, {}
 
-    def _plan_again(self, shapes: dict[str, TensorSpec]) -> bool:
-        """Take over what a process of its own plans for these shapes, where it is faster; and report it."""
-        try:
-            with TemporaryDirectory(prefix="ridge-plan-") as folder:
-                file = self.save(Path(folder) / "engine.ridge")
-                made = self.planner.plan_again(file, shapes, self.program.limits)
-            plan = made.plan or replace(self.variants[0].plan, guess=None)
-            check_ports(plan, self.program)
-            variant = load_variant(plan, self.fused, self.planner.bind_body)
-        except (RidgelineError, OSError, ValueError) as error:
-            warning = f"not planned again at the first real shapes: {first_line(error)}"
-            self.report = replace(self.report, warnings=(*self.report.warnings, warning))
-            return False
-        with self._own.lock:
-            self.profiles.swap(0, variant if made.plan else replace(self.variants[0], plan=plan))
-            report = replace(self.report, run_us=made.again.real_us, call_overhead_us=None)
-            self.report = replace(
-                report if made.plan else self.report,
-                planned_again=made.again,
-                checks=(*self.report.checks, *made.checks),
-                warnings=tuple(line for line in self.report.warnings if not line.startswith(GUESSED)),
-            )
-        return made.plan is not None
-
     def planned_sites(self) -> list[tuple[Step, Site]]:
         """Every step of the first profile with its site at the planned shapes."""
         return self.variants[0].executable.planned_sites()
@@ -205,6 +181,7 @@ class Engine(Notebook):
     def profile(self, feeds: Feeds | None = None, rounds: int = 20) -> Trace:
         """Every step timed in so many runs, beside the whole run; without inputs, with random ones."""
         given = self.example_inputs() if feeds is None else feeds
+        plan_for(self, given)
         specs = self.signature.specs(self.signature.checked(self.signature.apart(given)[0]))
         context = self.context(wait=True)
         return profile_run(self.profiles.at(specs), context, given, rounds)

@@ -22,6 +22,9 @@ from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.shapes import Shapes
 from ridgeline.tactics.cache import Entry
 
+# weights that are written for another process to plan with; a model of ONNX is not read beyond twice as many
+MOST_BYTES = 1 << 30
+
 
 class WholePlans(TypedDict):
     alternatives: tuple[Candidate, ...]
@@ -83,7 +86,10 @@ def guess_of(context: SelectionContext, shapes: Shapes, selection: Selection) ->
     is_open = shapes.is_guess and not is_settled and not any(port.is_non_tensor for port in shapes.inputs)
     if not is_open or shapes.sized_by or not (context.timer.measures and options.level and has_choice):
         return None
-    return None if target.traits.is_gpu else Guess(options.level, options.workspace_bytes)
+    weight_bytes = sum(tensor.nbytes for tensor in context.fused.weights.values())
+    if target.traits.is_gpu or weight_bytes > MOST_BYTES:
+        return None
+    return Guess(options.level, options.workspace_bytes)
 
 
 def computed_in(context: SelectionContext) -> str:
