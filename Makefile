@@ -20,7 +20,7 @@ help:
 	@echo "make test    the test suite (JOBS=$(JOBS) processes; TESTS=path or -k name for a part of it)"
 	@echo "make test-serving  Triton's own clients and perf_analyzer against ridge serve, in an environment of theirs"
 	@echo "make check   ruff, formatting, mypy --strict"
-	@echo "make fuzz    hostile models and files, FUZZ_SECONDS=$(FUZZ_SECONDS) of each kind (FUZZ_FIRST: the first seed)"
+	@echo "make fuzz    hostile models, files and requests, FUZZ_SECONDS=$(FUZZ_SECONDS) of each kind (FUZZ_FIRST: the first seed)"
 	@echo "make bench   the CPU table in bench/results (BENCH_ARGS=--quick for a short one)"
 	@echo "make docs    write the generated pages of docs/, and the site in build/site"
 	@echo "make clean   remove caches and outputs; .venv and downloaded models stay"
@@ -67,6 +67,7 @@ check: $(STAMP)
 fuzz: $(STAMP)
 	@$(PY) tests/fuzz/hostile_many.py --bytes --first $(FUZZ_FIRST) --count 1000000000 --seconds $(FUZZ_SECONDS)
 	@$(PY) tests/fuzz/hostile_many.py --first $(FUZZ_FIRST) --count 1000000000 --seconds $(FUZZ_SECONDS)
+	@$(PY) tests/serve/fuzz_http.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_FIRST)
 
 bench: $(STAMP)
 	@$(PY) -m bench.models_cpu $(BENCH_ARGS)

@@ -1,6 +1,8 @@
 """GPU table: Ridgeline against torch on the same models in the same run, GPU time of graph replays.
 
-python bench/models.py --cases resnet50_b1,bert_base_s128_b1 --out bench/results/h200-2026-11-15.json
+python -m bench.models --cases resnet50_b1,bert_base_s128_b1 --out bench/results/h200-2026-11-15.json
+python -m bench.models --cases second --peers compile        # networks that nobody tuned for
+python -m bench.models --cases torchvision:swin_t@16,transformers:SegformerModel@4x512
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 import ridgeline
 from bench.gpu_cases import CASES, Case, export, half, randomise
+from bench.named_cases import SECOND_TABLE, case_named
 from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.timing import paired_ratio
 from ridgeline.runtime.device import current_device
@@ -137,12 +140,13 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
     model, inputs = randomise(case.make().eval()), case.inputs()
     row: dict[str, Any] = {"case": case.name}
     start = time.perf_counter()
-    path = (args.models or folder) / case.name / "model.onnx"
+    place = case.name.replace(":", "-")
+    path = (args.models or folder) / place / "model.onnx"
     if not path.exists():
         export(model.half(), inputs, path)
     row["export_s"] = round(time.perf_counter() - start, 1)
     options = {"verify": args.verify, "level": args.level}
-    cache = folder / case.name / "timing.toml"
+    cache = folder / place / "timing.toml"
     cache.parent.mkdir(parents=True, exist_ok=True)
     engine, row["build_cold_s"] = build(path, cache, **options)
     row["stages_cold"] = dict(engine.report.stage_seconds)
@@ -151,7 +155,7 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
         row["stages_warm"] = dict(engine.report.stage_seconds)
     row["verified"] = engine.report.verified
     if args.memory:
-        row |= memory_row(engine, folder / case.name)
+        row |= memory_row(engine, folder / place)
     feeds = {n: t.cuda() for n, t in half(inputs).items()}
     bound = engine.context().bind(feeds)
     row["host_us_bound"] = round(host_us(bound.run), 1)
@@ -171,6 +175,8 @@ def run_case(case: Case, args: argparse.Namespace, top: dict[str, float], folder
             row[f"ratio_{name}"] = round(paired_ratio(timing, timings[0]), 3)
     row["bound_ms"] = round(bound_us(engine, top) / 1e3, 4)
     row["steps"] = len(engine.plan.steps)
+    # nodes of the captured graph that are kernels, copies among them
+    row["kernels"] = sum(len(step.kernels) for step in engine.profile(rounds=3).steps)
     tactics: dict[str, int] = {}
     for step in engine.plan.steps:
         tactics[step.tactic] = tactics.get(step.tactic, 0) + 1
@@ -207,12 +213,12 @@ def main() -> None:
     }  # fmt: skip
     print(device.key, top, flush=True)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        for name in args.cases.split(","):
+        for name in SECOND_TABLE if args.cases == "second" else args.cases.split(","):
             if time.perf_counter() - begun > args.budget_s:
                 print(f"{name}: no time left", flush=True)
                 continue
             try:
-                row = run_case(CASES[name], args, top, Path(folder))
+                row = run_case(case_named(name), args, top, Path(folder))
             except Exception as error:
                 traceback.print_exc()
                 row = {"case": name, "failed": f"{type(error).__name__}: {error}"[:2000]}

@@ -37,7 +37,7 @@ from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.tf32 import mark_products
 from ridgeline.plan.check import check_ports
-from ridgeline.plan.report import Report
+from ridgeline.plan.report import GUESSED, Report
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.precision.flow import build_lowered
 from ridgeline.precision.quantize import Quantized
@@ -372,7 +372,7 @@ def check_engine(
 
 def build_warnings(shapes: Shapes, selection: Selection) -> Iterator[str]:
     if shapes.is_guess:
-        yield f"shapes were guessed; say which ones matter: {shapes_flags(shapes.opt)}"
+        yield f"{GUESSED}; say which ones matter: {shapes_flags(shapes.opt)}"
     for name, op in shapes.sized_by.items():
         yield (
             f"input {name!r} is a shape tensor (read by {op}): what depends on it runs as islands; "

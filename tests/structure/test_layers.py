@@ -12,7 +12,8 @@ SRC = Path(__file__).parents[2] / "src" / "ridgeline"
 LAYERS = (
     "errors", "base", "options", "frontend", "ir", "passes", "kernels", "tactics", "plugins", "plan",
     "runtime", "select", "targets", "verify", "precision",
-    "builder", "analyze", "surgery", "torch_in", "serve", "onnx_backend", "__init__", "cli", "__main__",
+    "builder", "replan", "analyze", "surgery", "torch_in", "serve", "onnx_backend", "__init__", "cli",
+    "__main__",
 )  # fmt: skip
 FILES = sorted(SRC.rglob("*.py"))
 # the CLI imports late so that --help is quick; the package's front door so that importing it is

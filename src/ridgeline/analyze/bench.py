@@ -41,6 +41,7 @@ from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import element_name, flattened
+from ridgeline.runtime.plan_again import plan_for
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 OnRound: TypeAlias = Callable[[int, int], None]
@@ -175,6 +176,7 @@ def bench_alone(
     target, percentiles = engine.plan.target, settings.percentiles
     is_gpu = target.traits.is_gpu
     require_possible(settings, target)
+    plan_for(engine, feeds)
     with ExitStack() as stack:
         runners = make_runners(engine, feeds, settings, stack)
         clocks = stack.enter_context(watched_clocks(open_gpus)) if is_gpu else None
@@ -218,6 +220,7 @@ def bench_peers(
 ) -> BenchReport:
     """The engine and its peers in turns, one context each, outputs compared first."""
     require_alone(settings)
+    plan_for(engine, feeds)
     run = engine.context(wait=True).run
     outputs = run(feeds)
     versus_outputs = [differences(outputs, peer.run(feeds)) for peer in peers]
@@ -271,6 +274,7 @@ def _common_warnings(rows: Sequence[Latency], report: Report, percentiles: Seque
         *bench_warnings.unstable({row.name: row.variation for row in rows}),
         *bench_warnings.overhead_bound(report.call_overhead_us, rows[0].median_us),
         *bench_warnings.too_few(rows[0], percentiles),
+        *bench_warnings.another_plan(report.planned_again),
     ]
 
 

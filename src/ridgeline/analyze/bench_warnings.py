@@ -9,6 +9,7 @@ from ridgeline.analyze.bench_figures import Latency, PartTime, percentile_name
 from ridgeline.analyze.doctor_cpu import judge_host
 from ridgeline.analyze.doctor_host import HostFacts
 from ridgeline.base.timing import set_aside
+from ridgeline.plan.report import PlannedAgain
 
 UNSTABLE = 0.025
 OVERHEAD_BOUND = 0.1
@@ -81,3 +82,10 @@ def side_by_side(concurrency: int, threads: int, cores: int | None) -> Iterator[
                 f"{concurrency} contexts of {threads} threads want {concurrency * threads} cores, "
                 f"and there are {cores}: an engine built with fewer --threads is a fairer start"
             )
+
+
+def another_plan(again: PlannedAgain | None) -> list[str]:
+    """Shapes were guessed, and what was measured is not the plan that the file has."""
+    if again is None or not again.is_taken:
+        return []
+    return [f"{again}; a build that is given these shapes has that plan from the start"]

@@ -110,6 +110,7 @@ class Summary:
     lowered: Precision | None = None  # how the model was lowered; null: it was built in its own types
     profiles: tuple[str, ...] = ()  # the sizes that each takes; steps and times are those of the first
     pads: bool = False
+    planned_again: str = ""  # at the first real shapes, where they were guessed: what came of it
 
 
 def summarise(plan: Plan, report: Report) -> Summary:
@@ -142,6 +143,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         lowered=report.precision,
         profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
         pads=plan.pads,
+        planned_again=str(report.planned_again or ""),
     )
 
 

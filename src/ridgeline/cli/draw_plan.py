@@ -39,6 +39,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _headline(summary, console)
     _ports(summary, console)
     _paragraph("Profiles", _profiles_text(summary), console)
+    _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
     _memory(summary, console)
     _paragraph("Precision", _precision_text(summary), console)

@@ -92,6 +92,14 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Guess:
+    """The planned shapes were guessed. What choosing again may spend when the first real ones come."""
+
+    level: int
+    workspace_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything an engine needs besides its weights and its graph."""
 
@@ -119,6 +127,7 @@ class Plan:
     bodies: dict[str, Plan] = field(default_factory=dict)  # of subgraphs, by `step.attribute`
     guards: tuple[Term, ...] = ()  # what the model takes for granted about the sizes of its inputs
     layers: dict[str, str] = field(default_factory=dict)  # of source nodes, where their names do not say it
+    guess: Guess | None = None  # None: the shapes were given, or nothing would be chosen otherwise at others
 
     @property
     def is_predicted(self) -> bool:

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.typed_json import parse_json, read_as
 
+# how the warning begins that is withdrawn when real shapes have come
+GUESSED = "shapes were guessed"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -79,6 +82,25 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class PlannedAgain:
+    """An engine of guessed shapes was planned again at the first real ones, and both plans timed there."""
+
+    shapes: str
+    guessed_us: float  # a run by the plan for the guessed shapes
+    real_us: float  # by the one made for these
+    is_taken: bool  # the new plan is faster beyond noise, and runs from then on
+    took_s: float
+
+    def __str__(self) -> str:
+        at = f"planned again at {self.shapes} (guessed before)"
+        if self.is_taken:
+            return f"{at}: {self.real_us:.4g} µs a run instead of {self.guessed_us:.4g}"
+        return (
+            f"{at}: the plan stays, a new one is not faster ({self.real_us:.4g} and {self.guessed_us:.4g} µs)"
+        )
+
+
+@dataclass(frozen=True)
 class Report(Notebook):
     """Figures of one build. Unlike a plan it holds clocks, so no two are the same."""
 
@@ -103,6 +125,7 @@ class Report(Notebook):
     precision: Precision | None = None  # None: the model was built in its own types
     # how many products of the finished graph read codes, by format; weights alone are w8, w4, …
     codes: dict[str, int] = field(default_factory=dict)
+    planned_again: PlannedAgain | None = None
 
     @property
     def verified(self) -> bool:

@@ -16,13 +16,17 @@ from ridgeline.runtime.padded import PaddedBinding, pad_to_profile
 from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.planner import Planner
 from ridgeline.runtime.profiles import Profiles
+from ridgeline.runtime.real_shapes import RealShapes
 
 
 class Bindings:
     """Makes the binding between a caller and an instance of the right profile."""
 
-    def __init__(self, profiles: Profiles, planner: Planner, own: PerProcess) -> None:
+    def __init__(
+        self, profiles: Profiles, planner: Planner, own: PerProcess, real_shapes: RealShapes
+    ) -> None:
         self._profiles, self._planner, self._own = profiles, planner, own
+        self._real_shapes = real_shapes
 
     def uncompiled(self, specs: dict[str, TensorSpec]) -> AnyBinding:
         """With no kernel compiled for these shapes."""
@@ -39,8 +43,12 @@ class Bindings:
         """Planned where the plan was made for these shapes; others run without compiling until theirs is."""
         if self._is_padded(specs) or specs == self._profiles.at(specs).plan.planned_shapes:
             return self.planned(specs)
-        plan_later = partial(self._own.submit, self.planned, specs)
-        return PendingShape(partial(self.uncompiled, specs), plan_later)
+        planned = partial(self.planned, specs)
+        if not self._real_shapes.is_open:
+            return PendingShape(partial(self.uncompiled, specs), partial(self._own.submit, planned))
+        self._real_shapes.met(specs)
+        untuned = partial(self._own.submit, self._real_shapes.bound, specs, planned)
+        return PendingShape(partial(self.uncompiled, specs), untuned)
 
     def gpu_instance(
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Tensor] | None

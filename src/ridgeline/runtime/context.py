@@ -23,11 +23,13 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
 from ridgeline.runtime.observation import Observer
 from ridgeline.runtime.pending_shape import PendingShape
+from ridgeline.runtime.real_shapes import UntunedBinding
 from ridgeline.runtime.signature import Feeds, Signature, values_of
 
 KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
+HAVE_SUCCESSORS = (PendingShape, UntunedBinding)
 MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
 MakeInstance: TypeAlias = Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor] | None], CudaInstance]
 
@@ -181,7 +183,7 @@ class Context:
             binding = self._new_binding(key, arrays)
         elif len(self._bindings) > 1:
             self._bindings.move_to_end(key)
-        if isinstance(binding, PendingShape) and binding.is_ready:
+        if isinstance(binding, HAVE_SUCCESSORS) and binding.is_ready:
             binding = self._bindings[key] = binding.successor()
         is_torch = False
         for i, array in enumerate(arrays):
@@ -191,8 +193,9 @@ class Context:
             is_torch |= is_tensor
         if self._observer.observation is not None:
             self._observer.observation.count(dict(zip(self._names, key, strict=False)))
-        # a pending shape gives way to its successor, and a value decides which binding is right
-        is_slow = is_torch or self._valued or self._signature.non_tensor or isinstance(binding, PendingShape)
+        # some bindings give way to successors, and a value decides which binding is right
+        has_successor = isinstance(binding, HAVE_SUCCESSORS)
+        is_slow = is_torch or self._valued or self._signature.non_tensor or has_successor
         self._latest = None if is_slow else binding
         return binding, arrays, is_torch
 

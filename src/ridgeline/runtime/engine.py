@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from ridgeline.runtime.forking import PerProcess
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.memory_report import held_memory
 from ridgeline.runtime.observation import Observation, Observer
+from ridgeline.runtime.plan_again import plan_again, plan_for
 from ridgeline.runtime.planner import Planner
 from ridgeline.runtime.profiles import Profiles, Variant
 from ridgeline.runtime.profiling import profile_run
+from ridgeline.runtime.real_shapes import RealShapes
 from ridgeline.runtime.signature import Feeds
 
 
@@ -56,7 +59,9 @@ class Engine(Notebook):
         self.profiles = Profiles(variants)
         self.signature = self.profiles.signature  # what `run` takes: inputs, and profiles
         self._own = PerProcess(self.fused.target)
-        self._bindings = Bindings(self.profiles, planner, self._own)
+        is_guess = len(variants) == 1 and self.plan.guess is not None
+        self._real_shapes = RealShapes(self._own, partial(plan_again, self), is_guess=is_guess)
+        self._bindings = Bindings(self.profiles, planner, self._own, self._real_shapes)
         self._observer = Observer()
         pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
         if pooled and not self.fused.is_gpu and torch.get_num_threads() != self.plan.target.threads:
@@ -129,8 +134,9 @@ class Engine(Notebook):
         return not (self.fused.is_gpu or self.plan.waits or self.plan.pads)
 
     def wait(self) -> None:
-        """Return when every plan that is being made in the background is there."""
+        """Return when every plan is there that is made in the background, or will be for shapes that came."""
         self._own.wait()
+        self._real_shapes.wait()
 
     def observe(self, path: str | Path) -> Observation:
         """Count the shapes of all runs from now on: until the block ends, or `stop()` writes the file."""
@@ -175,6 +181,7 @@ class Engine(Notebook):
     def profile(self, feeds: Feeds | None = None, rounds: int = 20) -> Trace:
         """Every step timed in so many runs, beside the whole run; without inputs, with random ones."""
         given = self.example_inputs() if feeds is None else feeds
+        plan_for(self, given)
         specs = self.signature.specs(self.signature.checked(self.signature.apart(given)[0]))
         context = self.context(wait=True)
         return profile_run(self.profiles.at(specs), context, given, rounds)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from ridgeline.base.spec import Body, TensorSpec
+from ridgeline.options import Limits
 from ridgeline.plan.plan import Plan
-from ridgeline.plan.report import Report
+from ridgeline.plan.report import Check, PlannedAgain, Report
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import BodyExecutable
 from ridgeline.runtime.padded import Cut
 from ridgeline.runtime.profiles import Variant
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """What planning at real shapes came to."""
+
+    again: PlannedAgain
+    plan: Plan | None = None  # None: the one for guessed shapes is as fast
+    checks: tuple[Check, ...] = ()
 
 
 class Planner(Protocol):
@@ -32,3 +44,6 @@ class Planner(Protocol):
         self, variant: Variant, report: Report, expected: Mapping[str, Tensor]
     ) -> tuple[Variant, Report]:
         """A plan whose choices were predicted, with them measured here and its first run checked."""
+
+    def plan_again(self, file: Path, shapes: Mapping[str, TensorSpec], limits: Limits) -> Replanned:
+        """The engine of this file planned at these shapes, by a process of its own."""

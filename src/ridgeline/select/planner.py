@@ -17,6 +17,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.profiles import Variant, load_variant
 from ridgeline.select.context import Timer
 from ridgeline.select.padding import padded_cuts
+from ridgeline.select.replanning import plan_elsewhere
 from ridgeline.select.retune import retune
 from ridgeline.select.subgraphs import fuse_body
 
@@ -30,6 +31,7 @@ class SelectingPlanner:
     check: Callable[[Engine], list[Check]]  # compares the first run of a retuned engine
     timer_of: Callable[[Target], Timer]
     padded_cuts = staticmethod(padded_cuts)
+    plan_again = staticmethod(plan_elsewhere)
 
     def bind_body(self, body: Body, plan: Plan, fused: FusedModel) -> Executable:
         inner = fuse_body(body, plan.planned_shapes, fused)

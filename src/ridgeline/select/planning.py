@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypedDict
 
-from ridgeline.base.choices import Refusal
+from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.formats import SHORT_NAMES
 from ridgeline.base.spec import TF32
 from ridgeline.frontend.from_onnx import Loaded
@@ -13,12 +14,21 @@ from ridgeline.frontend.ports import ports
 from ridgeline.ir.provenance import layers_of
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, work_of
-from ridgeline.plan.plan import Plan, RegionNote, Step
+from ridgeline.plan.plan import Guess, Plan, RegionNote, Step
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.shapes import Shapes
+from ridgeline.tactics.cache import Entry
+
+# weights that are written for another process to plan with; a model of ONNX is not read beyond twice as many
+MOST_BYTES = 1 << 30
+
+
+class WholePlans(TypedDict):
+    alternatives: tuple[Candidate, ...]
+    why: str
 
 
 def plan_variant(
@@ -31,7 +41,6 @@ def plan_variant(
     """The plan of one profile, with its memory, and the executable that memory was found with."""
     executable = Executable(context.fused, planned_steps(context, selection), shapes.opt, context.islands)
     memory, steps = planned_memory(executable)
-    ranked = candidates(selection.alternatives) if selection.alternatives is not None else ()
     hosts = [n for r in context.fused.program.regions if context.inferred.is_host(r) for n in r.outputs]
     plan = Plan(
         model=loaded.name,
@@ -49,14 +58,38 @@ def plan_variant(
         regions=region_notes(context, selection),
         host_values=tuple(hosts),
         refusals=tuple(refusals),
-        alternatives=ranked,
         waits=context.options.deterministic or context.options.new_shapes == "wait",
         pads=context.options.pad,
         layers=layers_of(loaded.original, (name for step in steps for name in step.sources)),
         bodies=executable.islands.plans,
-        why=reason(ranked) if len(ranked) > 1 else "the only plan there is",
+        guess=guess_of(context, shapes, selection),
+        **whole_plans(selection.alternatives),
     )
     return Variant(plan, executable)
+
+
+def whole_plans(compared: Entry | None) -> WholePlans:
+    """What a plan says of the whole plans that it was compared with."""
+    ranked = candidates(compared) if compared is not None else ()
+    return {"alternatives": ranked, "why": reason(ranked) if len(ranked) > 1 else "the only plan there is"}
+
+
+def guess_of(context: SelectionContext, shapes: Shapes, selection: Selection) -> Guess | None:
+    """How to choose again at real shapes, where these were guessed and times taken there would count."""
+    options, target = context.options, context.fused.target
+    has_choice = any(
+        sum(candidate.refused is None for candidate in entry.candidates) > 1
+        for entry in (*selection.entries.values(), selection.alternatives)
+        if entry is not None
+    )
+    is_settled = context.lock is not None or options.deterministic or options.new_shapes == "wait"
+    is_open = shapes.is_guess and not is_settled and not any(port.is_non_tensor for port in shapes.inputs)
+    if not is_open or shapes.sized_by or not (context.timer.measures and options.level and has_choice):
+        return None
+    weight_bytes = sum(tensor.nbytes for tensor in context.fused.weights.values())
+    if target.traits.is_gpu or weight_bytes > MOST_BYTES:
+        return None
+    return Guess(options.level, options.workspace_bytes)
 
 
 def computed_in(context: SelectionContext) -> str:

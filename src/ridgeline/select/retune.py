@@ -1,15 +1,12 @@
-"""Retuning: a plan that was predicted without its GPU is measured there, and becomes a new plan.
-
-Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
-"""
+"""A plan is chosen again where more is known: on the GPU it was predicted for, at shapes once guessed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Site
+from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.options import Options
 from ridgeline.plan.plan import Step
 from ridgeline.runtime.device import require_device
@@ -19,36 +16,89 @@ from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Competitors, Selection, SelectionContext, Timer
 from ridgeline.select.loop import select
-from ridgeline.select.planning import planned_steps, region_notes, slow_ops
+from ridgeline.select.planning import planned_steps, region_notes, slow_ops, whole_plans
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
 
 def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
-    """A new plan with the candidates of this one timed in place, and what was timed."""
-    plan, executable = variant.plan, variant.executable
-    fused, shapes = executable.fused, executable.planned_shapes
+    """A plan that was predicted without its GPU, with its candidates timed there, and what was timed.
+
+    Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
+    """
+    executable, target = variant.executable, variant.plan.target
+    fused = executable.fused
     # kernels of a file that is not trusted are made again here; of one that is, all are found
     collect(executable.planned_sites(), fused.tactics, fused.kernels.store)
+    return choose_again(
+        variant,
+        executable.planned_shapes,
+        timer,
+        Options(target=str(target)),
+        device_key=require_device(target).key,
+        competitors=embedded(executable),
+    )
+
+
+def plan_at(variant: Variant, shapes: Mapping[str, TensorSpec], timer: Timer) -> tuple[Variant, Selection]:
+    """A plan whose shapes were guessed, chosen again at these by whoever competed for it then."""
+    plan, guess = variant.plan, variant.plan.guess
+    assert guess is not None, "only a guess is replaced"
+    competed = {c.tactic for note in plan.regions for c in note.candidates}
+    competed |= {step.tactic for step in plan.steps} | {c.tactic for c in plan.alternatives}
+    fused = variant.executable.fused
+    known = {name: t for name, t in fused.tactics.items() if t.is_floor or name in competed}
+    options = Options(
+        target=str(plan.target.kind),
+        threads=plan.target.threads,
+        level=guess.level,
+        workspace_bytes=guess.workspace_bytes,
+        progress=False,
+    )
+    executable = Executable(
+        replace(fused, tactics=known), plan.steps, plan.planned_shapes, variant.executable.islands
+    )
+    return choose_again(Variant(replace(plan, guess=None), executable), shapes, timer, options)
+
+
+def choose_again(
+    variant: Variant,
+    shapes: Mapping[str, TensorSpec],
+    timer: Timer,
+    options: Options,
+    *,
+    device_key: str = "",
+    competitors: Callable[[Site], Competitors] | None = None,
+) -> tuple[Variant, Selection]:
+    """The variant with every choice made anew at these shapes."""
+    plan, executable = variant.plan, variant.executable
+    fused = executable.fused
     context = SelectionContext(
         fused=fused,
         inferred=fused.inference.at(shapes),
         inputs=shapes,
-        device_key=require_device(fused.target).key,
+        device_key=device_key,
         timer=timer,
-        competitors=embedded(executable),
-        options=Options(target=str(fused.target)),
+        competitors=competitors,
+        options=options,
         cache=TimingCache(),
         lock=None,
         islands=executable.islands,
     )
     selection = select(context)
-    retuned = Executable(fused, planned_steps(context, selection), shapes, executable.islands)
-    memory, steps = planned_memory(retuned)
+    chosen = Executable(fused, planned_steps(context, selection), shapes, executable.islands)
+    memory, steps = planned_memory(chosen)
     made = replace(
-        plan, steps=steps, memory=memory, slow_ops=slow_ops(steps), regions=region_notes(context, selection)
+        plan,
+        planned_shapes=dict(shapes),
+        steps=steps,
+        memory=memory,
+        slow_ops=slow_ops(steps),
+        regions=region_notes(context, selection),
     )
-    return Variant(made, retuned), selection
+    if selection.alternatives is not None:
+        made = replace(made, **whole_plans(selection.alternatives))
+    return Variant(made, chosen), selection
 
 
 def embedded(executable: Executable) -> Callable[[Site], Competitors]:
