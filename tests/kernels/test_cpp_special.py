@@ -11,7 +11,9 @@ from torch import Tensor
 
 from offers import offered, why_not
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.kernels.cpp.dialect import step_text
 from ridgeline.kernels.floor import call_floor
+from ridgeline.kernels.scalar.program import Step
 from ridgeline.tactics.cpu.cpp import CppPointwise, CppReduce, GeneratedCpp
 
 UINT32, UINT64 = 12, 13
@@ -57,3 +59,9 @@ def test_integers_are_divided_and_rooted_as_doubles(tmp_path: Path, kind: str, d
         rows.append([2**62 + 7, 0, 0, 0])  # no double
     op = Op(kind, ("x", "axes"), ("y",), {"keepdims": 0})
     require_the_same(CppReduce, tmp_path, op, torch.tensor(rows, dtype=dtype), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_floats_reach_narrow_integers_by_way_of_32_bits(dtype: str) -> None:
+    """Else it is the compiler's choice what 65504 becomes, and that differs from processor to processor."""
+    assert step_text(Step("", "int32", "{0}", ("x",), cast=dtype)).endswith("(int)x")

@@ -17,6 +17,8 @@ C_TYPES = {
     "uint32": "unsigned", "uint16": "unsigned short", "uint8": "unsigned char", "bool": "unsigned char",
 }  # fmt: skip
 
+NARROW_INTEGERS = ("int8", "uint8", "int16", "uint16")
+
 
 def lower(site: Site) -> Program:
     """The whole body of a site, as C++ can run it."""
@@ -58,6 +60,10 @@ def step_text(step: Step) -> str:
         return f"rl_from_bf16(rl_to_bf16({text}))"
     if step.cast in ("uint32", "uint64"):
         return f"rl_to_{step.cast}({text})"
+    if step.cast in NARROW_INTEGERS:
+        # a float beyond the narrow type keeps its low bits, which C++ leaves open: with AVX512-FP16 compilers
+        # convert halves to 16 bits at once. 32 bits are wide enough for every half
+        return f"({C_TYPES[step.cast]})(int){text}"
     return f"({C_TYPES[step.cast]}){text}" if step.cast else text
 
 
