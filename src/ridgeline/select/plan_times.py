@@ -17,6 +17,7 @@ from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
+from ridgeline.select.deadline import Deadline
 from ridgeline.select.race import EFFORTS, race, ranked
 from ridgeline.tactics.cache import Entry
 
@@ -26,6 +27,8 @@ SETTLE_S = 0.01
 APART, SLACK_US, RACES = 2.0, 20.0, 3
 # what timing the steps of one plan may take, and the most rounds that it needs
 IN_PLACE_S, MAX_ROUNDS = 0.05, 10
+# on each plan where the time limit is over: which plan it is decides more than which tactics
+LEAST_S = 0.1
 Made = TypeVar("Made", bound=Instance)
 
 
@@ -64,10 +67,15 @@ class Rival:
 
 
 def compare_plans(
-    known: Mapping[str, Sequence[float | None]], make: Callable[[str], Instance], *, options: Options
+    known: Mapping[str, Sequence[float | None]],
+    make: Callable[[str], Instance],
+    *,
+    options: Options,
+    deadline: Deadline,
 ) -> tuple[Entry, dict[str, list[float | None]]]:
     """Time whole plans as they will run; and what each of their steps takes, where that was not `known`."""
-    plan_s = EFFORTS[options.level].plan_s
+    affordable_s = deadline.left_s / (RACES * max(len(known), 1))
+    plan_s = min(EFFORTS[options.level].plan_s, max(affordable_s, LEAST_S))
     options.tell("compare plans", 0, len(known))
     rivals: dict[str, Rival] = {}
     dropped = []

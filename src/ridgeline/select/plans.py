@@ -43,11 +43,14 @@ def compose_timed(context: SelectionContext, made: Selection) -> None:
             {name: [step.median_us for step in steps] for name, steps in plans.items()},
             lambda name: _host_instance(context, plans[name]),
             options=context.options,
+            deadline=context.deadline,
         )
         for name, steps_us in times.items():
             plans[name] = _with_times(context, made, plans[name], steps_us)
         made.timed += 1
         made.unsteady += entry.is_unsteady
+        # with other regions it may be another plan that wins
+        entry = replace(entry, is_partial=made.partial > 0)
     else:
         made.cached += 1
     _settle(context, made, key, entry)

@@ -42,7 +42,15 @@ from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_in
 from ridgeline.verify.levels import rounds_to_levels, with_moved_levels
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
-from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
+from ridgeline.verify.rounding import (
+    Probe,
+    draws_for,
+    jitter,
+    jitter_feeds,
+    longest_sum,
+    run_moved,
+    run_probes,
+)
 from ridgeline.verify.tf32_reference import RoundingProducts
 from ridgeline.verify.tolerance import Tolerance, measured_tolerance
 
@@ -51,7 +59,6 @@ Outputs = dict[str, np.ndarray]
 PROBES = 2
 # results are rounded as often as weights: a few such steps add up along a path
 HALF_STEPS = 4
-FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # of a model that rounds to levels: two pairs, each of which flips every level that rounding may flip
 LEVEL_PROBES = 4
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
@@ -279,18 +286,24 @@ class Reference:
 
     def tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
         """How far rounding alone may carry each output from `expected`: measured once for a model."""
-        key = self.fact_key("tolerance", feeds)
+        return self._tolerance("tolerance", feeds, expected, draws_for(expected))
+
+    def first_tolerance(self, feeds: Feeds, expected: Outputs) -> tuple[dict[str, Tolerance], bool]:
+        """By the first of the draws, and whether there are more: then none of these is above `tolerance`."""
+        if draws_for(expected) == 1:
+            return self.tolerance(feeds, expected), False
+        return self._tolerance("first-tolerance", feeds, expected, 1), True
+
+    def _tolerance(self, kind: str, feeds: Feeds, expected: Outputs, draws: int) -> dict[str, Tolerance]:
+        key = self.fact_key(kind, feeds)
         known = self.facts.find_as(dict[str, tuple[float, float, float | None]], key)
         if known is not None and set(known) == set(expected):
             return {n: Tolerance(*measured, note=FROM_CACHE) for n, measured in known.items()}
-        made = self._measure_tolerance(feeds, expected)
+        made = self._measure_tolerance(feeds, expected, draws)
         self.facts.keep(key, {name: (limit.distance, limit.share, limit.rms) for name, limit in made.items()})
         return made
 
-    def _measure_tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
-        # the largest of many elements says enough; of an output of few, one draw can be small by luck
-        smallest = min((a.size for a in expected.values()), default=0)
-        draws = 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
+    def _measure_tolerance(self, feeds: Feeds, expected: Outputs, draws: int) -> dict[str, Tolerance]:
         halves = {name: self._halves.get(name.partition("[")[0], "") for name in expected}
         rounded = frozenset() if self._rounding is None else self._rounding.outputs
         reached = {name: (bool(half), name.partition("[")[0] in rounded) for name, half in halves.items()}
@@ -334,7 +347,7 @@ class Reference:
             while made and run is self._run:
                 with suppress(Exception):
                     run = self._moved(made.pop(0), seed)
-            yield partial(_run_moved, run, self._step)
+            yield partial(run_moved, run, self._step)
 
     def _moved(self, proto: onnx.ModelProto, seed: int) -> Callable[[Feeds], Outputs]:
         folder = folder_of(self.loaded)
@@ -353,10 +366,6 @@ class Reference:
             return self._session(proto, beside)
         except Exception:  # ONNX Runtime lacks an op or a type of the model
             return self._evaluator(_with_weights(proto, beside, folder))
-
-
-def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
-    return run(jitter_feeds(feeds, steps, seed))
 
 
 def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:

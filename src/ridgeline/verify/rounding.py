@@ -15,6 +15,7 @@ from ridgeline.frontend.from_onnx import all_tensors
 
 # runs a model moved by rounding; each seed moves the inputs otherwise
 Probe: TypeAlias = Callable[[Mapping[str, Any], int], dict[str, np.ndarray]]
+FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # products: the place of the weight, and whether its sums run over all axes but the first
 CONTRACTIONS = {
     "MatMul": (1, False), "Gemm": (1, False), "Conv": (1, True), "ConvTranspose": (1, True),
@@ -55,6 +56,21 @@ def run_probes(probes: Sequence[Probe], feeds: Mapping[str, Any], draws: int) ->
         with suppress(Exception):
             made.append(probes[seed % len(probes)](feeds, seed))
     return made
+
+
+def draws_for(expected: Mapping[str, np.ndarray]) -> int:
+    """The largest of many elements says enough; of an output of few, one draw can be small by luck."""
+    smallest = min((array.size for array in expected.values()), default=0)
+    return 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
+
+
+def run_moved(
+    run: Callable[[Mapping[str, Any]], dict[str, np.ndarray]],
+    steps: float,
+    feeds: Mapping[str, Any],
+    seed: int,
+) -> dict[str, np.ndarray]:
+    return run(jitter_feeds(feeds, steps, seed))
 
 
 def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
         if not telling.add(want) and i >= len(trials):
             continue
         notes += nan_notes(want)
-        expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
+        expected = Expected.of(reference, feeds, want)
         rows = []
         if name == first_call:  # nothing is compiled for this shape yet
             rows += expected.check(f"{name}, first call", engine.uncompiled_context().run(feeds))
