@@ -21,13 +21,13 @@ from ridgeline.errors import OptionError
 from ridgeline.options import Options
 from ridgeline.plan.make import reason
 from ridgeline.plan.plan import Plan
-from ridgeline.select import heats
+from ridgeline.select import heats, plans
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.deadline import Deadline
 from ridgeline.select.experience import UNKNOWN, Experience
 from ridgeline.select.loop import offered, select
 from ridgeline.select.site_race import TIME_OVER
-from ridgeline.tactics.cache import TimingCache
+from ridgeline.tactics.cache import Entry, TimingCache
 
 LIMIT_S = 30.0
 WIDTHS = (24, 40, 56, 72, 88, 104)
@@ -261,6 +261,19 @@ def willing(context: SelectionContext) -> Sequence[Candidate]:
     """Those of the only region."""
     (region,) = context.work
     return offered(context, context.site(region))[0]
+
+
+@pytest.mark.parametrize(
+    ("best_us", "untimed", "is_ours"),
+    [(20.0, "2.6 times slower or more on 2 like regions", True), (4.0, "2.6 times slower or more", False),
+     (20.0, TIME_OVER, False)],
+)  # fmt: skip
+def test_a_library_that_was_hopeless_gets_no_span(best_us: float, untimed: str, is_ours: bool) -> None:
+    """Unless a border to it costs more than it loses."""
+    context = context_of(products(24), "null", 3)
+    library = next(tactic for tactic in context.fused.tactics.values() if tactic.takes_spans)
+    mine, theirs = Candidate("cpp.gemm", {}, best_us), Candidate(library.name, {}, untimed=untimed)
+    assert plans._wins_alone(Entry("x", (mine, theirs)), library) == is_ours
 
 
 def test_experience_is_of_like_regions_first() -> None:

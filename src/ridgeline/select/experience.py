@@ -20,8 +20,10 @@ Kind: TypeAlias = tuple[tuple[str, ...], int]
 # a tactic and the place of a config in its own order
 Variant: TypeAlias = tuple[str, int]
 
-# a candidate so many times slower than the best on every one of so many like regions is not tried
+# a tactic so many times slower than the best on every one of so many like regions is not tried
 HOPELESS, LIKE = 2.5, 2
+# nor is a further config of a tactic: between configs less of a lead is lost
+HOPELESS_CONFIG = 1.3
 # what a candidate is taken to lose that nobody has timed on any region
 UNKNOWN = 1.5
 # a core does about as much in a µs, to compare regions with: nothing is chosen by it
@@ -72,7 +74,7 @@ class Experience:
     def why_hopeless(self, kind: Kind, variant: Variant) -> str | None:
         """Why a variant need not be tried on one more region of this kind."""
         ratios = self._ratios.get(kind, {}).get(variant, [])
-        if len(ratios) < LIKE or min(ratios) < HOPELESS:
+        if len(ratios) < LIKE or min(ratios) < (HOPELESS_CONFIG if variant[1] else HOPELESS):
             return None
         return f"{min(ratios):.1f} times slower or more on {len(ratios)} like regions"
 

@@ -1,8 +1,8 @@
 """Contests on a CPU in heats, so that the time goes where it matters most.
 
-Largest regions first. A few of each kind try every tactic; the others leave out what lost badly there. Then
-the further configs of tactics that were close run against the best. What the deadline leaves untimed is
-chosen by what won elsewhere, and the entry says so.
+The largest few regions of each kind try every tactic, then further configs of tactics that were close. The
+other regions do the same without what lost badly there. What the deadline leaves untimed is chosen by what
+won elsewhere, and the entry says so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ridgeline.tactics.offer import cpp_text, precompile
 PRUNING_LEVEL = 3
 # of what is left for a heat, the share that compiling may take
 COMPILING = 0.5
+ROUNDS = 3
 # contests that are going on, and candidates of each by their places
 Entries = Sequence[tuple[SiteRace, Sequence[int]]]
 
@@ -40,8 +41,8 @@ class Heats:
         self._experience = Experience()
         races = [SiteRace(contest) for contest in contests if _is_raced(context, contest)]
         self._races = sorted(races, key=lambda each: -each.worth_us)
-        # every contest is compiled and timed twice: best guesses, then further configs
-        self._done, self._total = 0, 4 * len(races)
+        # every contest is compiled and timed in each round: best guesses, further configs, what was late
+        self._done, self._total = 0, 2 * ROUNDS * len(races)
         self._is_pruned = context.options.level <= PRUNING_LEVEL
 
     def run(self) -> None:
@@ -49,6 +50,7 @@ class Heats:
             self._run_pruned()
         else:
             self._heat([(each, each.open) for each in self._races])
+        self._try_late()
         taken = self._take_untimed()
         for each in self._races:
             each.contest.entry = each.entry(self._experience, taken.get(id(each)))
@@ -57,15 +59,28 @@ class Heats:
     def _run_pruned(self) -> None:
         kinds = grouped((each.kind, each) for each in self._races).values()
         first = {id(each) for group in kinds for each in group[:LIKE]}
-        self._heat([(each, each.firsts) for each in self._races if id(each) in first])
-        others = [each for each in self._races if id(each) not in first]
-        for each in others:
-            each.leave_out_hopeless(self._experience)
-        self._heat([(each, each.firsts) for each in others])
-        for each in self._races:
-            each.leave_out_far()
-            each.leave_out_hopeless(self._experience)
-        self._heat([(each, each.open) for each in self._races])
+        for races in (
+            [each for each in self._races if id(each) in first],
+            [each for each in self._races if id(each) not in first],
+        ):
+            for each in races:
+                each.leave_out_hopeless(self._experience)
+            self._heat([(each, each.firsts) for each in races])
+            for each in races:
+                each.leave_out_far()
+            self._heat([(each, each.open) for each in races])
+
+    def _try_late(self) -> None:
+        """Once more with what compiling had no time for, as long as there is any and it gets on."""
+        late = [each for each in self._races if each.late]
+        before = sum(len(each.late) for each in late) + 1
+        while not self._deadline.is_over and 0 < (count := sum(len(each.late) for each in late)) < before:
+            before = count
+            entries = [(each, each.late) for each in late]
+            for each, places in entries:
+                for place in places:
+                    del each.untimed[place]
+            self._heat(entries)
 
     def _heat(self, entries: Entries) -> None:
         """These candidates: compiled together, then timed contest by contest."""
@@ -162,7 +177,7 @@ class Heats:
         return taken
 
     def _tell(self, units: int, detail: str = "") -> None:
-        self._done = min(self._done + units, self._total)
+        self._done = min(self._done + max(units, 0), self._total)
         self._context.options.tell("time", self._done, self._total, detail)
 
 

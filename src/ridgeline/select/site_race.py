@@ -55,6 +55,11 @@ class SiteRace:
         return [place for place in self.open if not self.variants[place][1]]
 
     @property
+    def late(self) -> list[int]:
+        """Candidates that the time limit left out so far."""
+        return [place for place, why in self.untimed.items() if why == TIME_OVER]
+
+    @property
     def is_decided(self) -> bool:
         return bool(self.times_us or self.ran)
 
@@ -93,11 +98,10 @@ class SiteRace:
 
     def unlucky(self, experience: Experience) -> int | None:
         """One that the time limit left out, and that should be faster than all that were timed."""
-        late = [place for place, why in self.untimed.items() if why == TIME_OVER]
-        if not late or not self.times_us:
+        if not self.late or not self.times_us:
             return None
-        found = {place: self._expected(place, experience) for place in late}
-        likely = min(late, key=lambda place: found[place].ratio)
+        found = {place: self._expected(place, experience) for place in self.late}
+        likely = min(found, key=lambda place: found[place].ratio)
         best = self._expected(self.best, experience).ratio
         return likely if found[likely].is_known and LIKELY * found[likely].ratio < best else None
 
@@ -120,7 +124,7 @@ class SiteRace:
             self.contest.site.name,
             (*first, *alone, *(ranked(timed) if timed else ()), *left, *self._refused()),
             is_unsteady=self.is_unsteady,
-            is_partial=any(why == TIME_OVER for why in self.untimed.values()),
+            is_partial=bool(self.late),
         )
 
     def _refused(self) -> list[Candidate]:

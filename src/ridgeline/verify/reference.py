@@ -39,6 +39,7 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
 from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_inside, widen_feeds
+from ridgeline.verify.initializers import is_outside, is_weight, with_weights
 from ridgeline.verify.levels import rounds_to_levels, with_moved_levels
 from ridgeline.verify.limited_run import LimitedRun
 from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
@@ -354,44 +355,23 @@ class Reference:
         beside = {
             t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
             for t in proto.graph.initializer
-            if _is_weight(t) and (_is_outside(t) or not self._is_small)
+            if is_weight(t) and (is_outside(t) or not self._is_small)
         }
         if self._is_small:
             proto = copy_of(proto)
             for tensor in all_tensors(proto):
-                if _is_weight(tensor) and not _is_outside(tensor):
+                if is_weight(tensor) and not is_outside(tensor):
                     array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
                     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
         try:
             return self._session(proto, beside)
         except Exception:  # ONNX Runtime lacks an op or a type of the model
-            return self._evaluator(_with_weights(proto, beside, folder))
+            return self._evaluator(with_weights(proto, beside, folder))
 
 
 def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
     """The first draw uses the inputs as they are; further draws move them, or all would be equal."""
     return run(jitter_feeds(widen_feeds(feeds), steps, seed) if seed else feeds)
-
-
-def _with_weights(proto: onnx.ModelProto, given: Mapping[str, np.ndarray], folder: str) -> onnx.ModelProto:
-    """A copy that holds all its weights: those given, and those that lie outside."""
-    made = copy_of(proto)
-    for tensor in made.graph.initializer:
-        if tensor.name in given or _is_outside(tensor):
-            array = given.get(tensor.name)
-            array = onnx.numpy_helper.to_array(tensor, folder) if array is None else array
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    return made
-
-
-def _is_weight(tensor: onnx.TensorProto) -> bool:
-    """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
-    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-    return bool(tensor.data_type in kinds and math.prod(tensor.dims) > 8)
-
-
-def _is_outside(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _is_narrower(error: Exception) -> bool:
