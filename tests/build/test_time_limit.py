@@ -176,7 +176,7 @@ def test_a_second_build_goes_on_where_the_first_stopped(
         left.append(made.partial)
     assert left == [3, 0, 0]
     assert sum(count > 1 for count in races) == len(WIDTHS), "no contest was timed twice"
-    assert made.timed == 0, "not even whole plans, in the third build"
+    assert made.cached >= len(WIDTHS)
 
 
 def test_kernels_that_were_not_compiled_in_time_are_left_out(
@@ -207,9 +207,9 @@ def test_what_lost_badly_on_like_regions_is_not_tried_again(
 
     monkeypatch.setattr(heats, "race", race)
     made = chosen(context_of(products(*WIDTHS), "cpu", 3))
-    first, second = races[:2]
-    assert first == second > 2
-    assert len(races) == 2, "the others have one candidate left"
+    tactics, again, configs, more = races
+    assert tactics == again > 2, "two regions try all tactics, the others have one candidate left"
+    assert configs == more > 1
     left_out = [c.untimed for entry in contests(made) for c in entry.candidates if c.untimed]
     assert any("10.0 times slower or more on 2 like regions" in why for why in left_out)
     assert any("first config of its tactic was 10.0 times slower" in why for why in left_out)
@@ -236,7 +236,8 @@ def test_further_configs_run_against_the_best(monkeypatch: pytest.MonkeyPatch, r
     made = chosen(context_of(products(72), "cpu", 3))
     (entry,) = contests(made)
     assert len(calls_of) == 2
-    assert entry.candidates[0].median_us == 5.0
+    times = sorted(c.median_us for c in entry.candidates[1:] if c.median_us is not None)
+    assert set(times) == {5.0, 10.0}, "half the time of the best in the same race"
     assert entry.candidates[0].tactic == "cpp.gemm"
 
 

@@ -76,10 +76,11 @@ def compare_plans(
     """Time whole plans as they will run; and what each of their steps takes, where that was not `known`."""
     affordable_s = deadline.left_s / (RACES * max(len(known), 1))
     plan_s = min(EFFORTS[options.level].plan_s, max(affordable_s, LEAST_S))
-    options.tell("compare plans", 0, len(known))
+    options.tell("compare plans", 0, 2 * len(known))
     rivals: dict[str, Rival] = {}
     dropped = []
-    for name, steps_us in known.items():
+    for i, (name, steps_us) in enumerate(known.items()):
+        options.tell("compare plans", i, 2 * len(known), name)
         try:
             rivals[name] = Rival(run_once(make(name)), list(steps_us))
         except LimitError:
@@ -90,7 +91,7 @@ def compare_plans(
         raise none_runs(dropped)
     times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
     timed = [Candidate(name, {}, us) for name, us in zip(rivals, times, strict=True)]
-    options.tell("compare plans", len(known), len(known))
+    options.tell("compare plans", 2 * len(known), 2 * len(known))
     entry = Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
     return entry, {name: rival.steps_us for name, rival in rivals.items()}
 

@@ -84,8 +84,12 @@ class SiteRace:
                 self.untimed[place] = f"the first config of its tactic was {behind}"
 
     def leave_out_hopeless(self, experience: Experience) -> None:
+        """Tactics with all their configs, and single configs."""
         for place in self.open:
-            why = experience.why_hopeless(self.kind, self.variants[place])
+            tactic, _ = variant = self.variants[place]
+            why = experience.why_hopeless(self.kind, (tactic, 0)) or experience.why_hopeless(
+                self.kind, variant
+            )
             if why is not None:
                 self.untimed[place] = why
 
