@@ -1,9 +1,12 @@
 """Whole models on the CPU in two checkouts of Ridgeline, timed in turn: has a change made engines slower?
 
-    python bench/two_checkouts.py BEFORE AFTER [--only NAME ...] [--seconds S] [--out FILE]
+    python bench/two_checkouts.py BEFORE AFTER [--only NAME|FILE ...] [--seconds S] [--out FILE]
 
-Each checkout has a process of its own, which builds the model with an empty timing cache. Then the two
-engines run in turn, a fifth of a second each; a row's ratio is the median of time before / time after.
+Each checkout has a process of its own, which builds the model with an empty timing cache and an empty cache
+of compiled kernels, one after the other. Then the two engines run in turn, a fifth of a second each; a row's
+ratio is the median of time before / time after. Builds have their wall time, their stages, and the processor
+time of all their processes, which other work on the machine distorts less. ONNX files, such as those of
+`bench/strangers.py` in `.models/`, are built without being told a shape.
 """
 
 from __future__ import annotations
@@ -23,20 +26,32 @@ from typing import IO, Any
 TURN_S = 0.2
 # runs inside a checkout: builds one case, then times it whenever it is asked to
 WORKER = """
-import json, sys, time
+import json, resource, sys, time
 from pathlib import Path
 from statistics import median
 import ridgeline
 from bench.cases import CASES
 
-case, threads, scratch = CASES[sys.argv[1]], int(sys.argv[2]), Path(sys.argv[3])
-model, feeds = case.path(), case.draw()
-start = time.perf_counter()
+name, threads, scratch = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+case = CASES.get(name)
+
+def cpu_s():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+model = Path(name) if case is None else case.path()
+begun, start = cpu_s(), time.perf_counter()
 engine = ridgeline.build(
-    model, profiles=case.profiles, threads=threads, timing_cache=scratch / "timings.toml", progress=False
+    model, profiles=None if case is None else case.profiles, threads=threads,
+    timing_cache=scratch / "timings.toml", progress=False,
 )
-tactics = sorted({step.tactic for step in engine.plan.steps})
-print(json.dumps({"build_s": time.perf_counter() - start, "tactics": tactics}), flush=True)
+print(json.dumps({
+    "build_s": round(time.perf_counter() - start, 2), "cpu_s": round(cpu_s() - begun, 2),
+    "stages": engine.report.stage_seconds, "sites": engine.report.sites_timed,
+    "tactics": sorted({step.tactic for step in engine.plan.steps}), "plan": engine.plan.why,
+    "warnings": engine.report.warnings,
+}), flush=True)
+feeds = engine.example_inputs(11) if case is None else case.draw()
 for line in sys.stdin:
     end, samples = time.perf_counter() + float(line), []
     while not samples or time.perf_counter() < end:
@@ -57,7 +72,8 @@ class Row:
     ratio: float
     before_build_s: float
     after_build_s: float
-    tactics: tuple[list[str], list[str]]
+    before: dict[str, Any]  # of the build: processor seconds, stages, tactics, warnings
+    after: dict[str, Any]
 
 
 class Engine:
@@ -65,7 +81,7 @@ class Engine:
 
     def __init__(self, checkout: Path, name: str, *, threads: int, scratch: str) -> None:
         paths = os.pathsep.join(map(str, (checkout / "src", checkout)))
-        cache = {"XDG_CACHE_HOME": f"{scratch}/cache"}  # compiled kernels of its own: a cold build is cold
+        cache = {"HOME": scratch}  # compiled kernels of its own: a cold build is cold
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER, name, str(threads), scratch],
             cwd=checkout, env=os.environ | {"PYTHONPATH": paths} | cache, text=True,
@@ -103,13 +119,14 @@ def measure(checkouts: tuple[Path, Path], name: str, *, threads: int, seconds: f
     ):
         turns = [(before.time_us(), after.time_us()) for _ in range(max(3, round(seconds / TURN_S / 2)))]
         return Row(
-            model=name,
+            model=name if "/" not in name else Path(name).name,
             before_us=median(b for b, _ in turns),
             after_us=median(a for _, a in turns),
             ratio=median(b / a for b, a in turns),
             before_build_s=before.built["build_s"],
             after_build_s=after.built["build_s"],
-            tactics=(before.built["tactics"], after.built["tactics"]),
+            before=before.built,
+            after=after.built,
         )
 
 
@@ -141,7 +158,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name:26} {row.before_us:12.1f} {row.after_us:12.1f} µs {row.ratio:6.3f}   "
-            f"build {row.before_build_s:6.1f} {row.after_build_s:6.1f} s",
+            f"build {row.before_build_s:6.1f} {row.after_build_s:6.1f} s, "
+            f"processor {row.before['cpu_s']:6.1f} {row.after['cpu_s']:6.1f} s",
             flush=True,
         )
         if given.out is not None:

@@ -23,7 +23,6 @@ from ridgeline.frontend.declared import correct_outputs
 from ridgeline.frontend.from_onnx import Loaded, Source, load, refuse_model
 from ridgeline.frontend.from_torch import Exported, Sample, export, home_of
 from ridgeline.frontend.functions import count_nodes
-from ridgeline.frontend.profiles import shapes_flags
 from ridgeline.frontend.torch_dims import refuse_example
 from ridgeline.frontend.torch_export import as_source
 from ridgeline.ir.infer import Inferred
@@ -37,7 +36,7 @@ from ridgeline.passes.partition import partition
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.tf32 import mark_products
 from ridgeline.plan.check import check_ports
-from ridgeline.plan.report import GUESSED, Report
+from ridgeline.plan.report import Report
 from ridgeline.plugins.entry_points import load_plugins
 from ridgeline.precision.flow import build_lowered
 from ridgeline.precision.quantize import Quantized
@@ -51,7 +50,9 @@ from ridgeline.runtime.island_report import report_islands
 from ridgeline.runtime.profiles import load_variants
 from ridgeline.runtime.versions import versions
 from ridgeline.runtime.weights import default_weights, weights_of
+from ridgeline.select.choice_warnings import build_warnings, every_selection, time_limit_warning
 from ridgeline.select.context import Selection, SelectionContext
+from ridgeline.select.deadline import Deadline
 from ridgeline.select.loop import select
 from ridgeline.select.padding import require_paddable
 from ridgeline.select.planner import SelectingPlanner
@@ -87,6 +88,7 @@ def build(
     metric: Callable[..., float] | None = None,
     io: str | None = None,
     level: int = 3,
+    time_limit: float | None = None,
     timing_cache: str | Path | None = None,
     lock: str | Path | None = None,
     verify: str = "full",
@@ -186,7 +188,10 @@ def build_typed(
             made = checks.run_first(reference, limited, fused.inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        selections = select_every(contexts, machine)
+        is_verified = reference is not None
+        limit_s = machine.time_limit_s(options)
+        deadline = Deadline.of_choosing(limit_s, spent_s=clock.spent_s, is_verified=is_verified)
+        selections = select_every(contexts, machine, deadline)
         write_timings(contexts, selections)
     with clock.stage("plan"):
         chosen = zip(contexts, every_shapes, selections, strict=True)
@@ -205,6 +210,7 @@ def build_typed(
         islands=report_islands(engine, is_timed=machine.is_here and options.level > 0),
         warnings=tuple(dict.fromkeys((
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
+            *time_limit_warning(every_selection(contexts, selections), limit_s),
             *(*machine.missing_tools(), *corrections, *report.warnings, *engine.notes),
             *(f"{problem}: ignored" for problem in contexts[0].cache.problems),
             *facts.problems,
@@ -255,6 +261,11 @@ class Clock:
 
     def __init__(self, options: Options, seconds: dict[str, float]) -> None:
         self.options, self.seconds = options, seconds
+        self._began = time.perf_counter()
+
+    @property
+    def spent_s(self) -> float:
+        return time.perf_counter() - self._began
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -333,10 +344,11 @@ def program_ops(context: SelectionContext) -> tuple[Sequence[Op], Mapping[str, T
     return program.flat_ops(program.regions)[0], context.inferred.specs
 
 
-def select_every(contexts: list[SelectionContext], machine: Machine) -> list[Selection]:
+def select_every(contexts: list[SelectionContext], machine: Machine, deadline: Deadline) -> list[Selection]:
     """Choose for each profile; the bodies of control flow first, since plans are timed with them."""
     made = []
-    for i, context in enumerate(contexts):
+    for i in range(len(contexts)):
+        context = contexts[i] = replace(contexts[i], deadline=deadline.part(1 / (len(contexts) - i)))
         if machine.plans_bodies:
             contexts[i] = with_bodies(context)
         made.append(select(contexts[i]))
@@ -368,24 +380,3 @@ def check_engine(
     report = verify(engine, reference, options)
     rows = [] if sample is None else check_sample(engine, reference, sample, runs_here=runs_here)
     return replace(report, checks=(*report.checks, *rows))
-
-
-def build_warnings(shapes: Shapes, selection: Selection) -> Iterator[str]:
-    if shapes.is_guess:
-        yield f"{GUESSED}; say which ones matter: {shapes_flags(shapes.opt)}"
-    for name, op in shapes.sized_by.items():
-        yield (
-            f"input {name!r} is a shape tensor (read by {op}): what depends on it runs as islands; "
-            f"say which values it takes to have it planned, such as --shapes '{name}=[1..8]'"
-        )
-    if selection.predicted:
-        count, is_one = selection.predicted, selection.predicted == 1
-        were, them = ("choice was", "it") if is_one else ("choices were", "them")
-        yield f"{count} {were} predicted: the first run on the GPU times and settles {them}"
-    for place in selection.measured_at:
-        yield f"choices were read from timings measured elsewhere: {place}"
-    if selection.unsteady:
-        yield (
-            f"{selection.unsteady} of {selection.timed} timings were unsteady: the machine was busy; "
-            "build again when it is quiet before you trust the choices"
-        )

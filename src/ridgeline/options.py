@@ -126,6 +126,7 @@ class Options:
     level: int = 3
     timing_cache: Path | None = None
     lock: Path | None = None
+    time_limit: float | None = None  # seconds that a build should take; None: as the target has it
     verify: Verify = "full"
     deterministic: bool = False
     workspace_bytes: int | None = None  # the most that tactics may keep in packed copies of weights
@@ -178,6 +179,7 @@ class Options:
             raise OptionError("threads is out of range", got=str(self.threads), want=f"0 to {MAX_THREADS}")
         if not 0 <= self.level <= MAX_LEVEL:
             raise OptionError("level is out of range", got=str(self.level), want=f"0 to {MAX_LEVEL}")
+        self._check_time_limit()
         if self.verify not in VERIFY_MODES:
             raise OptionError(
                 f"verify={self.verify!r} is not a mode",
@@ -190,6 +192,20 @@ class Options:
             raise OptionError("threads is negative", got=str(self.threads), want="0 (all cores) or more")
         if self.workspace_bytes is not None and self.workspace_bytes < 0:
             raise OptionError("workspace_bytes is negative", got=str(self.workspace_bytes), want="0 or more")
+
+    def _check_time_limit(self) -> None:
+        limit = self.time_limit
+        if limit is None:
+            return
+        if not (_is_number(limit) and 0 < limit < float("inf")):
+            raise OptionError(
+                "time_limit is not a number of seconds above 0", got=repr(limit), want="60 for a minute"
+            )
+        if self.level == 0:
+            raise OptionError(
+                "at level 0 nothing is timed: there is no time to limit",
+                help="leave --time-limit out, or raise --level",
+            )
 
     def _check_budget(self) -> None:
         """What is said about precision fits together."""

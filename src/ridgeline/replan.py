@@ -61,7 +61,8 @@ def _answer(wanted: Wanted) -> Answer:
     load_plugins()
     engine = load_engine(wanted.file, limits=wanted.limits)
     old = engine.variants[0]
-    new, _ = plan_at(old, wanted.shapes, machine_of(old.plan.target).timer(is_timed=True))
+    machine = machine_of(old.plan.target)
+    new, _ = plan_at(old, wanted.shapes, machine.timer(is_timed=True), machine.time_limit_s)
     replanned = Engine([new], PLANNER, report=engine.report)
     guessed_us, real_us = _times(engine.only(old), replanned, wanted.shapes)
     is_taken = real_us * (1 + MARGIN) <= guessed_us

@@ -14,7 +14,8 @@ from cpp_cases import needs_compiler
 
 from ridgeline.base import files
 from ridgeline.kernels.cpp import compiler
-from ridgeline.kernels.cpp.compiler import compile_cpp
+from ridgeline.kernels.cpp.compiler import ENTRY, LeftOutError, compile_cpp, compile_many
+from ridgeline.kernels.cpp.prelude import PRELUDE
 
 pytestmark = needs_compiler
 
@@ -109,3 +110,102 @@ def test_scratch_folders_of_killed_processes_go(tmp_path: Path) -> None:
     compile_cpp(source(1), cache_dir=tmp_path)
     assert not (tmp_path / "tmpdead").exists()
     assert (tmp_path / "tmpalive").exists()
+
+
+def ours(number: int, text: str = "") -> str:
+    """A kernel as we generate them; `text` stands before its entry."""
+    return f"{PRELUDE.strip()}\n{text}\n{ENTRY}void** p) {{ *(int*)p[0] = {number}; }}\n"
+
+
+def made_by(source: str, folder: Path) -> int:
+    out = ctypes.c_int(-1)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+    compile_cpp(source, cache_dir=folder)["run"](pointers)
+    return out.value
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that compilers were started with, on a machine with one core."""
+    texts: list[str] = []
+    run = compiler.subprocess.run
+
+    def counted(command: list[str], **more: Any) -> Any:
+        if "input" in more:
+            texts.append(more["input"])
+        return run(command, **more)
+
+    monkeypatch.setattr(compiler.subprocess, "run", counted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    return texts
+
+
+def test_kernels_that_wait_share_a_process(tmp_path: Path, processes: list[str]) -> None:
+    macro = "#define LANES {}\nstatic inline int lanes() {{ return LANES; }}"
+    sources = [ours(i, macro.format(i)) for i in range(24)]
+    assert compile_many(sources, cache_dir=tmp_path) == []
+    assert len(processes) < len(sources) / 2
+    begun = len(processes)
+    assert [made_by(source, tmp_path) for source in sources] == list(range(24))
+    assert len(processes) == begun, "all of them are in the cache"
+
+
+def test_one_bad_kernel_costs_the_others_nothing(tmp_path: Path, processes: list[str]) -> None:
+    sources = [ours(i, "int broken = ;" if i == 3 else "") for i in range(24)]
+    (error,) = compile_many(sources, cache_dir=tmp_path)
+    assert "refused a kernel" in str(error)
+    assert [made_by(s, tmp_path) for i, s in enumerate(sources) if i != 3] == [i for i in range(24) if i != 3]
+
+
+def test_what_brings_headers_is_compiled_alone(tmp_path: Path, processes: list[str]) -> None:
+    sources = [ours(i, "#include <omp.h>") for i in range(4)]
+    assert compile_many(sources, cache_dir=tmp_path) == []
+    assert len(processes) == len(sources)
+    assert [made_by(source, tmp_path) for source in sources] == list(range(4))
+
+
+def test_a_library_under_several_names_is_pruned_name_by_name(
+    tmp_path: Path, processes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "KEPT_LIBRARIES", 10)
+    sources = [ours(i) for i in range(24)]
+    compile_many(sources, cache_dir=tmp_path)
+    assert len(list(tmp_path.glob("*.so"))) <= 10
+    assert [made_by(source, tmp_path) for source in sources] == list(range(24))
+
+
+def test_without_hard_links_libraries_are_copied(
+    tmp_path: Path, processes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    sources = [ours(i) for i in range(24)]
+    compile_many(sources, cache_dir=tmp_path)
+    assert [made_by(source, tmp_path) for source in sources] == list(range(24))
+
+
+def test_when_the_time_is_over_the_rest_is_left_out(tmp_path: Path, processes: list[str]) -> None:
+    sources, told = [ours(i) for i in range(24)], []
+    left = compile_many(
+        sources,
+        cache_dir=tmp_path,
+        is_over=lambda: len(processes) >= 2,
+        on_done=lambda done, total: told.append((done, total)),
+    )
+    assert all(isinstance(error, LeftOutError) for error in left)
+    assert {error.source for error in left if isinstance(error, LeftOutError)} < set(sources)
+    assert len(processes) == 2
+    done = 24 - len(left)
+    assert told[-1] == (done, 24)
+    assert len(list(tmp_path.glob("*.so"))) == done
+
+
+def test_who_gives_up_stops_the_compilers(tmp_path: Path, processes: list[str]) -> None:
+    def give_up(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_many([ours(i) for i in range(24)], cache_dir=tmp_path, on_done=give_up)
+    assert len(processes) == 1

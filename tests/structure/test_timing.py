@@ -118,9 +118,16 @@ def test_settling_pauses_before_each_block_and_wakes_the_pool(world: World) -> N
 
 def test_blocks_stay_short(world: World) -> None:
     (quick,) = interleave([world.call("a", 200)], rounds=1, settle_s=1.0)
-    (slow,) = interleave([world.call("a", 1e6)], rounds=1, settle_s=0.001)
+    (slow,) = interleave([world.call("a", 10_000)], rounds=1, settle_s=0.001)
     assert len(quick.samples_us) == timing.MAX_BLOCK
     assert len(slow.samples_us) == timing.MIN_BLOCK
+
+
+def test_every_run_of_a_long_call_is_a_sample(world: World) -> None:
+    """But for the first, which tells how long it is: a plan of a second must not run twenty times."""
+    (long,) = interleave([world.call("a", 1e6)], budget_s=0.1, settle_s=0.01)
+    assert len(long.samples_us) == 3
+    assert world.log.count("a") == 1 + 3
 
 
 def test_a_free_call_does_not_calibrate_for_ever(world: World) -> None:

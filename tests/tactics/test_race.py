@@ -27,6 +27,11 @@ def test_a_hopeless_slow_call_runs_twice(world: World) -> None:
     assert not unsteady
 
 
+def test_a_call_that_takes_very_long_runs_once_at_first_sight(world: World) -> None:
+    race([world.call("quick", 8_000), world.call("slow", 800_000)], each_s=0.001, pause_s=0.0005)
+    assert world.log.count("slow") == 1
+
+
 @pytest.mark.parametrize(("rival_us", "runs_on"), [(17_000, False), (13_000, True)])
 def test_of_slow_calls_a_smaller_lead_is_believed(world: World, rival_us: float, runs_on: bool) -> None:
     race([world.call("best", 8_000), world.call("rival", rival_us)], each_s=0.1, pause_s=0.0)

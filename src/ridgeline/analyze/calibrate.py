@@ -32,6 +32,7 @@ from ridgeline.targets import TacticOptions, machine_of
 from ridgeline.targets.ceilings import stated_ceilings
 
 TIME_LIMIT_S = 170.0  # three minutes, less what may be going on when it has passed
+NO_LIMIT_S = 3600.0  # of one build: a calibration keeps its own time
 LARGEST_FALL = 10  # of a rate, from one size of a copy to one four times as large
 
 
@@ -107,7 +108,7 @@ def measure_set(
     spans = tuple(tactic.name for tactic in tactics if tactic.takes_spans)
     engine = build(
         each.model(dtype_of(target)), target=target.kind, threads=target.threads, verify="off",
-        without=spans, progress=tell_stage,
+        without=spans, progress=tell_stage, time_limit=NO_LIMIT_S,
     )  # fmt: skip
     pace.require_time()
     trace = engine.profile(engine.example_inputs())

@@ -49,6 +49,15 @@ class Unwilling:
 
 
 @dataclass(frozen=True)
+class Untimed:
+    """A willing candidate that was not tried, where others were."""
+
+    tactic: str
+    config: Config
+    reason: str
+
+
+@dataclass(frozen=True)
 class Contest:
     """The chosen tactic, the slower ones and those that refused, by measured or predicted time."""
 
@@ -58,6 +67,7 @@ class Contest:
     losers: tuple[Loser, ...]
     unwilling: tuple[Unwilling, ...]
     is_predicted: bool = False
+    untimed: tuple[Untimed, ...] = ()
 
     @property
     def winner(self) -> str:
@@ -312,6 +322,7 @@ def _contest(candidates: Sequence[Candidate]) -> Contest:
         ),
         unwilling=tuple(Unwilling(c.tactic, c.refused) for c in rest if c.refused is not None),
         is_predicted=is_predicted,
+        untimed=tuple(Untimed(c.tactic, dict(c.config), c.untimed) for c in rest if c.untimed is not None),
     )
 
 

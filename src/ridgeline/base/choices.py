@@ -16,6 +16,7 @@ class Candidate:
     median_us: float | None = None
     refused: str | None = None
     predicted_us: float | None = None  # where nothing could be timed: by the model in `tactics/predict.py`
+    untimed: str | None = None  # why a willing one was not tried, where others were
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _SPACES = re.compile(r"\s+(?![^\[]*\])")
 # options under this heading are errors beside an engine file, which is built already
 _building = partial(typer.Option, rich_help_panel="Building")
 # options with another name than their keyword
-_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache"}
+_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache", "time_limit": "--time-limit"}
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
 EngineFile = Annotated[
@@ -73,6 +73,15 @@ Level = Annotated[
         min=0,
         max=5,
         help="0 takes the first willing tactic, 5 times everything at length (default: 3)",
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    _building(
+        "--time-limit",
+        metavar="SECONDS",
+        help="how long a build may take; what it does not get to time is reported (default at level 3 on a "
+        "CPU: 30)",
     ),
 ]
 Cache = Annotated[Path | None, _building("--cache", metavar="FILE", help="timing cache, read and written")]
@@ -239,8 +248,8 @@ def build_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "metric": read_metric(given.get("metric")),
     }
     same = (
-        "threads", "level", "verify", "pad", "target", "lock", "data", "deterministic", "precision", "budget",
-        "io",
+        "threads", "level", "time_limit", "verify", "pad", "target", "lock", "data", "deterministic",
+        "precision", "budget", "io",
     )  # fmt: skip
     options = read | {name: given.get(name) for name in same}
     return {name: value for name, value in options.items() if value is not None and value is not False}

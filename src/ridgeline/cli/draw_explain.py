@@ -213,6 +213,9 @@ def _candidates(contest: Contest, console: Console, *, first: str) -> None:
         name = f"{loser.tactic} {config_text(loser.config)}".rstrip()
         verdict = "slower" if loser.behind is None or loser.behind > 0 else "within the margin"
         grid.add_row(name, duration(loser.median_us), behind(loser.behind), verdict)
+    for each in contest.untimed:
+        name = f"{each.tactic} {config_text(each.config)}".rstrip()
+        grid.add_row(name, "", "", Text(f"not tried: {each.reason}", "dim"))
     for refusal in contest.unwilling:
         grid.add_row(refusal.tactic, "", "", Text(refusal.reason, "dim"))
     put(grid, console)

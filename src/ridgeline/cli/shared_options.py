@@ -24,6 +24,7 @@ from ridgeline.cli.arguments import (
     Shapes,
     Target,
     Threads,
+    TimeLimit,
     VerifyMode,
     Without,
     build_options,
@@ -34,9 +35,9 @@ Command = Callable[..., None]
 TAKEN = ("options", "settings", "exports")
 # of every command that may build an engine, and of `ridge build` alone; each is None or False if not given
 BUILDING = {
-    "shapes": Shapes, "threads": Threads, "level": Level, "cache": Cache, "verify": VerifyMode,
-    "without": Without, "limit": LimitOption, "precision": PrecisionOption, "budget": Budget, "keep": Keep,
-    "metric": MetricOption, "io": Io,
+    "shapes": Shapes, "threads": Threads, "level": Level, "time_limit": TimeLimit, "cache": Cache,
+    "verify": VerifyMode, "without": Without, "limit": LimitOption, "precision": PrecisionOption,
+    "budget": Budget, "keep": Keep, "metric": MetricOption, "io": Io,
 }  # fmt: skip
 BUILD_ONLY = {
     "profile": Profiles, "pad": Pad, "target": Target, "lock": Lock, "data": Data,

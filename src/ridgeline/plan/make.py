@@ -25,6 +25,8 @@ def reason(ranked: Sequence[Candidate]) -> str:
     """One sentence: what made this choice."""
     best, rest = ranked[0], [c for c in ranked[1:] if c.median_us is not None]
     willing = [c for c in ranked[1:] if c.refused is None]
+    if best.untimed is not None:
+        return f"not timed: {best.untimed}"
     if best.predicted_us is not None:
         return _prediction(best, willing)
     if best.median_us is None:

@@ -97,6 +97,7 @@ class Guess:
 
     level: int
     workspace_bytes: int | None = None
+    time_limit: float | None = None
 
 
 @dataclass(frozen=True)

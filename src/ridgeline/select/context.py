@@ -23,6 +23,7 @@ from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import Islands
+from ridgeline.select.deadline import Deadline
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cache import Entry, TimingCache, measuring_context, site_of
 from ridgeline.tactics.offer import read_offer
@@ -59,6 +60,8 @@ class Selection:
     unsteady: int = 0  # of those timed
     cached: int = 0
     predicted: int = 0  # sites chosen by a model, where nothing can be timed
+    partial: int = 0  # sites of which the time limit left out some candidates
+    guessed: int = 0  # of those, the ones whose winner was not timed
     measured_at: tuple[str, ...] = ()  # where others measured what this build only read
 
 
@@ -122,8 +125,10 @@ class SelectionContext:
     cache: TimingCache
     lock: TimingCache | None
     device_key: str = ""  # the GPU that timings are taken on; "" for one that is not here
+    deadline: Deadline = field(default_factory=Deadline)  # of choosing
     islands: Islands | None = None  # control flow whose bodies are planned
     body_keys: Sequence[str] = ()  # cache keys that planning those used
+    body_selections: Sequence[Selection] = ()
     profile_corners: Sequence[Inferred] = ()  # the profile's other corners, where a tactic must be valid too
     competitors: Callable[[Site], Competitors] | None = None  # of a site; None: whoever offers
     offers: dict[Hashable, Offer | Refused] = field(default_factory=dict)  # those read so far

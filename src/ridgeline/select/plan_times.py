@@ -17,6 +17,7 @@ from ridgeline.base.timing import wall_times_in_turn
 from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
+from ridgeline.select.deadline import Deadline
 from ridgeline.select.race import EFFORTS, race, ranked
 from ridgeline.tactics.cache import Entry
 
@@ -26,6 +27,8 @@ SETTLE_S = 0.01
 APART, SLACK_US, RACES = 2.0, 20.0, 3
 # what timing the steps of one plan may take, and the most rounds that it needs
 IN_PLACE_S, MAX_ROUNDS = 0.05, 10
+# on each plan where the time limit is over: which plan it is decides more than which tactics
+LEAST_S = 0.1
 Made = TypeVar("Made", bound=Instance)
 
 
@@ -64,14 +67,20 @@ class Rival:
 
 
 def compare_plans(
-    known: Mapping[str, Sequence[float | None]], make: Callable[[str], Instance], *, options: Options
+    known: Mapping[str, Sequence[float | None]],
+    make: Callable[[str], Instance],
+    *,
+    options: Options,
+    deadline: Deadline,
 ) -> tuple[Entry, dict[str, list[float | None]]]:
     """Time whole plans as they will run; and what each of their steps takes, where that was not `known`."""
-    plan_s = EFFORTS[options.level].plan_s
-    options.tell("compare plans", 0, len(known))
+    affordable_s = deadline.left_s / (RACES * max(len(known), 1))
+    plan_s = min(EFFORTS[options.level].plan_s, max(affordable_s, LEAST_S))
+    options.tell("compare plans", 0, 2 * len(known))
     rivals: dict[str, Rival] = {}
     dropped = []
-    for name, steps_us in known.items():
+    for i, (name, steps_us) in enumerate(known.items()):
+        options.tell("compare plans", i, 2 * len(known), name)
         try:
             rivals[name] = Rival(run_once(make(name)), list(steps_us))
         except LimitError:
@@ -82,7 +91,7 @@ def compare_plans(
         raise none_runs(dropped)
     times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
     timed = [Candidate(name, {}, us) for name, us in zip(rivals, times, strict=True)]
-    options.tell("compare plans", len(known), len(known))
+    options.tell("compare plans", 2 * len(known), 2 * len(known))
     entry = Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
     return entry, {name: rival.steps_us for name, rival in rivals.items()}
 

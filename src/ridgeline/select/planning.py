@@ -89,7 +89,7 @@ def guess_of(context: SelectionContext, shapes: Shapes, selection: Selection) ->
     weight_bytes = sum(tensor.nbytes for tensor in context.fused.weights.values())
     if target.traits.is_gpu or weight_bytes > MOST_BYTES:
         return None
-    return Guess(options.level, options.workspace_bytes)
+    return Guess(options.level, options.workspace_bytes, options.time_limit)
 
 
 def computed_in(context: SelectionContext) -> str:

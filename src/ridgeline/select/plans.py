@@ -21,8 +21,10 @@ from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
 from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
+from ridgeline.select.experience import HOPELESS
 from ridgeline.select.plan_times import Made, compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
+from ridgeline.select.site_race import TIME_OVER
 from ridgeline.tactics.base import Launch, Offer, Refused, Tactic
 from ridgeline.tactics.cache import Entry
 
@@ -43,11 +45,14 @@ def compose_timed(context: SelectionContext, made: Selection) -> None:
             {name: [step.median_us for step in steps] for name, steps in plans.items()},
             lambda name: _host_instance(context, plans[name]),
             options=context.options,
+            deadline=context.deadline,
         )
         for name, steps_us in times.items():
             plans[name] = _with_times(context, made, plans[name], steps_us)
         made.timed += 1
         made.unsteady += entry.is_unsteady
+        # with other regions it may be another plan that wins
+        entry = replace(entry, is_partial=made.partial > 0)
     else:
         made.cached += 1
     _settle(context, made, key, entry)
@@ -148,9 +153,15 @@ def _wins_alone(entry: Entry | None, library: Tactic) -> bool:
         return False
     times = {c.tactic: c.median_us for c in reversed(entry.candidates) if c.median_us is not None}
     best = entry.candidates[entry.chosen]
-    theirs = times.get(library.name)
-    if best.tactic == library.name or best.median_us is None or theirs is None:
+    if best.tactic == library.name or best.median_us is None:
         return False
+    theirs = times.get(library.name)
+    if theirs is None:
+        # it was not tried here since it was this many times slower on like regions, or more
+        late = [
+            c for c in entry.candidates if c.tactic == library.name and c.untimed not in (None, TIME_OVER)
+        ]
+        theirs = HOPELESS * best.median_us if late else 0.0
     return best.median_us * (1 + MARGIN) + BORDER_US < theirs
 
 

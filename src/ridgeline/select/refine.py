@@ -43,6 +43,8 @@ class Refinement:
             return
         ranking = sorted(fresh, key=_weight_us, reverse=True)
         for i, contest in enumerate(ranking):
+            if self.context.deadline.is_over:  # what was chosen alone stays
+                break
             options.tell("refine", i, len(ranking), contest.region.name)
             for rival in _rivals(contest):
                 try:

@@ -15,10 +15,13 @@ from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import Competitors, Selection, SelectionContext, Timer
+from ridgeline.select.deadline import Deadline
 from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes, slow_ops, whole_plans
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
+
+NO_LIMIT = Deadline()
 
 
 def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
@@ -40,8 +43,16 @@ def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     )
 
 
-def plan_at(variant: Variant, shapes: Mapping[str, TensorSpec], timer: Timer) -> tuple[Variant, Selection]:
-    """A plan whose shapes were guessed, chosen again at these by whoever competed for it then."""
+def plan_at(
+    variant: Variant,
+    shapes: Mapping[str, TensorSpec],
+    timer: Timer,
+    limit_s: Callable[[Options], float | None] = lambda options: options.time_limit,
+) -> tuple[Variant, Selection]:
+    """A plan whose shapes were guessed, chosen again at these by whoever competed for it then.
+
+    `limit_s`: how long a build may take on the target.
+    """
     plan, guess = variant.plan, variant.plan.guess
     assert guess is not None, "only a guess is replaced"
     competed = {c.tactic for note in plan.regions for c in note.candidates}
@@ -53,12 +64,15 @@ def plan_at(variant: Variant, shapes: Mapping[str, TensorSpec], timer: Timer) ->
         threads=plan.target.threads,
         level=guess.level,
         workspace_bytes=guess.workspace_bytes,
+        time_limit=guess.time_limit,
         progress=False,
     )
     executable = Executable(
         replace(fused, tactics=known), plan.steps, plan.planned_shapes, variant.executable.islands
     )
-    return choose_again(Variant(replace(plan, guess=None), executable), shapes, timer, options)
+    deadline = Deadline.of_choosing(limit_s(options), spent_s=0.0, is_verified=True)
+    unguessed = Variant(replace(plan, guess=None), executable)
+    return choose_again(unguessed, shapes, timer, options, deadline=deadline)
 
 
 def choose_again(
@@ -69,6 +83,7 @@ def choose_again(
     *,
     device_key: str = "",
     competitors: Callable[[Site], Competitors] | None = None,
+    deadline: Deadline = NO_LIMIT,
 ) -> tuple[Variant, Selection]:
     """The variant with every choice made anew at these shapes."""
     plan, executable = variant.plan, variant.executable
@@ -80,6 +95,7 @@ def choose_again(
         device_key=device_key,
         timer=timer,
         competitors=competitors,
+        deadline=deadline,
         options=options,
         cache=TimingCache(),
         lock=None,

@@ -22,7 +22,7 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.islands import Islands, subgraphs
 from ridgeline.runtime.profiles import Variant
-from ridgeline.select.context import SelectionContext
+from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.loop import select
 from ridgeline.select.planning import computed_in, planned_steps, region_notes
 from ridgeline.tactics.control import first_trip
@@ -36,25 +36,27 @@ def with_bodies(context: SelectionContext) -> SelectionContext:
     """The context with every body planned whose shapes on its first run follow from the inputs'."""
     bodies: dict[str, Variant] = {}
     keys: list[str] = []
+    made: list[Selection] = []
     for region in context.fused.program.regions:
         for key, op, body in subgraphs(region):
             specs = first_trip(op, body, context.inferred.specs)
             if specs is None:
                 continue
             try:
-                bodies[key], inner_keys = _plan_body(context, key, body, specs)
+                bodies[key], inner_keys, inner_made = _plan_body(context, key, body, specs)
             except RidgelineError:  # what cannot be planned runs op by op, as any island does
                 continue
             keys += inner_keys
+            made += inner_made
     plans = {key: variant.plan for key, variant in bodies.items()}
     islands = Islands(context.fused, plans, lambda body, plan, fused: bodies[plan.model].executable)
-    return replace(context, islands=islands, body_keys=keys)
+    return replace(context, islands=islands, body_keys=keys, body_selections=made)
 
 
 def _plan_body(
     context: SelectionContext, key: str, body: Body, specs: dict[str, TensorSpec]
-) -> tuple[Variant, list[str]]:
-    """One body planned, and the cache keys that planning it used."""
+) -> tuple[Variant, list[str], list[Selection]]:
+    """One body planned, the cache keys that planning it used, and what was chosen in it and inside it."""
     fused = fuse_body(body, specs, context.fused)
     given = {name: specs[name] for name in fused.program.inputs}
     inner = with_bodies(
@@ -83,7 +85,8 @@ def _plan_body(
         bodies=executable.islands.plans,
         waits=True,
     )
-    return Variant(plan, executable), [*inner.body_keys, *selection.keys]
+    keys = [*inner.body_keys, *selection.keys]
+    return Variant(plan, executable), keys, [*inner.body_selections, selection]
 
 
 def fuse_body(body: Body, specs: Mapping[str, TensorSpec], outer: FusedModel) -> FusedModel:

@@ -45,6 +45,7 @@ class Entry:
     chosen: int = 0
     context: str = ""
     is_unsteady: bool = False  # the winner's samples were far apart; not kept in files
+    is_partial: bool = False  # the time was over before all were tried: kept in locks, never in a cache
 
     @property
     def chosen_us(self) -> float | None:
@@ -93,9 +94,10 @@ class TimingCache:
 
     def write(self, path: Path) -> None:
         """Add what is new here to the file: another build may have written to it since it was read."""
-        news = {key: entry for key, entry in self.entries.items() if self.read_before.get(key) is not entry}
+        whole = {key: entry for key, entry in self.entries.items() if not entry.is_partial}
+        news = {key: entry for key, entry in whole.items() if self.read_before.get(key) is not entry}
         with locked(path):
-            merged = self.entries | TimingCache.read(path).entries | news
+            merged = whole | TimingCache.read(path).entries | news
             write_text(path, "".join(_lines(merged, CACHE_TITLE)))
 
     def write_lock(self, path: Path, keys: Iterable[str]) -> None:
@@ -145,12 +147,13 @@ class _Row:
     us: float | None = None
     predicted: float | None = None
     refused: str | None = None
+    untimed: str | None = None
 
     def measured(self) -> Candidate:
         config = read_as(dict[str, int | float | str | bool], parse_json(self.config))
         if not all(us is None or 0 <= us < math.inf for us in (self.us, self.predicted)):
             raise ValueError(f"{self.tactic} took {self.us} µs")
-        return Candidate(self.tactic, config, self.us, self.refused, self.predicted)
+        return Candidate(self.tactic, config, self.us, self.refused, self.predicted, self.untimed)
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ def _lines(entries: Mapping[str, Entry], title: str) -> Iterable[str]:
                 parts.append(f"config = {_quote(json.dumps(dict(c.config), sort_keys=True))}")
             times = {"us": c.median_us, "predicted": c.predicted_us}
             parts += [f"{name} = {us:.3f}" for name, us in times.items() if us is not None]
-            if c.refused is not None:
-                parts.append(f"refused = {_quote(c.refused)}")
+            texts = {"refused": c.refused, "untimed": c.untimed}
+            parts += [f"{name} = {_quote(text)}" for name, text in texts.items() if text is not None]
             yield f"  {{ {', '.join(parts)} }},\n"
         yield "]\n"
 

@@ -70,10 +70,26 @@ def kernels_of(tactics: Mapping[str, Tactic], site: Site, name: str, config: Con
 Job: TypeAlias = tuple[Tactic, Site, Offer | Refused, Config]
 
 
-def precompile(jobs: Iterable[Job], *, on_done: Callable[[int, int], None] | None = None) -> list[Exception]:
+def cpp_text(offer: Offer | Refused, config: Config) -> str | None:
+    """The generated C++ that binding this config compiles, if there is any and it can be written."""
+    if isinstance(offer, Refused) or offer.cpp_source is None:
+        return None
+    try:
+        return offer.cpp_source(config)
+    except Exception:  # binding it says why
+        return None
+
+
+def precompile(
+    jobs: Iterable[Job],
+    *,
+    on_done: Callable[[int, int], None] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> list[Exception]:
     """Compile what these sites will bind, several at a time. What fails here fails again when it is bound.
 
-    All tactics together: one after the other, processes would wait for the longest kernel of each.
+    All tactics together: one after the other, processes would wait for the longest kernel of each. C++ that
+    is not begun when `is_over` comes back as a `LeftOutError`.
     """
     sources: dict[Path, list[str]] = {}
     kernels: dict[tuple[str, int], tuple[KernelStore, list[Kernel]]] = {}  # by architecture and store
@@ -91,7 +107,7 @@ def precompile(jobs: Iterable[Job], *, on_done: Callable[[int, int], None] | Non
         except Exception as error:
             failed.append(error)
     for folder, texts in sources.items():
-        failed += compile_many(texts, cache_dir=folder)
+        failed += compile_many(texts, cache_dir=folder, is_over=is_over, on_done=on_done)
     for (arch, _), (store, wanted) in kernels.items():
         made = compile_kernels(wanted, arch, store=store, on_done=on_done)
         failed += [answer for answer in made if isinstance(answer, Exception)]

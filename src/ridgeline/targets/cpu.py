@@ -19,6 +19,7 @@ class Cpu(Machine):
     """Candidates are timed by the wall clock, and whole plans as well."""
 
     plans_bodies = True
+    time_limits_s = (None, 15.0, 20.0, 30.0, 120.0, None)
 
     @property
     def half_types(self) -> tuple[str, ...]:

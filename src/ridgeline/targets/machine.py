@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ridgeline.base.spec import Target
+from ridgeline.options import MAX_LEVEL, Options
 from ridgeline.runtime.device import is_here
 from ridgeline.select.context import Timer
 from ridgeline.tactics.base import Tactic
@@ -13,6 +16,9 @@ class Machine:
     """A target that answers. There is one class for each kind of target."""
 
     plans_bodies = False  # bodies of control flow are planned as the main graph is
+
+    # seconds that a build should take by its level, if it was not given other ones; None: any time
+    time_limits_s: Sequence[float | None] = (None,) * (MAX_LEVEL + 1)
 
     half_always_pays = False  # a half type is faster than float32 wherever it is exact enough
 
@@ -38,6 +44,9 @@ class Machine:
     def named(arch: str, cores: int) -> Target:
         """The target that a user names; without an architecture it is this machine."""
         raise NotImplementedError
+
+    def time_limit_s(self, options: Options) -> float | None:
+        return self.time_limits_s[options.level] if options.time_limit is None else options.time_limit
 
     def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
         """Those of ours, in order of preference when times are equal."""

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,20 +37,21 @@ from ridgeline.kernels.elements import TORCH_DTYPES, crosses
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.non_tensor import flattened
 from ridgeline.tactics.cache import measuring_context
+from ridgeline.verify.draws import Draws
 from ridgeline.verify.float32_reference import Float32Model, coarsest, halves_inside, widen_feeds
+from ridgeline.verify.initializers import is_outside, is_weight, with_weights
 from ridgeline.verify.levels import rounds_to_levels, with_moved_levels
 from ridgeline.verify.limited_run import LimitedRun
-from ridgeline.verify.remembered import FROM_CACHE, Facts, ModelDigest, digest_arrays, digest_texts
-from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, run_probes
+from ridgeline.verify.remembered import Facts, ModelDigest, digest_arrays, digest_texts
+from ridgeline.verify.rounding import Probe, jitter, jitter_feeds, longest_sum, opened_late, run_moved
 from ridgeline.verify.tf32_reference import RoundingProducts
-from ridgeline.verify.tolerance import Tolerance, measured_tolerance
+from ridgeline.verify.tolerance import Tolerance
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
 PROBES = 2
 # results are rounded as often as weights: a few such steps add up along a path
 HALF_STEPS = 4
-FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # of a model that rounds to levels: two pairs, each of which flips every level that rounding may flip
 LEVEL_PROBES = 4
 # a model up to this size is copied to move its weights, wherever they are; of a larger one, initializers only
@@ -279,30 +279,9 @@ class Reference:
 
     def tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
         """How far rounding alone may carry each output from `expected`: measured once for a model."""
-        key = self.fact_key("tolerance", feeds)
-        known = self.facts.find_as(dict[str, tuple[float, float, float | None]], key)
-        if known is not None and set(known) == set(expected):
-            return {n: Tolerance(*measured, note=FROM_CACHE) for n, measured in known.items()}
-        made = self._measure_tolerance(feeds, expected)
-        self.facts.keep(key, {name: (limit.distance, limit.share, limit.rms) for name, limit in made.items()})
-        return made
-
-    def _measure_tolerance(self, feeds: Feeds, expected: Outputs) -> dict[str, Tolerance]:
-        # the largest of many elements says enough; of an output of few, one draw can be small by luck
-        smallest = min((a.size for a in expected.values()), default=0)
-        draws = 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
-        halves = {name: self._halves.get(name.partition("[")[0], "") for name in expected}
-        rounded = frozenset() if self._rounding is None else self._rounding.outputs
-        reached = {name: (bool(half), name.partition("[")[0] in rounded) for name, half in halves.items()}
-        made = {}
-        for kind in set(reached.values()):
-            moved = run_probes(self._probes_for(*kind), feeds, draws)
-            for name in (name for name, each in reached.items() if each == kind):
-                limit = measured_tolerance(expected[name], [m[name] for m in moved], halves[name])
-                if not rounds_to_levels(self.loaded.original):
-                    limit = replace(limit, rms=None)
-                made[name] = limit if moved else replace(limit, note="not measured: no moved run ended")
-        return {name: made[name] for name in expected}
+        draws = Draws(self, feeds, expected)
+        draws.widen(fully=True)
+        return draws.limits
 
     @cached_property
     def _is_small(self) -> bool:
@@ -314,7 +293,15 @@ class Reference:
         """How many eps rounding moves a value: the root of the longest sum."""
         return math.sqrt(longest_sum(self.loaded.original))
 
-    def _probes_for(self, is_half: bool, is_rounded: bool) -> list[Probe]:
+    def half_behind(self, output: str) -> str:
+        """The half type whose values reach the output, if there is one."""
+        return self._halves.get(output.partition("[")[0], "")
+
+    def is_rounded(self, output: str) -> bool:
+        """Whether products that may round to TF32 reach the output."""
+        return self._rounding is not None and output.partition("[")[0] in self._rounding.outputs
+
+    def probes_for(self, *, is_half: bool, is_rounded: bool) -> list[Probe]:
         key = is_half, is_rounded
         if key not in self._probes:
             made = list(self._half_probes() if is_half else self._moved_probes())
@@ -329,60 +316,40 @@ class Reference:
         has_levels = rounds_to_levels(proto)
         for seed in range(LEVEL_PROBES if has_levels else PROBES if self._is_small else 1):
             # values of another type than float32 cannot be moved before their levels
-            made = [with_moved_levels(proto, self._step, seed), proto] if has_levels else [proto]
-            run = self._run  # where nobody takes other weights, only the inputs are moved
-            while made and run is self._run:
-                with suppress(Exception):
-                    run = self._moved(made.pop(0), seed)
-            yield partial(_run_moved, run, self._step)
+            made = [partial(with_moved_levels, proto, self._step, seed)] if has_levels else []
+            yield partial(run_moved, opened_late(partial(self._open_moved, made, seed)), self._step)
+
+    def _open_moved(
+        self, made: Sequence[Callable[[], onnx.ModelProto]], seed: int
+    ) -> Callable[[Feeds], Outputs]:
+        """Where nobody takes other weights, only the inputs are moved."""
+        for make in (*made, lambda: self.loaded.original):
+            with suppress(Exception):
+                return self._moved(make(), seed)
+        return self._run
 
     def _moved(self, proto: onnx.ModelProto, seed: int) -> Callable[[Feeds], Outputs]:
         folder = folder_of(self.loaded)
         beside = {
             t.name: jitter(onnx.numpy_helper.to_array(t, folder), self._step, seed)
             for t in proto.graph.initializer
-            if _is_weight(t) and (_is_outside(t) or not self._is_small)
+            if is_weight(t) and (is_outside(t) or not self._is_small)
         }
         if self._is_small:
             proto = copy_of(proto)
             for tensor in all_tensors(proto):
-                if _is_weight(tensor) and not _is_outside(tensor):
+                if is_weight(tensor) and not is_outside(tensor):
                     array = jitter(onnx.numpy_helper.to_array(tensor), self._step, seed)
                     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
         try:
             return self._session(proto, beside)
         except Exception:  # ONNX Runtime lacks an op or a type of the model
-            return self._evaluator(_with_weights(proto, beside, folder))
-
-
-def _run_moved(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
-    return run(jitter_feeds(feeds, steps, seed))
+            return self._evaluator(with_weights(proto, beside, folder))
 
 
 def _run_half(run: Callable[[Feeds], Outputs], steps: float, feeds: Feeds, seed: int) -> Outputs:
     """The first draw uses the inputs as they are; further draws move them, or all would be equal."""
     return run(jitter_feeds(widen_feeds(feeds), steps, seed) if seed else feeds)
-
-
-def _with_weights(proto: onnx.ModelProto, given: Mapping[str, np.ndarray], folder: str) -> onnx.ModelProto:
-    """A copy that holds all its weights: those given, and those that lie outside."""
-    made = copy_of(proto)
-    for tensor in made.graph.initializer:
-        if tensor.name in given or _is_outside(tensor):
-            array = given.get(tensor.name)
-            array = onnx.numpy_helper.to_array(tensor, folder) if array is None else array
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    return made
-
-
-def _is_weight(tensor: onnx.TensorProto) -> bool:
-    """Scales, bounds and the like are no weights: moved, they would change shapes and meanings."""
-    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-    return bool(tensor.data_type in kinds and math.prod(tensor.dims) > 8)
-
-
-def _is_outside(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _is_narrower(error: Exception) -> bool:
@@ -394,6 +361,6 @@ def _is_narrower(error: Exception) -> bool:
 def _code_digest() -> str:
     """The digest of the code that measures tolerances and verdicts."""
     here = Path(__file__)
-    names = ("float32_reference", "levels", "metrics", "rounding", "tf32_reference", "tolerance")
+    names = ("draws", "float32_reference", "levels", "metrics", "rounding", "tf32_reference", "tolerance")
     files = (here, *(here.with_name(f"{name}.py") for name in names))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

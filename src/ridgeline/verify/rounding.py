@@ -15,6 +15,8 @@ from ridgeline.frontend.from_onnx import all_tensors
 
 # runs a model moved by rounding; each seed moves the inputs otherwise
 Probe: TypeAlias = Callable[[Mapping[str, Any], int], dict[str, np.ndarray]]
+RunModel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
+FEW_ELEMENTS, FEW_DRAWS = 1024, 8
 # products: the place of the weight, and whether its sums run over all axes but the first
 CONTRACTIONS = {
     "MatMul": (1, False), "Gemm": (1, False), "Conv": (1, True), "ConvTranspose": (1, True),
@@ -44,17 +46,37 @@ def longest_sum(proto: onnx.ModelProto) -> int:
     return longest
 
 
-def run_probes(probes: Sequence[Probe], feeds: Mapping[str, Any], draws: int) -> list[dict[str, np.ndarray]]:
-    """What the probes compute, so many draws of each.
+def run_probe(probes: Sequence[Probe], feeds: Mapping[str, Any], seed: int) -> dict[str, np.ndarray] | None:
+    """What the probe of this seed computes.
 
     A move can lead to where a model does not run, such as an index past its table. Such a draw measures
     nothing, whatever the library says of it.
     """
-    made = []
-    for seed in range(draws * len(probes)):
-        with suppress(Exception):
-            made.append(probes[seed % len(probes)](feeds, seed))
-    return made
+    with suppress(Exception):
+        return probes[seed % len(probes)](feeds, seed)
+    return None
+
+
+def opened_late(open_run: Callable[[], RunModel]) -> RunModel:
+    """A model that is opened when it first runs."""
+    opened: list[RunModel] = []
+
+    def run(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        if not opened:
+            opened.append(open_run())
+        return opened[0](feeds)
+
+    return run
+
+
+def draws_for(expected: Mapping[str, np.ndarray]) -> int:
+    """The largest of many elements says enough; of an output of few, one draw can be small by luck."""
+    smallest = min((array.size for array in expected.values()), default=0)
+    return 1 if smallest >= FEW_ELEMENTS else FEW_DRAWS
+
+
+def run_moved(run: RunModel, steps: float, feeds: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
+    return run(jitter_feeds(feeds, steps, seed))
 
 
 def jitter(array: np.ndarray, steps: float, seed: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def verify(engine: Engine, reference: Reference, options: Options) -> Report:
         if not telling.add(want) and i >= len(trials):
             continue
         notes += nan_notes(want)
-        expected = Expected(reference, feeds, want, reference.tolerance(feeds, want))
+        expected = Expected.of(reference, feeds, want)
         rows = []
         if name == first_call:  # nothing is compiled for this shape yet
             rows += expected.check(f"{name}, first call", engine.uncompiled_context().run(feeds))
@@ -284,16 +284,27 @@ def _trials(engine: Engine, shapes: Shapes, options: Options) -> Iterator[tuple[
     if options.verify == "fast":
         return
     yield "planned shapes, other values", draw(1)
+    several: tuple[str, dict[str, Any]] | None = None
     for name, corner in (("min shapes", shapes.low), ("max shapes", shapes.high)):
         if corner is not None and corner != shapes.opt and not engine.signature.broken(corner):
-            yield name, draw(2, corner)
-    if _takes_batches(shapes):
+            feeds = draw(2, corner)
+            yield name, feeds
+            if name == "max shapes" and _has_rows(shapes, corner):
+                several = f"{name}, rows in another order", feeds
+    if several is not None:  # one more batch would be one more shape to compile every kernel for
+        name, feeds = several
+        yield name, _reversed(feeds)
+    elif _takes_batches(shapes):
         wide = {n: replace(s, shape=(BATCH, *s.shape[1:])) for n, s in shapes.opt.items()}
         if engine.signature.broken(wide):
             return
         feeds = draw(3, wide)
         yield f"batch 1 against {BATCH}", feeds
-        yield "rows in another order", {n: np.ascontiguousarray(a[::-1]) for n, a in feeds.items()}
+        yield "rows in another order", _reversed(feeds)
+
+
+def _reversed(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.ascontiguousarray(array[::-1]) for name, array in feeds.items()}
 
 
 def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -303,10 +314,22 @@ def _other_values(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"planned shapes, {name}", feeds
 
 
-def _takes_batches(shapes: Shapes) -> bool:
-    """Whether one symbol stands first in every input, and may be a batch of that many rows."""
+def _is_batched(shapes: Shapes) -> bool:
+    """Whether one symbol stands first in every input."""
     firsts = {port.dims[0] if port.dims and not port.is_non_tensor else None for port in shapes.inputs}
-    if len(firsts) != 1 or not isinstance(firsts.pop(), str):
+    return len(firsts) == 1 and isinstance(firsts.pop(), str)
+
+
+def _has_rows(shapes: Shapes, corner: Mapping[str, TensorSpec]) -> bool:
+    """Whether these shapes are a batch of several rows, and more than the planned ones."""
+    return _is_batched(shapes) and all(
+        spec.shape[0] > max(shapes.opt[name].shape[0], 1) for name, spec in corner.items()
+    )
+
+
+def _takes_batches(shapes: Shapes) -> bool:
+    """Whether there may be a batch of so many rows."""
+    if not _is_batched(shapes):
         return False
     is_low = all(spec.shape[0] <= BATCH for spec in (shapes.low or {}).values())
     return is_low and all(spec.shape[0] >= BATCH for spec in (shapes.high or {}).values())

@@ -39,6 +39,7 @@ class _Shared:
     def contest(self, contest: Contest) -> int:
         losers = contest.losers[:FEW] if self.is_short else contest.losers
         refusals = () if self.is_short else contest.unwilling
+        untimed = () if self.is_short else contest.untimed
         row = {
             "tactic": clean(contest.tactic),
             "config": clean(config_text(contest.config)),
@@ -53,7 +54,10 @@ class _Shared:
                 ]
                 for each in losers
             ],
-            "refused": [[self.text(each.tactic), self.text(each.reason)] for each in refusals],
+            "refused": [
+                *([self.text(each.tactic), self.text(f"not tried: {each.reason}")] for each in untimed),
+                *([self.text(each.tactic), self.text(each.reason)] for each in refusals),
+            ],
         }
         place = self.places.setdefault(compact(row), len(self.contests))
         if place == len(self.contests):

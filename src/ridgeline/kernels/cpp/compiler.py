@@ -10,13 +10,16 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import weakref
 from _ctypes import dlclose, dlopen, dlsym
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -31,6 +34,10 @@ CACHE_DIR = Path("~/.cache/ridgeline/cpp")
 TIMEOUT_S = 120.0
 # one for each kernel at each shape: dozens of nets, about 60 MB; those used longest ago go first
 KEPT_LIBRARIES = 4000
+# kernels that one process compiles: starting it takes as long as a small kernel
+MOST_TOGETHER = 8
+# how a kernel begins
+ENTRY = 'extern "C" void run('
 # -fwrapv: integers wrap in ONNX, and signed overflow would otherwise be undefined
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
@@ -46,6 +53,14 @@ _Function = ctypes.CFUNCTYPE(None)
 
 class CompileError(RidgelineError):
     """Generated C++ that the system compiler would not take."""
+
+
+class LeftOutError(CompileError):
+    """Generated C++ that was not compiled, since the time for it was over."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__("not compiled: the time was over")
+        self.source = source
 
 
 @cache
@@ -73,12 +88,17 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
+        self._key = path.stem
         self._handle = dlopen(str(path), os.RTLD_NOW)
         # not at the end of the process: a thread may still be inside, and all is unmapped anyway
         weakref.finalize(self, dlclose, self._handle).atexit = False
 
     def __getitem__(self, name: str) -> Any:
-        function = _Function(dlsym(self._handle, name))
+        try:  # it may hold other kernels too
+            place = dlsym(self._handle, f"{name}_{self._key}")
+        except OSError:
+            place = dlsym(self._handle, name)
+        function = _Function(place)
         function.library = self  # type: ignore[attr-defined]  # held for as long as the function
         return function
 
@@ -86,30 +106,93 @@ class Library:
 def compile_cpp(source: str, *, cache_dir: Path) -> Library:
     """Compile unless cached, and load. Callers have imported torch, whose OpenMP pool is then shared."""
     folder = private_folder(*_folders(cache_dir))
-    path = _compile(source, folder)
+    path = _compile([source], folder)
     try:
         return Library(path)
     except OSError:  # another process has pruned it since, or it is damaged
         path.unlink(missing_ok=True)
-        return Library(_compile(source, folder))
+        return Library(_compile([source], folder))
 
 
-def compile_many(sources: Sequence[str], *, cache_dir: Path) -> list[CompileError]:
-    """Fill the cache, one compiler process per core at a time; what failed comes back, it does not raise."""
+def compile_many(
+    sources: Sequence[str],
+    *,
+    cache_dir: Path,
+    is_over: Callable[[], bool] = lambda: False,
+    on_done: Callable[[int, int], None] | None = None,
+) -> list[CompileError]:
+    """Fill the cache, one compiler process per core at a time; what failed comes back, it does not raise.
+
+    Processes take several kernels at a time while many wait. Those that nobody has begun when `is_over` come
+    back as `LeftOutError`.
+    """
     folder = private_folder(*_folders(cache_dir))
-
-    def attempt(source: str) -> CompileError | None:
-        try:
-            _compile(source, folder)
-        except CompileError as error:
-            return error
-        return None
-
     new = [source for source in dict.fromkeys(sources) if not _is_cached(source, folder)]
-    if len(new) < 2:  # a thread would only be waited for
-        return [error for error in map(attempt, new) if error is not None]
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return [error for error in pool.map(attempt, new) if error is not None]
+    queue = _Queue(new, folder, is_over, on_done)
+    workers = min(os.cpu_count() or 1, len(new))
+    if workers < 2:  # a thread would only be waited for
+        queue.work()
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            for made in [pool.submit(queue.work) for _ in range(workers)]:
+                made.result()
+    return queue.failed
+
+
+class _Queue:
+    """Sources that wait for a compiler, taken by several threads from its front."""
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        folder: Path,
+        is_over: Callable[[], bool],
+        on_done: Callable[[int, int], None] | None,
+    ) -> None:
+        self.failed: list[CompileError] = []
+        self._waiting, self._total, self._done = deque(sources), len(sources), 0
+        self._folder, self._is_over, self._on_done = folder, is_over, on_done
+        self._lock = threading.Lock()
+
+    def work(self) -> None:
+        try:
+            while group := self._next():
+                failed = _compile_group(group, self._folder)
+                with self._lock:
+                    self.failed += failed
+                    self._done += len(group)
+                    if self._on_done is not None:
+                        self._on_done(self._done, self._total)
+        except BaseException:  # who listens has had enough, or Ctrl-C: the other threads end too
+            self._waiting.clear()
+            raise
+
+    def _next(self) -> list[str]:
+        """What one process compiles next: a share of what waits, so that all end at about the same time."""
+        with self._lock:
+            if self._is_over():
+                self.failed += [LeftOutError(source) for source in self._waiting]
+                self._waiting.clear()
+            turns = 3 * (os.cpu_count() or 1)
+            count = min(max(len(self._waiting) // turns, 1), MOST_TOGETHER, len(self._waiting))
+            return [self._waiting.popleft() for _ in range(count)]
+
+
+def _compile_group(sources: Sequence[str], folder: Path) -> list[CompileError]:
+    """Those of the sources that do not compile. They are compiled together if all of them may be."""
+    together = [source for source in sources if _may_share(source)]
+    if len(together) > 1:
+        try:
+            _compile(together, folder)
+        except CompileError:  # by whichever of them: each is tried alone
+            together = []
+    failed = []
+    for source in (source for source in sources if len(together) < 2 or source not in together):
+        try:
+            _compile([source], folder)
+        except CompileError as error:
+            failed.append(error)
+    return failed
 
 
 def _folders(cache_dir: Path) -> tuple[Path, Path]:
@@ -149,22 +232,25 @@ def _libraries(source: str, compiler: str) -> tuple[str, ...]:
     return _LIBRARIES if is_gcc and source.startswith(PRELUDE.strip()) else ()
 
 
-def _compile(source: str, folder: Path) -> Path:
+def _compile(sources: Sequence[str], folder: Path) -> Path:
+    """The library of these sources, under the name of each; that of the first is returned."""
     compiler = find_compiler()
     if compiler is None:
         raise CompileError("no C++ compiler found", help="install g++ or clang++")
-    library = _library(source, compiler, folder)
-    if _is_made(library):
-        return library
+    libraries = [_library(source, compiler, folder) for source in sources]
+    if all(map(_is_made, libraries)):
+        return libraries[0]
+    text = sources[0] if len(sources) == 1 else _joined(sources, [library.stem for library in libraries])
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "kernel.so"
-        command = [compiler, *_flags(), "-x", "c++", "-", *_libraries(source, compiler), "-o", str(made)]
+        command = [compiler, *_flags(), "-x", "c++", "-", *_libraries(text, compiler), "-o", str(made)]
+        limit_s = TIMEOUT_S * len(sources)
         try:
             done = subprocess.run(
-                command, input=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                command, input=text, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise CompileError(f"{compiler} took longer than {TIMEOUT_S:g} s on a kernel") from error
+            raise CompileError(f"{compiler} took longer than {limit_s:g} s on a kernel") from error
         except OSError as error:
             raise CompileError(f"{compiler} could not be started", got=str(error)) from error
         if done.returncode:
@@ -172,10 +258,37 @@ def _compile(source: str, folder: Path) -> Path:
             first = next((line for line in lines if "error" in line), lines[0])
             raise CompileError(f"{compiler} refused a kernel", got=first)
         made.chmod(0o600)
-        os.replace(made, library)
+        for library in libraries[1:]:
+            _place_beside(made, library)
+        os.replace(made, libraries[0])
     prune(folder, "*.so", kept=KEPT_LIBRARIES)
     _sweep_scratch(folder)
-    return library
+    return libraries[0]
+
+
+def _place_beside(made: Path, library: Path) -> None:
+    """One more name for a library; moved into place, so that nobody meets half of it."""
+    link = made.with_name(library.name)
+    try:
+        os.link(made, link)
+    except OSError:  # a file system without them
+        shutil.copy2(made, link)
+    os.replace(link, library)
+
+
+def _may_share(source: str) -> bool:
+    """Whether other kernels may stand in one text with this one: ours may, that bring no headers."""
+    return source.startswith(PRELUDE.strip()) and ENTRY in source and "#include" not in source
+
+
+def _joined(sources: Sequence[str], keys: Sequence[str]) -> str:
+    """Kernels in one text, each in a namespace of its own and with an entry point of its own."""
+    parts = [PRELUDE.strip()]
+    for number, (source, key) in enumerate(zip(sources, keys, strict=True)):
+        own = source.removeprefix(PRELUDE.strip()).replace(ENTRY, ENTRY.replace("run(", f"run_{key}("))
+        macros = dict.fromkeys(re.findall(r"^#define (\w+)", own, re.MULTILINE))
+        parts += [f"namespace k{number} {{", own, "}", *(f"#undef {name}" for name in macros)]
+    return "\n".join([*parts, ""])
 
 
 def _sweep_scratch(folder: Path) -> None:
