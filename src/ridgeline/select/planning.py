@@ -82,7 +82,7 @@ def guess_of(context: SelectionContext, shapes: Shapes, selection: Selection) ->
         for entry in (*selection.entries.values(), selection.alternatives)
         if entry is not None
     )
-    is_settled = context.lock is not None or options.deterministic or options.new_shapes == "wait"
+    is_settled = options.lock is not None or options.deterministic or options.new_shapes == "wait"
     is_open = shapes.is_guess and not is_settled and not any(port.is_non_tensor for port in shapes.inputs)
     if not is_open or shapes.sized_by or not (context.timer.measures and options.level and has_choice):
         return None
