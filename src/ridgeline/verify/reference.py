@@ -323,10 +323,13 @@ class Reference:
         self, made: Sequence[Callable[[], onnx.ModelProto]], seed: int
     ) -> Callable[[Feeds], Outputs]:
         """Where nobody takes other weights, only the inputs are moved."""
-        for make in (*made, lambda: self.loaded.original):
+        for make in (*made, self._unmoved):
             with suppress(Exception):
                 return self._moved(make(), seed)
         return self._run
+
+    def _unmoved(self) -> onnx.ModelProto:
+        return self.loaded.original
 
     def _moved(self, proto: onnx.ModelProto, seed: int) -> Callable[[Feeds], Outputs]:
         folder = folder_of(self.loaded)
