@@ -188,9 +188,8 @@ def build_typed(
             made = checks.run_first(reference, limited, fused.inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        is_verified = reference is not None
         limit_s = machine.time_limit_s(options)
-        deadline = Deadline.of_choosing(limit_s, spent_s=clock.spent_s, is_verified=is_verified)
+        deadline = Deadline.of_choosing(limit_s, spent_s=clock.spent_s, is_verified=reference is not None)
         selections = select_every(contexts, machine, deadline)
         write_timings(contexts, selections)
     with clock.stage("plan"):
@@ -202,8 +201,7 @@ def build_typed(
         facts.write()
     engine.report = replace(
         report,
-        nodes=count_nodes(loaded.original.graph.node),
-        stage_seconds=clock.seconds,
+        nodes=count_nodes(loaded.original.graph.node), stage_seconds=clock.seconds,
         sites_timed=sum(selection.timed for selection in selections),
         sites_cached=sum(selection.cached for selection in selections),
         codes=coded_products(*program_ops(contexts[0])),
@@ -212,8 +210,7 @@ def build_typed(
             *(line for pair in zip(every_shapes, selections, strict=True) for line in build_warnings(*pair)),
             *time_limit_warning(every_selection(contexts, selections), limit_s),
             *(*machine.missing_tools(), *corrections, *report.warnings, *engine.notes),
-            *(f"{problem}: ignored" for problem in contexts[0].cache.problems),
-            *facts.problems,
+            *(f"{problem}: ignored" for problem in contexts[0].cache.problems), *facts.problems,
         ))),
         versions=versions(),
     )  # fmt: skip

@@ -21,8 +21,6 @@ from ridgeline.select.planning import planned_steps, region_notes, slow_ops, who
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.offer import kernels_of
 
-NO_LIMIT = Deadline()
-
 
 def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     """A plan that was predicted without its GPU, with its candidates timed there, and what was timed.
@@ -33,13 +31,9 @@ def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     fused = executable.fused
     # kernels of a file that is not trusted are made again here; of one that is, all are found
     collect(executable.planned_sites(), fused.tactics, fused.kernels.store)
+    context = context_at(executable.planned_shapes, executable, timer, Options(target=str(target)))
     return choose_again(
-        variant,
-        executable.planned_shapes,
-        timer,
-        Options(target=str(target)),
-        device_key=require_device(target).key,
-        competitors=embedded(executable),
+        variant, replace(context, device_key=require_device(target).key, competitors=embedded(executable))
     )
 
 
@@ -72,41 +66,35 @@ def plan_at(
     )
     deadline = Deadline.of_choosing(limit_s(options), spent_s=0.0, is_verified=True)
     unguessed = Variant(replace(plan, guess=None), executable)
-    return choose_again(unguessed, shapes, timer, options, deadline=deadline)
+    return choose_again(unguessed, replace(context_at(shapes, executable, timer, options), deadline=deadline))
 
 
-def choose_again(
-    variant: Variant,
-    shapes: Mapping[str, TensorSpec],
-    timer: Timer,
-    options: Options,
-    *,
-    device_key: str = "",
-    competitors: Callable[[Site], Competitors] | None = None,
-    deadline: Deadline = NO_LIMIT,
-) -> tuple[Variant, Selection]:
-    """The variant with every choice made anew at these shapes."""
-    plan, executable = variant.plan, variant.executable
+def context_at(
+    shapes: Mapping[str, TensorSpec], executable: Executable, timer: Timer, options: Options
+) -> SelectionContext:
+    """What selection needs to choose at these shapes without a cache or a lock."""
     fused = executable.fused
-    context = SelectionContext(
+    return SelectionContext(
         fused=fused,
         inferred=fused.inference.at(shapes),
         inputs=shapes,
-        device_key=device_key,
         timer=timer,
-        competitors=competitors,
-        deadline=deadline,
         options=options,
         cache=TimingCache(),
         lock=None,
         islands=executable.islands,
     )
+
+
+def choose_again(variant: Variant, context: SelectionContext) -> tuple[Variant, Selection]:
+    """The variant with every choice made anew in this context, at its shapes."""
+    plan, islands = variant.plan, variant.executable.islands
     selection = select(context)
-    chosen = Executable(fused, planned_steps(context, selection), shapes, executable.islands)
+    chosen = Executable(context.fused, planned_steps(context, selection), context.inputs, islands)
     memory, steps = planned_memory(chosen)
     made = replace(
         plan,
-        planned_shapes=dict(shapes),
+        planned_shapes=dict(context.inputs),
         steps=steps,
         memory=memory,
         slow_ops=slow_ops(steps),
