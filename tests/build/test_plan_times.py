@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import ridgeline
+from ridgeline.base.timing import Timing
 from ridgeline.select import plan_times
-from ridgeline.select.plan_times import Rival, race_plans
+from ridgeline.select.plan_times import Rival, break_tie, race_plans
 from ridgeline.verify.call_times import busy_notes
 
 
@@ -74,6 +75,40 @@ def test_parts_that_agree_stay_as_they_are(races: list[list[float]]) -> None:
 def test_what_never_agrees_is_called_unsteady(races: list[list[float]]) -> None:
     races += [[145_000.0]] * plan_times.RACES
     assert race_plans([rival(200.0, 240.0)], each_s=0.1) == ([145_000.0], True)
+
+
+def longer_race(monkeypatch: pytest.MonkeyPatch, *samples_us: tuple[float, ...]) -> list[int]:
+    """A second race with these results; how many plans ran in it is noted."""
+    ran: list[int] = []
+
+    def interleave(calls: list[object], **_: object) -> list[Timing]:
+        ran.append(len(calls))
+        return [Timing(taken) for taken in samples_us]
+
+    monkeypatch.setattr(plan_times, "interleave", interleave)
+    return ran
+
+
+CALLS = [lambda: None] * 3
+
+
+def test_a_tie_is_broken_by_a_longer_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    # round by round the second is 3 % faster, though the machine slowed down in the middle
+    ran = longer_race(monkeypatch, (100.0, 103.0, 206.0), (97.0, 100.0, 200.0))
+    assert break_tie(CALLS, [100.0, 101.0, 150.0], each_s=0.1) == (1, [103.0, 100.0, 150.0])
+    assert ran == [2]
+
+
+def test_without_a_difference_the_earlier_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer_race(monkeypatch, (100.0, 100.0, 100.0), (99.5, 99.5, 99.5), (101.0, 101.0, 101.0))
+    assert break_tie(CALLS, [102.0, 100.0, 101.0], each_s=0.1) == (0, [100.0, 99.5, 101.0])
+
+
+def test_clear_winners_and_no_time_run_no_second_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = longer_race(monkeypatch)
+    assert break_tie(CALLS, [100.0, 150.0, 90.0], each_s=0.1) == (2, [100.0, 150.0, 90.0])
+    assert break_tie(CALLS, [100.0, 99.0, 150.0], each_s=0.0) == (0, [100.0, 99.0, 150.0])
+    assert not ran
 
 
 def test_steps_timed_beside_other_work_are_remarked(tiny_model: Path) -> None:

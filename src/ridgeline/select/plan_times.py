@@ -1,7 +1,8 @@
 """Whole plans timed against each other, and their steps in place: the steps must add up to the whole.
 
-Steps are timed alone first, against their rivals. One that had no rival has no time yet: it gets the one it
-takes in the running plan.
+Plans that come out alike run against each other again, for longer, and the faster one wins. Steps are timed
+alone first, against their rivals. One that had no rival has no time yet: it gets the one it takes in the
+running plan.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TypeVar
 import torch
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.timing import wall_times_in_turn
+from ridgeline.base.timing import interleave, paired_ratio, wall_times_in_turn
 from ridgeline.errors import BuildError, LimitError, failure
 from ridgeline.options import Options
 from ridgeline.runtime.instance import Instance
 from ridgeline.select.deadline import Deadline
-from ridgeline.select.race import EFFORTS, race, ranked
+from ridgeline.select.race import EFFORTS, fastest, race, ranked
 from ridgeline.tactics.cache import Entry
 
 # thread pools of different libraries spin after their last call and steal a core from the next
@@ -29,6 +30,8 @@ APART, SLACK_US, RACES = 2.0, 20.0, 3
 IN_PLACE_S, MAX_ROUNDS = 0.05, 10
 # on each plan where the time limit is over: which plan it is decides more than which tactics
 LEAST_S = 0.1
+# plans this close to the best run against each other again; this close after that, the earlier one is taken
+ALIKE, SAME = 0.08, 0.01
 Made = TypeVar("Made", bound=Instance)
 
 
@@ -90,10 +93,38 @@ def compare_plans(
     if not rivals:
         raise none_runs(dropped)
     times, is_unsteady = race_plans(list(rivals.values()), each_s=plan_s)
+    tie_s = min(EFFORTS[options.level].tie_s, deadline.left_s / len(rivals))
+    winner, times = break_tie([rival.instance.execute for rival in rivals.values()], times, each_s=tie_s)
+    with torch.inference_mode():
+        for rival, us in zip(rivals.values(), times, strict=True):
+            rival.time_steps(us)  # a step that is the whole plan has the plan's time
     timed = [Candidate(name, {}, us) for name, us in zip(rivals, times, strict=True)]
     options.tell("compare plans", 2 * len(known), 2 * len(known))
-    entry = Entry("whole plan", (*ranked(timed), *dropped), is_unsteady=is_unsteady)
+    entry = Entry("whole plan", (*ranked(timed, winner), *dropped), is_unsteady=is_unsteady)
     return entry, {name: rival.steps_us for name, rival in rivals.items()}
+
+
+def break_tie(
+    calls: Sequence[Callable[[], object]], times: Sequence[float], *, each_s: float
+) -> tuple[int, list[float]]:
+    """The plan to take, and the times: those close to the best are timed again, each for `each_s`.
+
+    They are compared round by round, so that what disturbs one disturbs both. The earlier plan is taken only
+    where even that shows no difference, or where there is no time to look.
+    """
+    limit = min(times) * (1 + ALIKE)
+    alike = [i for i, us in enumerate(times) if us <= limit]
+    made = list(times)
+    if len(alike) == 1 or each_s < LEAST_S:
+        return fastest(times), made
+    with torch.inference_mode():
+        timings = interleave([calls[i] for i in alike], budget_s=each_s * len(alike), settle_s=SETTLE_S)
+    best = 0
+    for i, timing in enumerate(timings):
+        made[alike[i]] = round(timing.median_us, 3)
+        if paired_ratio(timings[best], timing) > 1 + SAME:
+            best = i
+    return alike[best], made
 
 
 def race_plans(rivals: Sequence[Rival], *, each_s: float) -> tuple[list[float], bool]:

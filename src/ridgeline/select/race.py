@@ -32,16 +32,17 @@ class Effort:
 
     site_s: float  # per candidate of a site
     plan_s: float  # on each whole plan
+    tie_s: float  # on each of those that come out alike
     long_rounds: int | None = LONG_ROUNDS  # on a site's long calls; None: as many as the time allows
 
 
 EFFORTS = (
-    Effort(0.0, 0.0),
-    Effort(0.004, 0.2),
-    Effort(0.008, 0.4),
-    Effort(0.015, 0.8),
-    Effort(0.05, 2.0, None),
-    Effort(0.2, 5.0, None),
+    Effort(0.0, 0.0, 0.0),
+    Effort(0.004, 0.2, 0.2),
+    Effort(0.008, 0.4, 0.8),
+    Effort(0.015, 0.8, 2.0),
+    Effort(0.05, 2.0, 5.0, None),
+    Effort(0.2, 5.0, 10.0, None),
 )
 
 
@@ -87,17 +88,17 @@ def _glance_us(call: Callable[[], object], pause_s: float) -> float:
     return min(times)
 
 
-def ranked(timed: Sequence[Candidate]) -> list[Candidate]:
-    """The winner, then the others by time."""
-    best = fastest(timed)
+def ranked(timed: Sequence[Candidate], winner: int | None = None) -> list[Candidate]:
+    """The winner, by default the earliest that nobody later beats by the margin, then the others by time."""
+    times = [_time(candidate) for candidate in timed]
+    best = fastest(times) if winner is None else winner
     return [timed[best], *sorted((m for i, m in enumerate(timed) if i != best), key=_time)]
 
 
-def fastest(timed: Sequence[Candidate]) -> int:
-    """The earliest candidate that nobody later beats by the margin."""
-    best = min(range(len(timed)), key=lambda i: _time(timed[i]))
-    limit = _time(timed[best]) * (1 + MARGIN)
-    return next(i for i, m in enumerate(timed) if _time(m) <= limit)
+def fastest(times: Sequence[float]) -> int:
+    """The earliest time that no later one beats by the margin."""
+    limit = min(times) * (1 + MARGIN)
+    return next(i for i, us in enumerate(times) if us <= limit)
 
 
 def _time(measured: Candidate) -> float:
