@@ -140,6 +140,16 @@ def waits_for_data() -> onnx.ModelProto:
     return net.model("float[8,16] x", "int64[2,K]")
 
 
+def waits_in_the_middle() -> onnx.ModelProto:
+    """Products before and behind an op that asks the device for a size."""
+    net = Net()
+    hidden = net("Relu", net("MatMul", "x", net.weight(64, 64)))
+    best = net("Softmax", net("MatMul", hidden, net.weight(64, 64)), axis=-1)
+    count = net("ReduceSum", net("Cast", net("NonZero", hidden), to=1), net.ints(0, 1), keepdims=1)
+    net("Tanh", net("Add", net("MatMul", best, net.weight(64, 64)), count))
+    return net.model("float[8,64] x", "float[8,64]")
+
+
 def runs_on_the_host() -> onnx.ModelProto:
     """An op that only ONNX Runtime has, between two that a GPU has."""
     net = Net()

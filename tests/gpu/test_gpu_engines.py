@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Net
+from networks import Net, waits_in_the_middle
 
 import ridgeline
 from ridgeline.base.spec import TensorSpec
@@ -50,6 +50,29 @@ def test_it_is_verified_and_captured(engine: ridgeline.Engine) -> None:
         instance.execute()
     assert instance.graph is not None, instance.why_eager
     assert not any("captured" in note for note in engine.notes)
+
+
+def test_what_can_be_captured_between_steps_that_wait_is() -> None:
+    engine = ridgeline.build(waits_in_the_middle(), target="cuda", level=1)
+    assert engine.report.verified
+    context = cuda_context(engine)
+    for seed in (3, 4, 3):
+        feeds = engine.example_inputs(seed=seed)
+        instance = context.instance(feeds)
+        assert isinstance(instance, CudaInstance)
+        with torch.inference_mode():
+            Instance.execute(instance)
+            by_steps = {name: instance.result(name).clone() for name in instance.program.outputs}
+            instance.result(instance.program.outputs[0]).fill_(torch.nan)
+            instance.execute()
+        assert instance.graph is None
+        assert instance.segments is not None, instance.why_eager
+        assert len(instance.segments.captured) >= 2
+        assert len(instance.segments.reasons) < len(instance.calls) / 2
+        require_same(instance.results(), by_steps)
+        require_same(context.run(feeds), by_steps)
+        require_same(context.run(on_device(feeds)), by_steps)
+    assert any("CUDA graphs" in note for note in engine.notes)
 
 
 def test_the_graph_equals_its_steps(engine: ridgeline.Engine) -> None:

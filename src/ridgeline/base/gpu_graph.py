@@ -77,6 +77,12 @@ def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int =
         return graph
 
 
+def try_alone(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None:
+    """Why no graph can hold this call; None for one that can. Nothing runs on the device."""
+    with _recording, torch.cuda.stream(stream), gc_paused():
+        return why_not(call, stream)
+
+
 def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None:
     """Why no graph can hold this call: recorded on trial past PyTorch's allocator, and thrown away."""
     driver, handle, graph = cuda_driver(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()

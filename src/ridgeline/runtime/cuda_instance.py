@@ -1,4 +1,7 @@
-"""An instance on a GPU: its steps are captured once in a CUDA graph, and a run is one launch of it."""
+"""An instance on a GPU: its steps are captured once in a CUDA graph, and a run is one launch of it.
+
+Where data decides about some steps, the others are captured in segments between them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.base.gpu_graph import CaptureError, own_stream, pool_bytes, record, stream_bytes, warm
+from ridgeline.base.gpu_graph import (
+    CaptureError,
+    own_stream,
+    pool_bytes,
+    record,
+    stream_bytes,
+    try_alone,
+    warm,
+)
 from ridgeline.base.gpu_timing import times_in_turn
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
@@ -18,6 +29,7 @@ from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
+from ridgeline.runtime.segments import Segments, capture_segments
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Launch
 
@@ -30,7 +42,8 @@ class CudaInstance(Instance):
     device = "cuda"
     _times_in_turn = staticmethod(times_in_turn)
     graph: torch.cuda.CUDAGraph | None = None
-    why_eager = ""  # why there is no graph, once a run has shown it
+    segments: Segments | None = None  # what can be captured of a run that one graph cannot hold
+    why_eager = ""  # why there is no graph of the whole run, once a run has shown it
     fatal_error = ""  # the CUDA error after which nothing here can be trusted
     notes: list[str] | None = None  # where the engine keeps what did not go as planned
 
@@ -49,6 +62,8 @@ class CudaInstance(Instance):
         try:
             if self.graph is not None:
                 self.graph.replay()
+            elif self.segments is not None:
+                self.segments()
             elif self.why_eager:
                 super().execute()
             else:
@@ -59,7 +74,7 @@ class CudaInstance(Instance):
 
     def run_eagerly(self, reason: str) -> None:
         """From now on the steps are queued one by one, without a graph."""
-        self.graph, self.why_eager = None, reason
+        self.graph, self.segments, self.why_eager = None, None, reason
 
     def require_usable(self) -> None:
         if self.fatal_error:
@@ -75,12 +90,30 @@ class CudaInstance(Instance):
         try:
             self.graph = record(super().execute, self.stream)
         except CaptureError as error:
-            self.why_eager = f"the steps cannot be captured in a CUDA graph and run one by one: {error}"
+            self.segments = self._capture_segments()
+            how = "the steps run one by one" if self.segments is None else str(self.segments)
+            self.why_eager = f"the run cannot be captured in one CUDA graph, and {how}: {error}"
             if self.notes is not None:
                 self.notes.append(self.why_eager)
-            super().execute()
+            self.execute()
             return
         self.graph.replay()
+
+    def _capture_segments(self) -> Segments | None:
+        """What can be captured between steps that cannot; None where nothing can, or a capture fails."""
+        with torch.cuda.stream(self.stream):
+            try:
+                return capture_segments(
+                    self.calls,
+                    self.call_values,
+                    self.dynamic_values,
+                    why_not=lambda call: try_alone(call, self.stream),
+                    record=lambda call: record(call, self.stream),
+                )
+            except CaptureError:
+                return None
+            finally:
+                self.stream.synchronize()
 
     def raise_device_error(self, error: Exception) -> None:
         """Raise a failure of the GPU as what it is; after a fatal one this instance does not run again."""
@@ -90,6 +123,11 @@ class CudaInstance(Instance):
             if found.is_fatal:
                 never_free_pinned()
             raise found from error
+
+    def _graphs(self) -> list[torch.cuda.CUDAGraph]:
+        if self.segments is not None:
+            return [segment.graph for segment in self.segments.captured]
+        return [] if self.graph is None else [self.graph]
 
     def is_at(self, shapes: Mapping[str, TensorSpec]) -> bool:
         """Whether this instance was made for inputs of these shapes, and keeps memory of its own for them."""
@@ -106,7 +144,7 @@ class CudaInstance(Instance):
             "arena": sum(arena.values()),
             "inputs": sum(inputs.values()),
             "scratch": sum(size for place, size in scratch.items() if place not in apart),
-            "graph": 0 if self.graph is None else pool_bytes(self.graph),
+            "graph": sum(pool_bytes(graph) for graph in self._graphs()),
             "libraries": stream_bytes(self.stream),
         }
 

@@ -24,6 +24,7 @@ from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
 from ridgeline.options import machine_bytes
 from ridgeline.plan.memory import ArenaLayout, StepIO, lay_out
+from ridgeline.runtime.segments import CallValues
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
 KEPT_PLACES = 8
@@ -134,6 +135,8 @@ class Instance:
         self.call_steps: list[int] = []  # for each call, its step in the plan
         # every value that a call reads or writes where it lies; with a way to point the call elsewhere
         self.uses: list[tuple[str, Move | None]] = []
+        # for each call, which values it reads and makes that have no place of their own
+        self.call_values: list[CallValues] = []
         for i, step in enumerate(self.steps):
             io = step.io
             dead = [n for n in dict.fromkeys(io.inputs) if last_use[n] == i and n in dynamic_names - kept]
@@ -153,6 +156,9 @@ class Instance:
             calls += made
             self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)
+            found = frozenset(name for name in io.inputs if not self._is_fixed(name))
+            own = CallValues(found, frozenset(dynamic_names.intersection(io.outputs)))
+            self.call_values += [own] * len(made)
         self.dynamic_values = dynamic_values
         self.dynamic_names = dynamic_names
         return calls
