@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +24,16 @@ from ridgeline.options import DEFAULT_LIMITS, make_options
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.runtime.inference import Inference
 from ridgeline.select import context as context_module
-from ridgeline.select import loop, plans, refine
+from ridgeline.select import heats, plans, refine
 from ridgeline.select.context import Contest, Selection, SelectionContext, Timer
+from ridgeline.select.experience import ON_GPU
 from ridgeline.select.graph_replay import GraphReplay
+from ridgeline.select.heats import Timed, Trial
 from ridgeline.select.loop import select
 from ridgeline.select.prediction import Prediction
 from ridgeline.select.refine import Refinement
 from ridgeline.select.shapes import choose_every_shapes
+from ridgeline.select.site_race import SiteRace
 from ridgeline.select.wall_clock import FirstThatRuns, WallClock
 from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cache import Entry
@@ -51,13 +55,26 @@ def context_of(model: Any, target: str, level: int) -> SelectionContext:
     return context
 
 
-class Replayed(GraphReplay):
-    """As on a GPU, with times that somebody else took: later candidates are faster."""
+class Later:
+    """A trial whose times somebody else took: later candidates are faster."""
 
-    def time_site(self, context: SelectionContext, contest: Contest) -> Entry:
-        count = len(contest.willing)
-        timed = [replace(c, median_us=10.0 + (count - i) / 10) for i, c in enumerate(contest.willing)]
-        return Entry(contest.site.name, (*reversed(timed), *contest.refused))
+    pruning = ON_GPU
+
+    def is_raced(self, contest: Contest) -> bool:
+        return True
+
+    def time(self, each: SiteRace, places: Sequence[int]) -> Timed:
+        return Timed({place: 10.0 - place / 10 for place in places})
+
+    def runs(self, each: SiteRace, place: int) -> bool:
+        return True
+
+
+class Replayed(GraphReplay):
+    """As on a GPU."""
+
+    def trial(self, context: SelectionContext) -> Trial:
+        return Later()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +97,7 @@ def test_one_loop_serves_every_timer(
     context = context_of(transformer() if "cuda" in target or "null" in target else mlp(), target, level)
     if timer is Replayed:  # the GPU is not here: nothing is compiled for it or captured on it
         context = replace(context, timer=Replayed())
-        monkeypatch.setattr(loop, "precompile", lambda *_, **__: None)
+        monkeypatch.setattr(heats, "precompile", lambda *_, **__: [])
     assert type(context.timer) is timer
     made = select(context)
     assert {region.name for step in made.steps for region in step.regions} >= {r.name for r in context.work}

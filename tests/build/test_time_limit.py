@@ -21,10 +21,10 @@ from ridgeline.errors import OptionError
 from ridgeline.options import Options
 from ridgeline.plan.make import reason
 from ridgeline.plan.plan import Plan
-from ridgeline.select import heats, plans
+from ridgeline.select import heats, plans, wall_clock
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.deadline import Deadline
-from ridgeline.select.experience import UNKNOWN, Experience
+from ridgeline.select.experience import ON_CPU, UNKNOWN, Experience
 from ridgeline.select.loop import offered, select
 from ridgeline.select.site_race import TIME_OVER
 from ridgeline.tactics.cache import Entry, TimingCache
@@ -46,19 +46,19 @@ class Clock:
         return Deadline(self.now_s + left_s, LIMIT_S, self)
 
 
-def products(*widths: int) -> onnx.ModelProto:
+def products(*widths: int, depth: int = 16, kind: str = "float") -> onnx.ModelProto:
     """Products one after another, each of another size: as many contests, all of one kind."""
-    rng = np.random.default_rng(0)
-    sizes = list(zip((16, *widths[:-1]), widths, strict=True))
+    rng, dtype = np.random.default_rng(0), np.float16 if kind == "float16" else np.float32
+    sizes = list(zip((depth, *widths[:-1]), widths, strict=True))
     lines = [f"h{i + 1} = MatMul(h{i}, w{i}) x{i + 1} = Relu(h{i + 1})" for i in range(len(sizes))]
     text = "".join(lines).replace("MatMul(h", "MatMul(x")
     head = '<ir_version: 10, opset_import: ["": 20]>'
     model = onnx.parser.parse_model(
-        f"{head} g (float[9,16] x0) => (float[9,{widths[-1]}] x{len(sizes)}) {{{text}}}"
+        f"{head} g ({kind}[9,{depth}] x0) => ({kind}[9,{widths[-1]}] x{len(sizes)}) {{{text}}}"
     )
     for i, shape in enumerate(sizes):
         model.graph.initializer.append(
-            numpy_helper.from_array(rng.standard_normal(shape, np.float32), f"w{i}")
+            numpy_helper.from_array(rng.standard_normal(shape, np.float32).astype(dtype), f"w{i}")
         )
     return model
 
@@ -78,7 +78,7 @@ def races(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[int]:
         clock.now_s += 1.0
         return [10.0 + i for i in range(len(calls))], False
 
-    monkeypatch.setattr(heats, "race", race)
+    monkeypatch.setattr(wall_clock, "race", race)
     return raced
 
 
@@ -205,7 +205,7 @@ def test_what_lost_badly_on_like_regions_is_not_tried_again(
         races.append(len(calls))
         return [10.0, *(100.0 for _ in calls[1:])], False
 
-    monkeypatch.setattr(heats, "race", race)
+    monkeypatch.setattr(wall_clock, "race", race)
     made = chosen(context_of(products(*WIDTHS), "cpu", 3))
     tactics, again, configs, more = races
     assert tactics == again > 2, "two regions try all tactics, the others have one candidate left"
@@ -232,7 +232,7 @@ def test_further_configs_run_against_the_best(monkeypatch: pytest.MonkeyPatch, r
         is_second = len(calls_of) == 2
         return ([20.0, *(10.0 for _ in calls[1:])] if is_second else [10.0 for _ in calls]), False
 
-    monkeypatch.setattr(heats, "race", race)
+    monkeypatch.setattr(wall_clock, "race", race)
     made = chosen(context_of(products(72), "cpu", 3))
     (entry,) = contests(made)
     assert len(calls_of) == 2
@@ -278,7 +278,7 @@ def test_a_library_that_was_hopeless_gets_no_span(best_us: float, untimed: str, 
 
 
 def test_experience_is_of_like_regions_first() -> None:
-    seen, kind, other = Experience(), (("a", "b"), 2), (("a", "b"), 3)
+    seen, kind, other = Experience(ON_CPU), (("a", "b"), 2), (("a", "b"), 3)
     assert not seen.expected(kind, ("a", 0)).is_known
     assert seen.expected(kind, ("a", 0)).ratio == UNKNOWN
     seen.learn(other, {("a", 0): 30.0, ("b", 0): 10.0}, 10.0)
@@ -286,7 +286,7 @@ def test_experience_is_of_like_regions_first() -> None:
     assert "other sizes" in seen.expected(kind, ("a", 0)).basis
     seen.learn(kind, {("a", 0): 10.0, ("b", 0): 20.0}, 10.0)
     assert seen.expected(kind, ("a", 0)).ratio == 1.0
-    assert seen.why_hopeless(kind, ("b", 0)) is None, "one region is no rule"
+    assert seen.why_hopeless_tactic(kind, "b") is None, "one region is no rule"
 
 
 def test_the_report_says_what_was_left_out_and_the_plan_where() -> None:

@@ -8,7 +8,7 @@ from ridgeline.analyze.calibration_ahead import jobs_of
 from ridgeline.analyze.calibration_graph import HALF, Graph
 from ridgeline.analyze.calibration_networks import Rows
 from ridgeline.base.spec import Target
-from ridgeline.kernels.triton.compiler import Compiled, _Pool
+from ridgeline.kernels.triton.compiler import Compiled, KernelLeftOutError, _Pool
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Offer
 
@@ -40,10 +40,23 @@ def test_who_gives_up_leaves_no_answers_for_the_next() -> None:
     try:
         with pytest.raises(KeyboardInterrupt):
             pool.run([first, second], 1, give_up)
-        (made,) = pool.run([third], 1, None)
-        (again,) = pool.run([third], 1, None)
+        (made,) = pool.run([third], 1)
+        (again,) = pool.run([third], 1)
     finally:
         pool.close()
     assert isinstance(made, Compiled)
     assert isinstance(again, Compiled)
     assert made.name == again.name
+
+
+def test_when_the_time_is_over_no_kernel_is_begun() -> None:
+    pytest.importorskip("triton")
+    first, second = kernels()[:2]
+    pool = _Pool(TARGET.arch)
+    try:
+        made, left = pool.run([first, second], 1, is_over=lambda: True)
+    finally:
+        pool.close()
+    assert isinstance(made, Compiled), "it was begun before"
+    assert isinstance(left, KernelLeftOutError)
+    assert left.digest == second.digest

@@ -20,14 +20,26 @@ Kind: TypeAlias = tuple[tuple[str, ...], int]
 # a tactic and the place of a config in its own order
 Variant: TypeAlias = tuple[str, int]
 
-# a tactic so many times slower than the best on every one of so many like regions is not tried
-HOPELESS, LIKE = 2.5, 2
-# nor is a further config of a tactic: between configs less of a lead is lost
-HOPELESS_CONFIG = 1.3
+# of like regions, how many must agree
+LIKE = 2
 # what a candidate is taken to lose that nobody has timed on any region
 UNKNOWN = 1.5
 # a core does about as much in a µs, to compare regions with: nothing is chosen by it
 FLOPS_PER_US, BYTES_PER_US = 5e4, 1e4
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """How many times slower than the best leaves a candidate out."""
+
+    tactic: float  # on like regions, a tactic with all its configs
+    config: float  # on like regions, a further config: between configs less of a lead is lost
+    close: float  # here, a tactic's first config: further ones are not tried
+
+
+ON_CPU = Pruning(tactic=2.5, config=1.3, close=1.5)
+# replays of graphs repeat within a few per cent, and every candidate costs a second of a compiler
+ON_GPU = Pruning(tactic=1.35, config=1.02, close=1.1)
 
 
 def work_us(site: Site) -> float:
@@ -63,7 +75,8 @@ class Expected:
 class Experience:
     """How many times slower than the best each variant was, by kind of region."""
 
-    def __init__(self) -> None:
+    def __init__(self, pruning: Pruning) -> None:
+        self._pruning = pruning
         self._ratios: dict[Kind, dict[Variant, list[float]]] = {}
 
     def learn(self, kind: Kind, times_us: Mapping[Variant, float], best_us: float) -> None:
@@ -71,12 +84,15 @@ class Experience:
         for variant, us in times_us.items():
             known.setdefault(variant, []).append(us / best_us if best_us else 1.0)
 
+    def why_hopeless_tactic(self, kind: Kind, tactic: str) -> str | None:
+        """Why a tactic need not be tried, with any of its configs, on one more region of this kind."""
+        ratios = [found for (name, _), found in self._ratios.get(kind, {}).items() if name == tactic]
+        return _why(ratios, self._pruning.tactic)
+
     def why_hopeless(self, kind: Kind, variant: Variant) -> str | None:
-        """Why a variant need not be tried on one more region of this kind."""
-        ratios = self._ratios.get(kind, {}).get(variant, [])
-        if len(ratios) < LIKE or min(ratios) < (HOPELESS_CONFIG if variant[1] else HOPELESS):
-            return None
-        return f"{min(ratios):.1f} times slower or more on {len(ratios)} like regions"
+        """Why a config need not be tried, where its tactic has one that does better."""
+        found = self._ratios.get(kind, {}).get(variant)
+        return _why([found] if found else [], self._pruning.config)
 
     def expected(self, kind: Kind, variant: Variant) -> Expected:
         """By like regions, else by those of another size, else by any."""
@@ -90,3 +106,11 @@ class Experience:
             if ratios:
                 return Expected(median(ratios), f"as {len(ratios)} {what} had it")
         return Expected(UNKNOWN, "by preference", is_known=False)
+
+
+def _why(ratios: Sequence[Sequence[float]], limit: float) -> str | None:
+    """How far behind all of these were, if enough regions agree that it was farther than the limit."""
+    count, least = max(map(len, ratios), default=0), min(map(min, ratios), default=0.0)
+    if count < LIKE or least < limit:
+        return None
+    return f"{least:.1f} times slower or more on {count} like regions"

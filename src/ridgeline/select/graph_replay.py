@@ -7,12 +7,10 @@ the whole captured plan (`select/refine.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ridgeline.base.choices import Candidate
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import capture, interleave_graphs, times_in_turn
 from ridgeline.base.spec import EPSILON, TF32_EPSILON, Site, TensorSpec
@@ -20,11 +18,13 @@ from ridgeline.errors import BuildError, failure, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, to_torch
 from ridgeline.runtime.examples import site_inputs
 from ridgeline.select.context import Contest, Selection, SelectionContext, check_workspace
-from ridgeline.select.race import UNSTEADY, ranked
+from ridgeline.select.experience import ON_GPU
+from ridgeline.select.heats import Heats, Timed, Trial
+from ridgeline.select.race import UNSTEADY
 from ridgeline.select.refine import Refinement
-from ridgeline.select.wall_clock import Measuring
+from ridgeline.select.site_race import SiteRace
+from ridgeline.select.wall_clock import REGIONS, Measuring, take_first
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.cache import Entry
 
 # timing rounds of a site, and of a whole plan, by optimisation level
 SITE_ROUNDS = (0, 3, 5, 5, 9, 15)
@@ -43,20 +43,58 @@ ROUNDED_SHARE = 0.01
 ROUNDED_PER_EPSILON = 16
 
 
-class GraphReplay(Measuring):
-    """Times are those of graph replays; one that computes something else than the floor is refused."""
+class GraphTrial:
+    """Candidates of a site as CUDA graphs over the same drawn inputs, replayed in turns.
 
-    all_configs_from = 1
+    One that computes something else than the floor is refused; so is one that no graph can hold, but where
+    nothing else runs.
+    """
 
-    def time_site(self, context: SelectionContext, contest: Contest) -> Entry:
-        site, rounds = contest.site, SITE_ROUNDS[context.options.level]
+    pruning = ON_GPU
+
+    def __init__(self, context: SelectionContext) -> None:
+        self._context, self._rounds = context, SITE_ROUNDS[context.options.level]
+        self._eager: dict[
+            int, dict[int, str]
+        ] = {}  # of contests where no candidate was captured, the reasons
+
+    def is_raced(self, contest: Contest) -> bool:
+        """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes."""
+        return contest.site.is_inferred
+
+    def time(self, each: SiteRace, places: Sequence[int]) -> Timed:
+        captured, eager = {}, {}
+        for place, call in self._calls(each, places).items():
+            try:
+                captured[place] = capture(call, CALLS_PER_GRAPH)
+            except CaptureError as error:
+                eager[place] = f"cannot be captured in a CUDA graph: {error}"
+            except Exception as error:  # a candidate that breaks is refused with its message
+                self._refuse(each, place, error)
+        was_eager = self._eager.pop(id(each), {})
+        if not captured and eager and len(was_eager) == len(each.times_us):
+            self._eager[id(each)] = was_eager | eager
+            calls = self._calls(each, list(eager))
+            return Timed(dict(zip(calls, times_in_turn(list(calls.values()), self._rounds), strict=True)))
+        for place, reason in (was_eager | eager).items():
+            each.refuse(place, reason)
+        if not captured:
+            return Timed()
+        times, is_unsteady = _race_graphs(list(captured.values()), self._rounds)
+        return Timed(dict(zip(captured, times, strict=True)), is_unsteady=is_unsteady)
+
+    def runs(self, each: SiteRace, place: int) -> bool:
+        return bool(self._calls(each, [place]))
+
+    def _calls(self, each: SiteRace, places: Sequence[int]) -> dict[int, Callable[[], object]]:
+        """Those that run and compute what the floor computes."""
+        context, contest, site = self._context, each.contest, each.contest.site
         weights = context.weights_of(contest.region, site)
-        dropped = list(contest.refused)
         inputs = site_inputs(site, weights, device="cuda")
         want = _reference(context, contest, inputs)
-        runnable: list[tuple[Candidate, torch.cuda.CUDAGraph]] = []
-        eager: list[tuple[Candidate, Callable[[], object], str]] = []
-        for candidate in contest.willing:
+        made = {}
+        for place in places:
+            candidate = each.willing[place]
             try:
                 launch = context.bind(site, candidate.tactic, candidate.config, weights)
                 check_workspace(launch.packed_bytes, context.options.workspace_bytes)
@@ -67,23 +105,31 @@ class GraphReplay(Measuring):
                     operands=_operand_epsilon(site),
                 )  # fmt: skip
                 torch.cuda.synchronize()
-                runnable.append((candidate, capture(call, CALLS_PER_GRAPH)))
-            except CaptureError as error:  # right, but not in a graph: for where nothing else runs
-                eager.append((candidate, call, f"cannot be captured in a CUDA graph: {error}"))
+                made[place] = call
             except Exception as error:  # a candidate that breaks is refused with its message
-                _require_device(f"{candidate.tactic} {dict(candidate.config)} at {site.name}")
-                dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
-        if eager and not runnable:
-            medians = times_in_turn([call for _, call, _ in eager], rounds) if rounds else [None] * len(eager)
-            timed = [replace(m, median_us=us) for (m, _, _), us in zip(eager, medians, strict=True)]
-            return Entry(site.name, (*ranked(timed), *dropped))
-        dropped += [replace(m, refused=reason) for m, _, reason in eager]
-        if not runnable:
-            raise contest.no_tactic(dropped)
-        if rounds == 0:
-            return Entry(site.name, (*(m for m, _ in runnable), *dropped), 0)
-        timed, is_unsteady = _race_graphs(runnable, rounds)
-        return Entry(site.name, (*ranked(timed), *dropped), is_unsteady=is_unsteady)
+                self._refuse(each, place, error)
+        return made
+
+    def _refuse(self, each: SiteRace, place: int, error: Exception) -> None:
+        candidate = each.willing[place]
+        _require_device(f"{candidate.tactic} {dict(candidate.config)} at {each.contest.site.name}")
+        each.refuse(place, failure(error))
+
+
+class GraphReplay(Measuring):
+    """Times are those of graph replays. At level 0 the first candidate that runs is taken."""
+
+    all_configs_from = 1
+
+    def trial(self, context: SelectionContext) -> Trial:
+        return GraphTrial(context)
+
+    def choose(self, context: SelectionContext, contests: Sequence[Contest]) -> None:
+        trial = self.trial(context)
+        if SITE_ROUNDS[context.options.level]:
+            Heats(context, contests, trial, context.deadline.part(REGIONS)).run()
+        else:
+            take_first(context, contests, trial)
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
         """Try the best few of each fresh site in the whole plan."""
@@ -98,19 +144,14 @@ class GraphReplay(Measuring):
         super().compose(context, contests, made)
 
 
-def _race_graphs(
-    runnable: Sequence[tuple[Candidate, torch.cuda.CUDAGraph]], rounds: int
-) -> tuple[list[Candidate], bool]:
-    """The candidates with their times, and whether the best was unsteady."""
-    graphs = [graph for _, graph in runnable]
+def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:
+    """Medians in µs, and whether the best was unsteady. Those far behind at first sight are left there."""
     first = [t.min_us for t in interleave_graphs(graphs, calls=CALLS_PER_GRAPH, rounds=1)]
     rivals = [i for i, us in enumerate(first) if us <= HOPELESS * min(first)]
     timings = interleave_graphs([graphs[i] for i in rivals], calls=CALLS_PER_GRAPH, rounds=rounds)
     found = dict(zip(rivals, (t.median_us for t in timings), strict=True))
-    timed = [
-        Candidate(m.tactic, m.config, round(found.get(i, first[i]), 3)) for i, (m, _) in enumerate(runnable)
-    ]
-    return timed, min(timings, key=lambda t: t.median_us).spread > UNSTEADY
+    times = [round(found.get(i, us), 3) for i, us in enumerate(first)]
+    return times, min(timings, key=lambda t: t.median_us).spread > UNSTEADY
 
 
 def _require_device(what: str) -> None:

@@ -1,4 +1,4 @@
-"""Contests on a CPU in heats, so that the time goes where it matters most.
+"""Contests in heats, so that the time goes where it matters most.
 
 The largest few regions of each kind try every tactic, then further configs of tactics that were close. The
 other regions do the same without what lost badly there. What the deadline leaves untimed is chosen by what
@@ -7,18 +7,21 @@ won elsewhere, and the entry says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import torch
 
 from ridgeline.base.grouping import grouped
-from ridgeline.errors import failure
 from ridgeline.kernels.cpp.compiler import LeftOutError
+from ridgeline.kernels.triton.compiler import KernelLeftOutError
 from ridgeline.select.context import Contest, SelectionContext
 from ridgeline.select.deadline import Deadline
-from ridgeline.select.experience import LIKE, Experience
-from ridgeline.select.race import PAUSE_S, Effort, race
-from ridgeline.select.site_race import TIME_OVER, SiteCalls, SiteRace
+from ridgeline.select.experience import LIKE, Experience, Pruning
+from ridgeline.select.site_race import HELP, TIME_OVER, SiteRace
+from ridgeline.tactics.base import Offer
+from ridgeline.tactics.cache import Entry
 from ridgeline.tactics.offer import cpp_text, precompile
 
 # levels up to this one leave out what is hopeless; above it everything is timed
@@ -27,19 +30,42 @@ PRUNING_LEVEL = 3
 COMPILING = 0.5
 ROUNDS = 3
 # contests that are going on, and candidates of each by their places
-Entries = Sequence[tuple[SiteRace, Sequence[int]]]
+Entries: TypeAlias = Sequence[tuple[SiteRace, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Candidates of one contest in one race, by their places."""
+
+    times_us: Mapping[int, float] = field(default_factory=dict)
+    ran: Sequence[int] = ()  # alone, so that there was nothing to time
+    is_unsteady: bool = False
+
+
+class Trial(Protocol):
+    """How candidates are run against each other on the machine at hand. Those that break are refused."""
+
+    pruning: Pruning
+
+    def is_raced(self, contest: Contest) -> bool:
+        """Whether there is anything to run: else the entry stays as it is."""
+
+    def time(self, each: SiteRace, places: Sequence[int]) -> Timed: ...
+
+    def runs(self, each: SiteRace, place: int) -> bool:
+        """Whether the candidate runs, without a time."""
 
 
 class Heats:
     """All contests of one selection that nobody knows the outcome of."""
 
     def __init__(
-        self, context: SelectionContext, contests: Sequence[Contest], effort: Effort, deadline: Deadline
+        self, context: SelectionContext, contests: Sequence[Contest], trial: Trial, deadline: Deadline
     ) -> None:
-        self._context, self._effort, self._deadline = context, effort, deadline
+        self._context, self._trial, self._deadline = context, trial, deadline
         self._tactics = context.fused.tactics
-        self._experience = Experience()
-        races = [SiteRace(contest) for contest in contests if _is_raced(context, contest)]
+        self._experience = Experience(trial.pruning)
+        races = [SiteRace(contest) for contest in contests if trial.is_raced(contest)]
         self._races = sorted(races, key=lambda each: -each.worth_us)
         # every contest is compiled and timed in each round: best guesses, further configs, what was late
         self._done, self._total = 0, 2 * ROUNDS * len(races)
@@ -67,7 +93,7 @@ class Heats:
                 each.leave_out_hopeless(self._experience)
             self._heat([(each, each.firsts) for each in races])
             for each in races:
-                each.leave_out_far()
+                each.leave_out_far(self._trial.pruning.close)
             self._heat([(each, each.open) for each in races])
 
     def _try_late(self) -> None:
@@ -109,34 +135,28 @@ class Heats:
     ) -> None:
         """Compile the kernels of these candidates. What there is no time for is left out."""
         wanted = [(each, place) for each, places in entries for place in places]
-        jobs, texts = [], []
+        jobs = []
         for each, place in wanted:
             candidate, site = each.willing[place], each.contest.site
             offer = self._context.offer(self._tactics[candidate.tactic], site)
             jobs.append((self._tactics[candidate.tactic], site, offer, candidate.config))
-            texts.append(cpp_text(offer, candidate.config))
         failed = precompile(jobs, on_done=on_done, is_over=lambda: deadline.is_over)
-        left = {error.source for error in failed if isinstance(error, LeftOutError)}
-        for (each, place), text in zip(wanted, texts, strict=True):
-            if text in left:
+        texts = {error.source for error in failed if isinstance(error, LeftOutError)}
+        kernels = {error.digest for error in failed if isinstance(error, KernelLeftOutError)}
+        for (each, place), (_, _, offer, config) in zip(wanted, jobs, strict=True):
+            own = offer.kernels(config) if kernels and isinstance(offer, Offer) else ()
+            if cpp_text(offer, config) in texts or any(kernel.digest in kernels for kernel in own):
                 each.untimed[place] = TIME_OVER
 
     def _time(self, each: SiteRace, places: Sequence[int]) -> None:
         """These candidates against the best so far: times of different races do not compare."""
         before = [each.best] if each.times_us else sorted(each.ran)
-        calls = self._calls(each, [*before, *places])
-        if len(calls) < 2:  # one alone has no time: it gets the one that it takes in the whole plan
-            each.ran.update(calls.keys() - each.times_us.keys())
+        made = self._trial.time(each, [*before, *places])
+        each.ran.update(set(made.ran) - each.times_us.keys())
+        if not made.times_us:
             return
-        spins = any(self._tactics[each.willing[place].tactic].spins_threads for place in calls)
-        times, is_unsteady = race(
-            list(calls.values()),
-            each_s=self._effort.site_s,
-            pause_s=PAUSE_S if spins else 0.0,
-            long_rounds=self._effort.long_rounds,
-        )
-        each.is_unsteady |= is_unsteady
-        found = dict(zip(calls, times, strict=True))
+        each.is_unsteady |= made.is_unsteady
+        found = made.times_us
         known = [place for place in found if place in each.times_us]
         scale = each.times_us[known[0]] / max(found[known[0]], 1e-3) if known else 1.0
         new = {place: round(us * scale, 3) for place, us in found.items() if place not in each.times_us}
@@ -144,16 +164,6 @@ class Heats:
         each.ran.clear()
         learnt = {each.variants[place]: us for place, us in new.items()}
         self._experience.learn(each.kind, learnt, min(each.times_us.values()))
-
-    def _calls(self, each: SiteRace, places: Sequence[int]) -> dict[int, Callable[[], object]]:
-        site_calls = SiteCalls(self._context, each.contest)
-        made = {}
-        for place in places:
-            try:
-                made[place] = site_calls.call(each.willing[place])
-            except Exception as error:  # a candidate that breaks is refused with its message
-                each.refuse(place, failure(error))
-        return made
 
     def _take_untimed(self) -> dict[int, int]:
         """The places of candidates that are chosen without a time, by contest.
@@ -171,7 +181,7 @@ class Heats:
         taken: dict[int, int] = {}
         for each, places in waiting:
             with torch.inference_mode():
-                place = next((place for place in places if self._calls(each, [place])), None)
+                place = next((place for place in places if self._trial.runs(each, place)), None)
             if place is not None:
                 taken[id(each)] = place
         return taken
@@ -181,10 +191,12 @@ class Heats:
         self._context.options.tell("time", self._done, self._total, detail)
 
 
-def _is_raced(context: SelectionContext, contest: Contest) -> bool:
-    """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes.
-
-    And one candidate alone need not run on values drawn without knowing the model.
-    """
-    is_alone = len(contest.willing) == 1 and context.options.workspace_bytes is None
-    return contest.site.is_inferred and not is_alone
+def first_that_runs(trial: Trial, contest: Contest) -> Entry:
+    """The first candidate that runs is taken, without a time; those after it stay untried."""
+    if not trial.is_raced(contest):
+        return contest.entry
+    each = SiteRace(contest)
+    for place in range(len(each.willing)):
+        if trial.runs(each, place):
+            return Entry(contest.site.name, (*each.willing[place:], *each.refused_candidates), 0)
+    raise contest.no_tactic(each.refused_candidates, help=HELP)

@@ -21,7 +21,7 @@ from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
 from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
-from ridgeline.select.experience import HOPELESS
+from ridgeline.select.experience import ON_CPU
 from ridgeline.select.plan_times import Made, compare_plans, none_runs, run_once
 from ridgeline.select.race import MARGIN
 from ridgeline.select.site_race import TIME_OVER
@@ -161,7 +161,7 @@ def _wins_alone(entry: Entry | None, library: Tactic) -> bool:
         late = [
             c for c in entry.candidates if c.tactic == library.name and c.untimed not in (None, TIME_OVER)
         ]
-        theirs = HOPELESS * best.median_us if late else 0.0
+        theirs = ON_CPU.tactic * best.median_us if late else 0.0
     return best.median_us * (1 + MARGIN) + BORDER_US < theirs
 
 

@@ -1,25 +1,16 @@
-"""One contest on a CPU while it goes on: what is known of each candidate, and the entry it ends with."""
+"""One contest while it goes on: what is known of each candidate, and the entry it ends with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-from torch import Tensor
-
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Site, TensorSpec
-from ridgeline.kernels.elements import TORCH_DTYPES
-from ridgeline.runtime.examples import site_inputs
-from ridgeline.select.context import Contest, SelectionContext, check_workspace
+from ridgeline.base.grouping import grouped
+from ridgeline.select.context import Contest
 from ridgeline.select.experience import Expected, Experience, kind_of, variants, work_us
 from ridgeline.select.race import ranked
-from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
 
-# further configs of a tactic run if its first was within this factor of the best
-CLOSE = 1.5
 # a candidate that nobody timed here is taken if it should beat the best of those that were timed by this
 LIKELY = 1.5
 TIME_OVER = "the time limit"
@@ -35,6 +26,7 @@ class SiteRace:
     ran: set[int] = field(default_factory=set)  # alone, so that there was nothing to time
     refused: dict[int, str] = field(default_factory=dict)
     untimed: dict[int, str] = field(default_factory=dict)
+    preferred: set[int] = field(default_factory=set)  # of each tactic, what did best on like regions
     is_unsteady: bool = False
 
     def __post_init__(self) -> None:
@@ -51,8 +43,12 @@ class SiteRace:
 
     @property
     def firsts(self) -> list[int]:
-        """The best guess of each tactic."""
-        return [place for place in self.open if not self.variants[place][1]]
+        """The best guess of each tactic: what did best on like regions, else the first by preference."""
+        by_tactic = grouped((self.variants[place][0], place) for place in self.open)
+        return [
+            next((place for place in places if place in self.preferred), places[0])
+            for places in by_tactic.values()
+        ]
 
     @property
     def late(self) -> list[int]:
@@ -73,25 +69,29 @@ class SiteRace:
         self.ran.discard(place)
         self.refused[place] = reason
 
-    def leave_out_far(self) -> None:
-        """Further configs of tactics whose first one was far from the best."""
+    def leave_out_far(self, close: float) -> None:
+        """Further configs of tactics whose first one was farther from the best than this factor."""
         best_us = min(self.times_us.values(), default=0.0)
-        firsts = {self.variants[i][0]: us for i, us in self.times_us.items() if not self.variants[i][1]}
+        timed = grouped((self.variants[place][0], us) for place, us in self.times_us.items())
         for place in self.open:
-            first_us = firsts.get(self.variants[place][0], 0.0)
-            if first_us > CLOSE * best_us:
+            first_us = min(timed.get(self.variants[place][0], [0.0]))
+            if first_us > close * best_us:
                 behind = f"{first_us / best_us:.1f} times slower than the best"
                 self.untimed[place] = f"the first config of its tactic was {behind}"
 
     def leave_out_hopeless(self, experience: Experience) -> None:
-        """Tactics with all their configs, and single configs."""
-        for place in self.open:
-            tactic, _ = variant = self.variants[place]
-            why = experience.why_hopeless(self.kind, (tactic, 0)) or experience.why_hopeless(
-                self.kind, variant
-            )
+        """Tactics with all their configs, and configs of others but the one that did best."""
+        for tactic, places in grouped((self.variants[place][0], place) for place in self.open).items():
+            why = experience.why_hopeless_tactic(self.kind, tactic)
             if why is not None:
-                self.untimed[place] = why
+                self.untimed.update(dict.fromkeys(places, why))
+                continue
+            likely = min(places, key=lambda place: self._expected(place, experience).ratio)
+            self.preferred.add(likely)
+            for place in places:
+                why = experience.why_hopeless(self.kind, self.variants[place])
+                if why is not None and place != likely:
+                    self.untimed[place] = why
 
     def by_expectation(self, experience: Experience) -> list[int]:
         """Untimed candidates, the one that would most likely win first."""
@@ -115,7 +115,7 @@ class SiteRace:
         `taken`: the place of one that was chosen without a time.
         """
         if not self.is_decided and taken is None:
-            raise self.contest.no_tactic(self._refused(), help=HELP)
+            raise self.contest.no_tactic(self.refused_candidates, help=HELP)
         timed = [replace(self.willing[i], median_us=us) for i, us in sorted(self.times_us.items())]
         alone = [self.willing[i] for i in sorted(self.ran)]
         others = sorted(pair for pair in self.untimed.items() if pair[0] != taken)
@@ -126,39 +126,13 @@ class SiteRace:
             first = [replace(self.willing[taken], untimed=f"{self.untimed[taken]}; taken {basis}")]
         return Entry(
             self.contest.site.name,
-            (*first, *alone, *(ranked(timed) if timed else ()), *left, *self._refused()),
+            (*first, *alone, *(ranked(timed) if timed else ()), *left, *self.refused_candidates),
             is_unsteady=self.is_unsteady,
             is_partial=bool(self.late),
         )
 
-    def _refused(self) -> list[Candidate]:
+    @property
+    def refused_candidates(self) -> list[Candidate]:
+        """Those that broke here, behind those whose tactics refused."""
         late = [replace(self.willing[i], refused=why) for i, why in sorted(self.refused.items())]
         return [*self.contest.refused, *late]
-
-
-class SiteCalls:
-    """Candidates of a site as calls over the same drawn inputs."""
-
-    def __init__(self, context: SelectionContext, contest: Contest) -> None:
-        self._context, self._site = context, contest.site
-        self._weights: Mapping[str, Tensor] = context.weights_of(contest.region, contest.site)
-        self._inputs = site_inputs(contest.site, self._weights)
-
-    def call(self, candidate: Candidate) -> Callable[[], object]:
-        """The candidate bound, examined, and run once."""
-        context, site = self._context, self._site
-        launch = context.bind(site, candidate.tactic, candidate.config, self._weights)
-        check_workspace(launch.packed_bytes, context.options.workspace_bytes)
-        context.fused.tactics[candidate.tactic].examine(site, launch, self._inputs)
-        call = self._frozen(launch, site)
-        call()
-        return call
-
-    def _frozen(self, launch: Launch, site: Site) -> Callable[[], object]:
-        if launch.writes_out:
-            return launch.frozen(self._inputs, [_empty(spec) for spec in site.outputs])
-        return lambda: launch.run(self._inputs, ())
-
-
-def _empty(spec: TensorSpec) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])

@@ -5,24 +5,102 @@ The fastest wins by a margin. One that fails on the way is refused with its mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ridgeline.base.choices import Candidate
+from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import failure
+from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.runtime.examples import site_inputs
-from ridgeline.select.context import Contest, Selection, SelectionContext, Timer
-from ridgeline.select.heats import Heats
+from ridgeline.select.context import Contest, Selection, SelectionContext, Timer, check_workspace
+from ridgeline.select.experience import ON_CPU
+from ridgeline.select.heats import Heats, Timed, Trial, first_that_runs
 from ridgeline.select.loop import precompile_all
 from ridgeline.select.plans import compose_timed, compose_untimed
-from ridgeline.select.race import EFFORTS
-from ridgeline.select.site_race import HELP, TIME_OVER, SiteCalls
+from ridgeline.select.race import EFFORTS, PAUSE_S, race
+from ridgeline.select.site_race import SiteRace
+from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
 
 # of the time to choose in, what regions may take; whole plans have the rest
 REGIONS = 0.75
+
+
+class WallTrial:
+    """Candidates of a site as calls over the same drawn inputs, in turns on the wall clock."""
+
+    pruning = ON_CPU
+
+    def __init__(self, context: SelectionContext) -> None:
+        self._context, self._effort = context, EFFORTS[context.options.level]
+
+    def is_raced(self, contest: Contest) -> bool:
+        """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes.
+
+        And one candidate alone need not run on values drawn without knowing the model.
+        """
+        is_alone = len(contest.willing) == 1 and self._context.options.workspace_bytes is None
+        return contest.site.is_inferred and not is_alone
+
+    def time(self, each: SiteRace, places: Sequence[int]) -> Timed:
+        calls = self._calls(each, places)
+        if len(calls) < 2:  # one alone has no time: it gets the one that it takes in the whole plan
+            return Timed(ran=tuple(calls))
+        tactics = self._context.fused.tactics
+        spins = any(tactics[each.willing[place].tactic].spins_threads for place in calls)
+        times, is_unsteady = race(
+            list(calls.values()),
+            each_s=self._effort.site_s,
+            pause_s=PAUSE_S if spins else 0.0,
+            long_rounds=self._effort.long_rounds,
+        )
+        return Timed(dict(zip(calls, times, strict=True)), is_unsteady=is_unsteady)
+
+    def runs(self, each: SiteRace, place: int) -> bool:
+        return bool(self._calls(each, [place]))
+
+    def _calls(self, each: SiteRace, places: Sequence[int]) -> dict[int, Callable[[], object]]:
+        contest = each.contest
+        weights = self._context.weights_of(contest.region, contest.site)
+        inputs = site_inputs(contest.site, weights)
+        made = {}
+        for place in places:
+            try:
+                made[place] = self._call(contest, each.willing[place], weights, inputs)
+            except Exception as error:  # a candidate that breaks is refused with its message
+                each.refuse(place, failure(error))
+        return made
+
+    def _call(
+        self,
+        contest: Contest,
+        candidate: Candidate,
+        weights: Mapping[str, Tensor],
+        inputs: Sequence[Tensor | None],
+    ) -> Callable[[], object]:
+        """The candidate bound, examined, and run once."""
+        context, site = self._context, contest.site
+        launch = context.bind(site, candidate.tactic, candidate.config, weights)
+        check_workspace(launch.packed_bytes, context.options.workspace_bytes)
+        context.fused.tactics[candidate.tactic].examine(site, launch, inputs)
+        call = _frozen(launch, inputs, site.outputs)
+        call()
+        return call
+
+
+def _frozen(
+    launch: Launch, inputs: Sequence[Tensor | None], outputs: Sequence[TensorSpec]
+) -> Callable[[], object]:
+    if launch.writes_out:
+        return launch.frozen(inputs, [_empty(spec) for spec in outputs])
+    return lambda: launch.run(inputs, ())
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype])
 
 
 class Measuring(Timer):
@@ -44,28 +122,7 @@ class Measuring(Timer):
             made.timed, made.unsteady = len(fresh), sum(contest.entry.is_unsteady for contest in fresh)
 
     def choose(self, context: SelectionContext, contests: Sequence[Contest]) -> None:
-        """Give each contest its entry. Beyond the deadline the first candidate runs against the floor."""
-        precompile_all(context, [(contest.site, c) for contest in contests for c in contest.willing])
-        for i, contest in enumerate(contests):
-            context.options.tell("time", i, len(contests), contest.region.name)
-            # where shapes depend on data nobody knows what to time it with: the floor takes whatever comes
-            if contest.site.is_inferred:
-                with torch.inference_mode():
-                    if context.deadline.is_over:
-                        contest.entry = self._time_few(context, contest)
-                    else:
-                        contest.entry = self.time_site(context, contest)
-        context.options.tell("time", len(contests), len(contests))
-
-    def _time_few(self, context: SelectionContext, contest: Contest) -> Entry:
-        willing = contest.willing
-        few = [c for i, c in enumerate(willing) if not i or c.tactic == context.floor.name]
-        late = [replace(c, untimed=TIME_OVER) for c in willing if c not in few]
-        entry = self.time_site(context, replace(contest, willing=few))
-        return replace(entry, candidates=(*entry.candidates, *late), is_partial=bool(late))
-
-    def time_site(self, context: SelectionContext, contest: Contest) -> Entry:
-        """The candidates in the order of their times, then those that refused."""
+        """Give each contest its entry."""
         raise NotImplementedError
 
 
@@ -88,8 +145,7 @@ class WallClock(Measuring):
     """Every level from 1 on; and level 0 where a lock says what to choose."""
 
     def choose(self, context: SelectionContext, contests: Sequence[Contest]) -> None:
-        effort = EFFORTS[context.options.level]
-        Heats(context, contests, effort, context.deadline.part(REGIONS)).run()
+        Heats(context, contests, WallTrial(context), context.deadline.part(REGIONS)).run()
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
         compose_timed(context, made)
@@ -103,30 +159,17 @@ class FirstThatRuns(Timer):
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
         def try_regions() -> None:
-            first = [(contest.site, contest.willing[0]) for contest in contests if contest.willing]
-            precompile_all(context, first)
-            for i, contest in enumerate(contests):
-                context.options.tell("take the first", i, len(contests), contest.region.name)
-                if contest.site.is_inferred:
-                    with torch.inference_mode():
-                        contest.entry = _first_that_runs(context, contest)
-            context.options.tell("take the first", len(contests), len(contests))
+            take_first(context, contests, WallTrial(context))
             made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
 
         compose_untimed(context, made, try_regions)
 
 
-def _first_that_runs(context: SelectionContext, contest: Contest) -> Entry:
-    """The first candidate that runs is taken; those after it stay untried."""
-    # one candidate alone need not run on values drawn without knowing the model
-    if len(contest.willing) == 1 and context.options.workspace_bytes is None:
-        return contest.entry
-    calls, dropped = SiteCalls(context, contest), list(contest.refused)
-    for place, candidate in enumerate(contest.willing):
-        try:
-            calls.call(candidate)
-        except Exception as error:  # a candidate that breaks is refused with its message
-            dropped.append(Candidate(candidate.tactic, candidate.config, refused=failure(error)))
-        else:
-            return Entry(contest.site.name, (*contest.willing[place:], *dropped), 0)
-    raise contest.no_tactic(dropped, help=HELP)
+def take_first(context: SelectionContext, contests: Sequence[Contest], trial: Trial) -> None:
+    """Give each contest the first candidate that runs. Its kernels are compiled together beforehand."""
+    precompile_all(context, [(contest.site, contest.willing[0]) for contest in contests if contest.willing])
+    for i, contest in enumerate(contests):
+        context.options.tell("take the first", i, len(contests), contest.region.name)
+        with torch.inference_mode():
+            contest.entry = first_that_runs(trial, contest)
+    context.options.tell("take the first", len(contests), len(contests))

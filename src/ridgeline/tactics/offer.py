@@ -89,7 +89,7 @@ def precompile(
     """Compile what these sites will bind, several at a time. What fails here fails again when it is bound.
 
     All tactics together: one after the other, processes would wait for the longest kernel of each. C++ that
-    is not begun when `is_over` comes back as a `LeftOutError`.
+    is not begun when `is_over` comes back as a `LeftOutError`, a Triton kernel as a `KernelLeftOutError`.
     """
     sources: dict[Path, list[str]] = {}
     kernels: dict[tuple[str, int], tuple[KernelStore, list[Kernel]]] = {}  # by architecture and store
@@ -109,6 +109,6 @@ def precompile(
     for folder, texts in sources.items():
         failed += compile_many(texts, cache_dir=folder, is_over=is_over, on_done=on_done)
     for (arch, _), (store, wanted) in kernels.items():
-        made = compile_kernels(wanted, arch, store=store, on_done=on_done)
+        made = compile_kernels(wanted, arch, store=store, on_done=on_done, is_over=is_over)
         failed += [answer for answer in made if isinstance(answer, Exception)]
     return failed

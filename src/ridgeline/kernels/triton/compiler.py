@@ -46,6 +46,14 @@ class CompileError(RidgelineError):
     """A kernel does not compile. The tactic is refused with this message."""
 
 
+class KernelLeftOutError(CompileError):
+    """A kernel that was not compiled, since the time for it was over."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(f"{kernel.function} is not compiled: the time was over")
+        self.digest = kernel.digest
+
+
 @dataclass(frozen=True)
 class Compiled:
     """Machine code of one kernel, and the facts that a launch and a report need."""
@@ -109,8 +117,12 @@ def compile_kernels(
     store: KernelStore = COMPILED_HERE,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[Compiled | CompileError]:
-    """Machine code for each kernel, or the error; equal kernels are compiled once."""
+    """Machine code for each kernel, or the error; equal kernels are compiled once.
+
+    What is not begun when `is_over` is a `KernelLeftOutError`.
+    """
     found: dict[str, Compiled | CompileError] = {}
     todo: dict[str, Kernel] = {}
     for kernel in kernels:
@@ -125,7 +137,7 @@ def compile_kernels(
             what = f"{kernel.function} is not embedded, and Triton is not installed to compile it"
             found[digest] = CompileError(what, help="pip install 'ridgeline[gpu]'")
     elif todo:
-        fresh = _pool(arch).run(list(todo.values()), jobs or available_cores(), on_done)
+        fresh = _pool(arch).run(list(todo.values()), jobs or available_cores(), on_done, is_over)
         for kernel, made in zip(todo.values(), fresh, strict=True):
             found[kernel.digest] = made
             if isinstance(made, Compiled):
@@ -195,7 +207,11 @@ class _Pool:
         return [key.data for key in self.selector.get_map().values()]
 
     def run(
-        self, kernels: Sequence[Kernel], jobs: int, on_done: Callable[[int, int], None] | None
+        self,
+        kernels: Sequence[Kernel],
+        jobs: int,
+        on_done: Callable[[int, int], None] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> list[Compiled | CompileError]:
         waiting = list(enumerate(kernels))[::-1]
         made: dict[int, Compiled | CompileError] = {}
@@ -207,7 +223,7 @@ class _Pool:
             while len(self.workers) < min(jobs, len(kernels)):
                 self._start()
             try:
-                self._compile(kernels, made, waiting, on_done)
+                self._compile(kernels, made, waiting, on_done, is_over)
             except BaseException:
                 # what a worker still answers would be taken for the next kernel that it is given
                 for worker in [w for w in self.workers if w.job >= 0]:
@@ -221,10 +237,15 @@ class _Pool:
         made: dict[int, Compiled | CompileError],
         waiting: list[tuple[int, Kernel]],
         on_done: Callable[[int, int], None] | None,
+        is_over: Callable[[], bool],
     ) -> None:
         for worker in self.workers:
             self._give(worker, waiting)
         while len(made) < len(kernels):
+            if waiting and is_over():
+                made.update((index, KernelLeftOutError(kernel)) for index, kernel in waiting)
+                waiting.clear()
+                continue
             for key, _ in self.selector.select(timeout=1.0):
                 worker = key.data
                 made[worker.job] = self._take(worker)
