@@ -24,6 +24,7 @@ import triton
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
+from ridgeline.base.devices import device_of
 from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.spec import EPSILON, Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import first_line
@@ -182,7 +183,10 @@ def measure(case: Case, target: Target, *, every_shape: bool) -> list[Candidate]
     attention, inputs = read_attention(site), inputs_of(site)
     is_right = Judge(site, inputs)
     offered = rank_blocks(attention, arch)
-    shapes = [*offered, *(b for b in block_shapes(attention, arch) if every_shape and b not in offered)]
+    shapes = [
+        *offered,
+        *(b for b in block_shapes(attention, device_of(target.arch)) if every_shape and b not in offered),
+    ]
     found = []
     for blocks in shapes:
         label = f"{'*' if blocks in offered else ' '} {text(blocks)}"
@@ -212,7 +216,8 @@ def compile_all(cases: Sequence[Case], target: Target, *, every_shape: bool) -> 
         site = site_of(case, target)
         attention = read_attention(site)
         offered = rank_blocks(attention, arch)
-        shapes = block_shapes(attention, arch) if every_shape and case in TIMED else offered
+        every = block_shapes(attention, device_of(target.arch))
+        shapes = every if every_shape and case in TIMED else offered
         kernels += [kernel_of(attention, blocks, arch) for blocks in shapes]
         if case in TIMED:
             with other_sizes(case):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ridgeline.analyze.kernel_finding import KernelFinding, KernelFindings
+from ridgeline.base.architectures import architecture_of
 from ridgeline.kernels.triton.sass import Instruction
 from ridgeline.kernels.triton.sass_lanes import Access, accesses, sectors
 from ridgeline.kernels.triton.sass_mix import count, in_loops, inner_loops
@@ -21,7 +22,7 @@ ENOUGH_PRODUCTS = 32  # mma instructions of a kernel: fewer are of tiles too sma
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "MatMulInteger", "ConvInteger"})
 ACCESSING = frozenset({"LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM"})
 # tensor-core instructions of whole warpgroups, which these processors are built for
-WARPGROUP = {"sm_90": "HGMMA", "sm_100": "UTCHMMA"}
+WARPGROUP = {"wgmma": "HGMMA", "tcgen05": "UTCHMMA"}
 
 
 def examine_code(
@@ -131,7 +132,7 @@ def _moves(code: Sequence[Instruction], hot: Sequence[Instruction]) -> Iterator[
 
 def _tensor_cores(code: Sequence[Instruction], arch: str, ops: Sequence[str]) -> Iterator[KernelFinding]:
     plain = [each for each in code if each.opcode in ("HMMA", "IMMA", "QMMA")]
-    fast = WARPGROUP.get(arch)
+    fast = WARPGROUP.get(architecture_of(arch).multiplier)
     if len(plain) >= ENOUGH_PRODUCTS and fast is not None:
         what = f"mma, and not the {fast} of whole warpgroups: tiles of 64 rows and more run faster with it"
         yield _make("mma on a warpgroup machine", "note", what, plain)

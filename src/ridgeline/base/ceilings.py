@@ -23,7 +23,6 @@ IN_CACHE = 1.25  # copies that are so much faster than those from memory come fr
 # L2 has no figure in data sheets. Rates that were measured or published, in TB/s
 L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
 L2_OVER_MEMORY = 2.5
-WARPGROUPS = ("sm_90", "sm_100", "sm_103", "sm_110")
 # a type without a figure of its own: the types to ask instead, and its rate as a share of theirs. Tensor
 # cores since Turing multiply int8 at twice the rate of float16
 SAME_RATE = {
@@ -152,10 +151,6 @@ class Ceilings:
     @property
     def least_launch_us(self) -> float:
         return DEFAULT_LAUNCH_US if self.launch_us is None else self.launch_us
-
-    @property
-    def has_warpgroups(self) -> bool:
-        return self.arch in WARPGROUPS
 
     def what_if(
         self,

@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from ridgeline.base.architectures import architecture_of
 from ridgeline.base.ceilings import REACHABLE_BYTES as COPY_SHARE
 from ridgeline.base.ceilings import REACHABLE_FLOPS, Ceilings
 from ridgeline.base.target_files import ceilings_of_arch
 
-REGISTERS = 65_536  # of one processor
 # what kernels reach of the maker's figures: less than a plain copy or a square product do
 REACHABLE_BYTES, REACHABLE_PLAIN_FLOPS = 0.80, 0.67
 LANES, MHZ = 128, 1500.0  # of one processor; a usual clock
-LEAST_SHARED = 49_152  # every GPU allows a block this much
+# the clock that models of kernels were fitted at on an H200, of the highest that its maker states
+FITTED_MHZ, STATED_MHZ = 1700, 1980
 
 
 @dataclass(frozen=True)
@@ -23,24 +24,41 @@ class Device:
 
     sms: int
     shared_bytes: int  # a block may have
+    warps: int  # of one processor
+    blocks: int  # likewise
+    cycles_per_us: float
     flops: float  # of 16-bit tensor cores, reachable
     plain_flops: float  # of plain cores in fp32
     bytes: float  # from memory
     l2_bytes: float
     has_warpgroups: bool  # tiles of 64 rows and more run on the fast path
 
+    @property
+    def flops_per_cycle(self) -> float:
+        """Of the tensor cores of one processor, in 16 bits."""
+        return self.flops / (self.sms * self.cycles_per_us)
+
+    @property
+    def plain_flops_per_cycle(self) -> float:
+        """Of the plain cores of one processor, in fp32."""
+        return self.plain_flops / (self.sms * self.cycles_per_us)
+
 
 def device_with(ceilings: Ceilings) -> Device:
     """What models of kernels need of a machine."""
+    limits = architecture_of(ceilings.arch)
     memory = REACHABLE_BYTES / COPY_SHARE * ceilings.memory_bytes_per_us
     return Device(
         sms=ceilings.sms or 1,
-        shared_bytes=ceilings.shared_bytes or LEAST_SHARED,
+        shared_bytes=ceilings.shared_bytes or limits.shared_bytes,
+        warps=limits.warps,
+        blocks=limits.blocks,
+        cycles_per_us=round(FITTED_MHZ * (ceilings.clock_mhz or STATED_MHZ) / STATED_MHZ),
         flops=ceilings.flops_per_us("float16"),
         plain_flops=REACHABLE_PLAIN_FLOPS / REACHABLE_FLOPS * _plain_flops(ceilings),
         bytes=memory,
         l2_bytes=ceilings.l2_bytes_per_us,
-        has_warpgroups=ceilings.has_warpgroups,
+        has_warpgroups=limits.has_warpgroups,
     )
 
 
@@ -54,5 +72,5 @@ def _plain_flops(ceilings: Ceilings) -> float:
 
 @cache
 def device_of(arch: str) -> Device:
-    """The GPU that stands for an architecture, or for the nearest that is known."""
+    """The GPU that stands for an architecture."""
     return device_with(ceilings_of_arch(arch))

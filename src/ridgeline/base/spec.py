@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ridgeline.base.architectures import ARCHITECTURES
+
 if TYPE_CHECKING:  # plans are read without numpy
     import numpy as np
 
@@ -190,21 +192,22 @@ class Traits:
     """What a kind of target is like, as far as passes, tactics and the runtime need to know."""
 
     device: str  # where PyTorch keeps its tensors
-    architectures: tuple[str, ...] = ()  # that can be built for elsewhere
-    arch_pattern: str = ".*"  # of all there may be
+    architectures: tuple[str, ...] = ()  # that can be built for, here or elsewhere; none: of any name
     is_gpu: bool = False  # it has memory of its own, and replays a whole run as one graph
     reads_by_index: bool = False  # its generated kernels do: regions take in views, moves and whole rows
     view_alignment: int = 1  # bytes; kernels are compiled for tensors that begin so
     dependent_launch_from: int = 0  # the first architecture whose kernels start before the last ends; 0: none
     tf32_from: int = 0  # the first architecture that multiplies in TF32; 0: none
+    float8_from: int = 0  # the first that multiplies and converts float8; 0: none
+    bfloat16_from: int = 0  # the first that multiplies bfloat16; 0: none
 
 
 # a new kind of target is a line here, its object in `targets/`, and its tactics
 TRAITS = {
     "cpu": Traits("cpu"),
     "cuda": Traits(
-        "cuda", ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), "sm_[0-9]{2,3}", is_gpu=True,
-        reads_by_index=True, view_alignment=16, dependent_launch_from=90, tf32_from=80,
+        "cuda", tuple(ARCHITECTURES), is_gpu=True, reads_by_index=True, view_alignment=16,
+        dependent_launch_from=90, tf32_from=80, float8_from=89, bfloat16_from=80,
     ),
 }  # fmt: skip
 
@@ -235,13 +238,24 @@ class Target:
     @property
     def has_dependent_launch(self) -> bool:
         """Whether a kernel may start before the one in front of it has ended."""
-        first = self.traits.dependent_launch_from
-        return first > 0 and self.arch_number >= first
+        return self._is_from(self.traits.dependent_launch_from)
 
     @property
     def has_tf32(self) -> bool:
         """Whether products of float32 may be faster when they round to TF32."""
-        first = self.traits.tf32_from
+        return self._is_from(self.traits.tf32_from)
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether the hardware multiplies float8 numbers, and converts them."""
+        return self._is_from(self.traits.float8_from)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether the hardware of a GPU multiplies bfloat16 numbers."""
+        return self._is_from(self.traits.bfloat16_from)
+
+    def _is_from(self, first: int) -> bool:
         return first > 0 and self.arch_number >= first
 
     def __str__(self) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ridgeline.base.architectures import ARCHITECTURES, architecture_of
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.files import read_regular, whole_file
+from ridgeline.base.spec import TRAITS
 from ridgeline.errors import TargetError, did_you_mean, first_line
 
 FORMAT = 1
@@ -25,6 +28,8 @@ STANDS_FOR = {
     "sm_75": "t4", "sm_80": "a100", "sm_86": "a10", "sm_87": "orin", "sm_89": "l40s", "sm_90": "h200",
     "sm_100": "b200", "sm_110": "thor", "sm_120": "rtx5090",
 }  # fmt: skip
+# architectures without a shipped file: predicted as this one is
+NEAREST = {"sm_103": "sm_100", "sm_121": "sm_120"}
 KINDS = ("cuda", "cpu")
 WRITES_ONE = "ridge calibrate -o FILE.toml writes one of this machine"
 # what a file may say, table by table: a figure under a misspelt name would be left out in silence
@@ -50,8 +55,11 @@ def known_ceilings(name: str) -> Ceilings:
 
 
 def ceilings_of_arch(arch: str) -> Ceilings:
-    """The machine that stands for an architecture; an unknown one is taken for a Hopper."""
-    return known_ceilings(STANDS_FOR.get(arch, "h200"))
+    """The machine that stands for an architecture, or `TargetError` for one that nothing is known of."""
+    architecture_of(arch)
+    if arch in NEAREST:
+        return replace(known_ceilings(STANDS_FOR[NEAREST[arch]]), arch=arch)
+    return known_ceilings(STANDS_FOR[arch])
 
 
 def read_target(path: Path) -> Ceilings:
@@ -81,6 +89,8 @@ class _Reader:
             raise self._error("format", version, str(FORMAT))
         if raw.get("kind") not in KINDS:
             raise self._error("kind", raw.get("kind"), " or ".join(KINDS))
+        if TRAITS[raw["kind"]].is_gpu and raw.get("arch") not in ARCHITECTURES:
+            raise self._error("arch", raw.get("arch"), " or ".join(ARCHITECTURES))
         stated, measured = self._table(raw, "stated"), self._table(raw, "measured")
         for place, table in (("", raw), ("stated", stated), ("measured", measured)):
             self._require_known(place, table)

@@ -6,7 +6,6 @@ Configs are compared with what their tactics offer when a step is bound, since o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -127,8 +126,8 @@ def _wrong_target(plan: Plan) -> Iterator[str]:
         yield f"threads: {target.threads}, want 1 to {MAX_THREADS}"
     if target.kind not in TRAITS:
         yield f"target: {target}, want one of {', '.join(TRAITS)}"
-    elif not re.fullmatch(pattern := target.traits.arch_pattern, target.arch):
-        yield f"target: {target}, want {target.kind}:{pattern}"
+    elif (known := target.traits.architectures) and target.arch not in known:
+        yield f"target: {target}, want {', '.join(f'{target.kind}:{arch}' for arch in known)}"
 
 
 def _wrong_memory(plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import ITEM_BITS, Body, Config, Op, Site
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.products import Product, Tile, Window
-from ridgeline.kernels.triton.ranking import CYCLES_PER_US, tile_us
+from ridgeline.kernels.triton.ranking import tile_us
 from ridgeline.tactics.base import Offer
 from ridgeline.tactics.read.conv import ConvSite
 
@@ -87,8 +87,8 @@ def few_rows_us(site: Site, device: Device) -> float:
     )
 
 
-def attention_us(cycles: float) -> float:
-    return POINTWISE_US + cycles / CYCLES_PER_US
+def attention_us(cycles: float, device: Device) -> float:
+    return POINTWISE_US + cycles / device.cycles_per_us
 
 
 def cublas_us(site: Site, depth: int, rest: Site | None, device: Device) -> float:

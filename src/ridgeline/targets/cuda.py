@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.base.architectures import architecture_of
 from ridgeline.base.spec import Target
 from ridgeline.kernels.triton.source import triton_version
 from ridgeline.runtime.device import current_device, require_device
@@ -22,7 +23,7 @@ class Cuda(Machine):
 
     @property
     def half_types(self) -> tuple[str, ...]:
-        return ("float16", "bfloat16")
+        return ("float16", "bfloat16") if self.target.has_bfloat16 else ("float16",)
 
     @property
     def device_key(self) -> str:
@@ -30,7 +31,9 @@ class Cuda(Machine):
 
     @staticmethod
     def named(arch: str, cores: int) -> Target:
-        return Target("cuda", arch or current_device().arch, 1)
+        arch = arch or current_device().arch
+        architecture_of(arch)  # of a GPU that nothing is known of this is an error
+        return Target("cuda", arch, 1)
 
     def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
         return cuda_tactics(options)

@@ -1,7 +1,8 @@
 """Which cuts of a product are worth a measurement, best guess first, by a small model of a GPU.
 
 A block loads its operands from L2, multiplies them, and ends with its epilogue; blocks run in waves over the
-SMs. The constants are rounded figures of an H200. They only order the candidates, which are then measured.
+SMs. Rates, clocks and sizes are the device's; what a step or a launch costs besides are rounded figures of an
+H200. They only order the candidates, which are then measured.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import lru_cache
 from itertools import product as combinations
 from typing import TypeVar
 
-from ridgeline.base.devices import REGISTERS, Device, device_of
+from ridgeline.base.architectures import REGISTERS, THREAD_REGISTERS
+from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import TF32
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 from ridgeline.kernels.triton.quant_products import CodedWeight
@@ -26,7 +28,7 @@ MOST_SUMS = 128  # of a thread
 MOST_BLOCKS = 16  # with scales of their own in one step of a product with a packed weight
 # with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
-SM_BYTES = 75e3  # that one SM can load from L2 per µs
+SM_BYTES = 75e3 / 1700  # that one SM can load from L2 per cycle
 STEP_US = 0.04  # the barriers of one step
 LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
 ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
@@ -41,7 +43,6 @@ DECODE_AND_ADD = 3.2  # instructions for one number of a packed weight, without 
 # hold their operands in registers, unless they may round to TF32
 LARGEST_TILES = {1: (128 * 256, (32, 64, 128, 256)), 2: (128 * 256, (32, 64, 128)), 4: (64 * 64, (16, 32))}
 TF32_TILES = (128 * 256, (16, 32, 64))
-CYCLES_PER_US = 1700
 MOST_GATHERED = 32  # single bytes that a thread loads in a step: addresses of more would spill
 MOST_LOADS = 32  # of one depthwise block: all are unrolled, and more would take long to compile
 OWN_REGISTERS = 64  # of a thread, beside its share of the sums
@@ -50,8 +51,10 @@ TiledProblem = Product | Window
 Cut = TypeVar("Cut", Tile, Block)
 
 
-def shared_bytes(tile: Tile, item_bytes: int) -> int:
-    return tile.stages * (tile.bm + tile.bn) * tile.bk * item_bytes
+def shared_bytes(tile: Tile, item_bytes: int, device: Device) -> int:
+    """Of the buffers of a block: a stage each, but one less where operands are multiplied from registers."""
+    buffers = tile.stages if device.has_warpgroups else max(1, tile.stages - 1)
+    return buffers * (tile.bm + tile.bn) * tile.bk * item_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -136,14 +139,16 @@ def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
         return _one_row_us(problem, tile, device)
     blocks = math.prod(problem.grid(tile))
     shared = tile.stages * _coded_step_bytes(problem, tile) + 1024
-    side_by_side = min(device.shared_bytes // shared, REGISTERS // (96 * 32 * tile.warps), 64 // tile.warps)
+    side_by_side = min(
+        device.shared_bytes // shared, REGISTERS // (96 * 32 * tile.warps), device.warps // tile.warps
+    )
     busy = min(blocks, device.sms * side_by_side)
     in_flight = busy / device.sms * (tile.stages - 1) * _coded_step_bytes(problem, tile)
     # about 40 KB in flight per SM hide the latency of memory
     rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
     numbers = problem.columns * problem.depth * -(-problem.rows // tile.bm)
     waves = math.ceil(blocks / (device.sms * side_by_side)) * device.sms * side_by_side / blocks
-    decode_us = 2.0 * waves * numbers / (128 * device.sms * CYCLES_PER_US)
+    decode_us = 2.0 * waves * numbers / (128 * device.sms * device.cycles_per_us)
     multiply_us = 2 * numbers * tile.bm / (0.3 * device.flops)
     moved = problem.touched_bytes[1] + problem.rows * (problem.depth + problem.columns) * problem.item_bytes
     # x is read again by every column tile, from L2
@@ -158,11 +163,12 @@ def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
 def _one_row_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     """The same without tensor cores: the words that blocks side by side hold are in flight."""
     blocks = math.prod(problem.grid(tile))
-    side_by_side = min(REGISTERS // (OWN_REGISTERS * 32 * tile.warps), 64 // tile.warps, 32)
+    by_registers = REGISTERS // (OWN_REGISTERS * 32 * tile.warps)
+    side_by_side = min(by_registers, device.warps // tile.warps, device.blocks)
     held = tile.bn * tile.bk * problem.touched_bytes[1] / (problem.columns * problem.depth)
     in_flight = min(blocks / device.sms, side_by_side) * held
     rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
-    decode_us = DECODE_AND_ADD * problem.columns * problem.depth / (128 * device.sms * CYCLES_PER_US)
+    decode_us = DECODE_AND_ADD * problem.columns * problem.depth / (128 * device.sms * device.cycles_per_us)
     steps = math.ceil(problem.depth / (tile.bk * tile.split))
     whole = FIXED_US + max(problem.touched_bytes[1] / rate, decode_us) + (steps - 1) * LOAD_US
     return whole + JOIN_US * (tile.split > 1)
@@ -179,7 +185,8 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     step_bytes = (tile.bm + tile.bn) * tile.bk * item
     step_flops = 2 * tile.bm * tile.bn * tile.bk
     multiply_us = sharing * step_flops / (_rate(tile, problem, device) / device.sms)
-    load_us = step_bytes * max(sharing / SM_BYTES, min(blocks, device.sms * side_by_side) / device.l2_bytes)
+    sm_bytes = SM_BYTES * device.cycles_per_us
+    load_us = step_bytes * max(sharing / sm_bytes, min(blocks, device.sms * side_by_side) / device.l2_bytes)
     # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
     waiting_us = LOAD_US / (tile.stages - 1)
@@ -189,18 +196,20 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     step_us = patience * max(multiply_us, load_us, waiting_us)
     block_us = FIXED_US + steps * (STEP_US + step_us)
     if tile.split > 1:
-        block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / SM_BYTES
-    if 2 * (shared_bytes(tile, item) + 1024) > device.shared_bytes:
+        block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / sm_bytes
+    if 2 * (shared_bytes(tile, item, device) + 1024) > device.shared_bytes:
         block_us += ALONE_US
     if item == 1:
-        block_us += _code_epilogue_us(tile, sharing)
-    moved = problem.rows * problem.columns + problem.depth * problem.columns + problem.rows * problem.depth
-    return max(waves * block_us, moved * problem.batch * item / device.bytes)
+        block_us += _code_epilogue_us(tile, sharing, device)
+    # windows overlap: their positions are read more often than they come from memory
+    read = min(problem.touched[0], problem.batch * problem.rows * problem.depth)
+    moved = read + problem.batch * problem.columns * (problem.rows + problem.depth)
+    return max(waves * block_us, moved * item / device.bytes)
 
 
-def _code_epilogue_us(tile: Tile, sharing: int) -> float:
+def _code_epilogue_us(tile: Tile, sharing: int, device: Device) -> float:
     """Of the blocks that share an SM: few warps do not keep it busy."""
-    issued = min(MOST_ISSUE, WARP_ISSUE * sharing * tile.warps) * 128 * CYCLES_PER_US
+    issued = min(MOST_ISSUE, WARP_ISSUE * sharing * tile.warps) * 128 * device.cycles_per_us
     return sharing * tile.bm * tile.bn * CODE_INSTRUCTIONS / issued
 
 
@@ -233,8 +242,10 @@ def block_us(window: Depthwise, block: Block, device: Device) -> float:
     grid = math.prod(window.grid(block))
     # four warps issue at a time; a load takes a turn per cache line
     lines = loads * 32 * WIDE_BYTES // window.item_bytes // block.channels
-    issue_us = math.ceil(grid / device.sms) * block.warps * max(instructions / 4, lines) / CYCLES_PER_US
-    wait_us = FIXED_US + instructions * 2 / CYCLES_PER_US
+    issue_us = (
+        math.ceil(grid / device.sms) * block.warps * max(instructions / 4, lines) / device.cycles_per_us
+    )
+    wait_us = FIXED_US + instructions * 2 / device.cycles_per_us
     moved = (math.prod(window.size) + math.prod(window.made)) * window.images * window.channels
     return max(wait_us, moved * window.item_bytes / device.bytes) + 0.5 * issue_us
 
@@ -297,14 +308,16 @@ def _fits(tile: Tile, problem: TiledProblem, device: Device, most_sums: int) -> 
     sums = tile.bm * tile.bn // (32 * tile.warps)
     # the addresses of 256 rows need registers too
     most = 64 if isinstance(problem, Window) and tile.bm == 256 else MOST_SUMS
-    return sums <= min(most, most_sums) and shared_bytes(tile, problem.item_bytes) <= device.shared_bytes
+    return (
+        sums <= min(most, most_sums) and shared_bytes(tile, problem.item_bytes, device) <= device.shared_bytes
+    )
 
 
 def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:
-    registers = min(255, OWN_REGISTERS + tile.bm * tile.bn // (32 * tile.warps))
+    registers = min(THREAD_REGISTERS, OWN_REGISTERS + tile.bm * tile.bn // (32 * tile.warps))
     by_registers = REGISTERS // (registers * 32 * tile.warps)
-    by_shared = device.shared_bytes // (shared_bytes(tile, item_bytes) + 1024)
-    return max(1, min(by_registers, by_shared, 64 // tile.warps))
+    by_shared = device.shared_bytes // (shared_bytes(tile, item_bytes, device) + 1024)
+    return max(1, min(by_registers, by_shared, device.warps // tile.warps, device.blocks))
 
 
 def _rate(tile: Tile, problem: TiledProblem, device: Device) -> float:

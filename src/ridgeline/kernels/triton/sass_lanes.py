@@ -20,7 +20,14 @@ from ridgeline.kernels.triton.sass_warp import MASK, WARP, Lanes, Warp, Word, sa
 LARGE = 1 << 20  # of every size that is an argument
 POINTER_LOW = 1 << 28  # the low word of every pointer: only it matters for where lanes lie to one another
 # where the arguments of a kernel begin in the constant bank
-FIRST_ARGUMENT = {"sm_7": 0x160, "sm_8": 0x160, "sm_90": 0x210, "sm_10": 0x380, "sm_12": 0x380}
+FIRST_ARGUMENT = {
+    "sm_7": 0x160,
+    "sm_8": 0x160,
+    "sm_90": 0x210,
+    "sm_10": 0x380,
+    "sm_11": 0x380,
+    "sm_12": 0x380,
+}
 BYTES = {"i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "fp64": 8, "i64": 8, "u64": 8}
 ADDRESS = re.compile(r"\[([^\[\]]+)\]$")
 SECTOR, BANK, BANKS = 32, 4, 32

@@ -12,6 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ridgeline.base.architectures import TENSOR_MEMORY_COLUMNS
+from ridgeline.base.spec import Target
 from ridgeline.kernels.triton.compiler import Compiled, receive, send
 from ridgeline.kernels.triton.sass import resource_usage
 from ridgeline.kernels.triton.source import Kernel, constants_of, function_of, triton_version
@@ -28,7 +30,7 @@ def lower_here(kernel: Kernel, arch: str) -> Any:
         attrs=_alignment(kernel),
     )
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-    if int(arch.removeprefix("sm_")) >= 90:
+    if Target("cuda", arch).has_dependent_launch:
         options["launch_pdl"] = kernel.pdl
     if kernel.registers:
         options["maxnreg"] = kernel.registers
@@ -42,6 +44,9 @@ def compile_here(kernel: Kernel, arch: str) -> Compiled:
     made = lower_here(kernel, arch)
     if getattr(made.metadata, "global_scratch_size", 0):
         raise ValueError(f"{kernel.function} wants scratch memory of Triton's own")
+    columns = getattr(made.metadata, "tmem_size", 0) or 0
+    if columns > TENSOR_MEMORY_COLUMNS:
+        raise ValueError(f"wants {columns} columns of tensor memory, {arch} has {TENSOR_MEMORY_COLUMNS}")
     registers, spills = resource_usage(made.asm["cubin"])
     entry = made.asm["ptx"].split(".entry", 1)[1].split("{", 1)[0]
     return Compiled(
@@ -50,7 +55,7 @@ def compile_here(kernel: Kernel, arch: str) -> Compiled:
         cubin=made.asm["cubin"],
         shared=made.metadata.shared,
         num_warps=made.metadata.num_warps,
-        pdl=kernel.pdl and int(arch.removeprefix("sm_")) >= 90,
+        pdl=kernel.pdl and Target("cuda", arch).has_dependent_launch,
         parameters=len(re.findall(r"\.param\b", entry)),
         types=kernel.argument_types,
         registers=registers,

@@ -19,7 +19,7 @@ from ridgeline.base.spec import Body, Config, Op, Site, TensorSpec
 from ridgeline.frontend.types import ONNX_TYPES
 from ridgeline.tactics.base import Call, Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.cublas import Rest, after_library, read_rest
-from ridgeline.tactics.cuda.own_kernels import FLOAT8_ARCH, KernelTactic
+from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.cuda.read_codes import is_settled, require_codes, settled_value
 from ridgeline.tactics.cuda.triton_quant import (
     FAST_DEPTH,
@@ -86,7 +86,7 @@ class CublasCodes(KernelTactic):
             raise RefusedError("want codes of rows, and of one constant matrix")
         if x.dtype == "uint8" or has_zero(site, x):
             raise RefusedError("the library has no zero points")
-        if not is_integer and site.target.arch_number < FLOAT8_ARCH:
+        if not is_integer and not site.target.has_float8:
             raise RefusedError(f"{site.target.arch} has no tensor cores for {x.dtype}")
         if anchor.attrs.get("transA", 0) or x.is_transposed or float(anchor.attrs.get("alpha", 1.0)) != 1.0:
             raise RefusedError("rows of x are not contiguous, or the product has a factor")

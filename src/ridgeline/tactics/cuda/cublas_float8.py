@@ -18,7 +18,7 @@ from ridgeline.kernels.cublaslt import Factor, Matmul, Sizes
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.cublas import Product, Rest, after_library, read_product, read_rest
 from ridgeline.tactics.cuda.cublas_lt import matmul_call
-from ridgeline.tactics.cuda.own_kernels import FLOAT8_ARCH, KernelTactic
+from ridgeline.tactics.cuda.own_kernels import KernelTactic
 from ridgeline.tactics.cuda.read_codes import is_settled, require_codes, settled_value
 from ridgeline.tactics.cuda.triton_quant import FAST_DEPTH, of_codes
 from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
@@ -70,7 +70,7 @@ class CublasFloat8(KernelTactic):
         x, w = require_codes(site, anchor, 0), require_codes(site, anchor, 1)
         if (x.dtype, w.dtype) != (FLOAT8, FLOAT8):
             raise RefusedError(f"codes are {x.dtype} and {w.dtype}, want {FLOAT8}")
-        if site.target.arch_number < FLOAT8_ARCH:
+        if not site.target.has_float8:
             raise RefusedError(f"{site.target.arch} has no tensor cores for {x.dtype}")
         are_settled = all(is_settled(site, scale) for scale in (x.scale, w.scale))
         if x.axis is not None or w.axis is not None or not are_settled:

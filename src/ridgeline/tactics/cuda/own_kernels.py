@@ -7,15 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ridgeline.base.architectures import REGISTERS, architecture_of
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.devices import device_of
 from ridgeline.base.spec import TRAITS, Site
 from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
+WARP = 32
 FIRST_ARCH = 80  # the first with asynchronous copies
-FLOAT8_ARCH = 89  # the first that converts to and from float8 in hardware
+FLOAT8_ARCH = TRAITS["cuda"].float8_from
 PDL_ARCH = TRAITS["cuda"].dependent_launch_from
 
 
@@ -34,7 +35,7 @@ class KernelTactic(Tactic):
                 f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
             )
         float8 = [spec.dtype for spec in site.specs.values() if spec.dtype in FLOAT8_LARGEST]
-        if float8 and site.target.arch_number < FLOAT8_ARCH:
+        if float8 and not site.target.has_float8:
             raise RefusedError(
                 f"{site.target.arch} does not convert {float8[0]}, want sm_{FLOAT8_ARCH} or newer"
             )
@@ -47,9 +48,12 @@ def require_fit(made: Compiled | CompileError) -> Compiled:
     """Raise for a kernel that does not compile, or would run slowly or not at all."""
     if isinstance(made, CompileError):
         raise made
-    limit = device_of(made.arch).shared_bytes
+    limit = architecture_of(made.arch).shared_bytes
     if made.shared > limit:
         raise CompileError(f"wants {made.shared:,} bytes of shared memory, {made.arch} has {limit:,}")
+    wanted = made.registers * made.num_warps * WARP
+    if wanted > REGISTERS:
+        raise CompileError(f"wants {wanted:,} registers for a block, {made.arch} has {REGISTERS:,}")
     if made.spills:
         raise CompileError(f"spills {made.spills} bytes of registers per thread")
     return made

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.base.library_math import library_math
-from ridgeline.base.spec import TF32, Site
+from ridgeline.base.spec import TF32, Site, Target
 from ridgeline.errors import UnsupportedError, first_line
 from ridgeline.tactics.base import Footprint, Offer, Tactic
 from ridgeline.tactics.cpu.sdpa import is_blind
@@ -29,6 +29,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 HALF = ("float16", "bfloat16")
+FLASH_ARCH = 80  # the first of which flash and cuDNN have kernels
 
 
 class CudaSdpa(Tactic):
@@ -40,7 +41,7 @@ class CudaSdpa(Tactic):
     def offer(self, site: Site) -> Offer:
         attention = read_attention(site)
         return Offer(
-            [{"backend": name} for name in _backends(attention)],
+            [{"backend": name} for name in _backends(attention, site.target)],
             bind=lambda config, weights: attention.launch(_bind_attend(attention, str(config["backend"]))),
             footprint=lambda config: Footprint(writes_out=False),
             predict_us=lambda config, device: sdpa_us(
@@ -49,12 +50,12 @@ class CudaSdpa(Tactic):
         )
 
 
-def _backends(attention: AttentionSite) -> list[str]:
+def _backends(attention: AttentionSite, target: Target) -> list[str]:
     """Those that may have a plan; what they still refuse, they say when called."""
     _, _, queries, keys = attention.scores
     # SDPA's triangle starts in the upper left corner; flash-style kernels begin it at the last key
     is_square = not attention.is_causal or queries == keys
-    is_half = attention.dtype in HALF
+    is_half = attention.dtype in HALF and target.arch_number >= FLASH_ARCH
     found = ["cudnn"] if is_half and is_square else []
     if is_half and is_square and not attention.mask_dtype and attention.width == attention.value_width:
         found.append("flash")

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.base.architectures import REGISTERS
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site
@@ -47,7 +48,8 @@ INT32 = 2**31
 
 # cycles, fitted to nothing but the order of candidates: a program's start, a block's latency, and per score
 START, STEP, SOFTMAX = 1500.0, 500.0, 0.12
-FLOPS_PER_CYCLE = {"wgmma": 3000.0, "mma": 1800.0, "fma": 200.0}
+# what of the tensor cores' rate attention reaches; on Hopper and later mma is the slower way to use them
+TENSOR_SHARE, MMA_SHARE = 0.85, 0.51
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class TritonAttention(KernelTactic):
             kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch)],
             footprint=lambda config: Footprint(writes_out=True),
             extents=lambda config: extents(attention, len(site.body.inputs)),
-            predict_us=partial(predict_attention_us, attention, arch),
+            predict_us=partial(predict_attention_us, attention),
             compiles=True,
         )
 
@@ -269,16 +271,18 @@ def _padded(size: int) -> int:
 def rank_blocks(attention: AttentionSite, arch: int) -> list[Blocks]:
     """The few shapes worth timing, best guess first; the two best of them with other warps or stages too."""
     device = device_of(f"sm_{arch}")
-    fitting = [b for b in block_shapes(attention, arch) if _shared_bytes(attention, b) <= device.shared_bytes]
+    fitting = [
+        b for b in block_shapes(attention, device) if _shared_bytes(attention, b) <= device.shared_bytes
+    ]
     chosen: dict[tuple[int, int], list[Blocks]] = {}
-    for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, arch, device)):
+    for blocks in sorted(fitting, key=lambda b: estimate_cycles(attention, b, device)):
         chosen.setdefault((blocks.queries, blocks.keys), []).append(blocks)
     firsts = [alike[0] for alike in chosen.values()]
     seconds = [blocks for alike in list(chosen.values())[:2] for blocks in alike[1:2]]
     return [*firsts[: MAX_CONFIGS - len(seconds)], *seconds]
 
 
-def block_shapes(attention: AttentionSite, arch: int) -> Iterable[Blocks]:
+def block_shapes(attention: AttentionSite, device: Device) -> Iterable[Blocks]:
     """Every shape that suits the sizes and should not spill, whatever it costs."""
     _, _, queries, keys = attention.scores
     for m, n in product((16, 32, 64, 128), (32, 64, 128, 256)):
@@ -289,20 +293,20 @@ def block_shapes(attention: AttentionSite, arch: int) -> Iterable[Blocks]:
         # 256 keys only to take all of a short sequence at once
         if n == 256 and not is_one_block:
             continue
-        fitting = [warps for warps in (4, 8) if _fits_registers(attention, m, n, warps, arch)]
+        fitting = [warps for warps in (4, 8) if _fits_registers(attention, m, n, warps, device)]
         for warps in fitting if m == 128 else fitting[:1]:
             for stages in (1,) if is_one_block else (2, 3):
                 yield Blocks(m, n, warps, stages)
 
 
-def _fits_registers(attention: AttentionSite, m: int, n: int, warps: int, arch: int) -> bool:
+def _fits_registers(attention: AttentionSite, m: int, n: int, warps: int, device: Device) -> bool:
     """Whether scores and sums fit beside the rest, by what was seen to spill when compiled."""
     is_one_block = has_fixed_sizes(attention) and attention.scores[3] <= n
     sums = 0 if is_one_block else _padded(attention.value_width)
     per_thread = m * (n + sums) / (32 * warps)
     if attention.dtype == "float32":
         return per_thread <= 64 if attention.math == TF32 else per_thread <= 24 and n <= 64
-    if arch < 90:
+    if not device.has_warpgroups:
         return per_thread < 96
     return per_thread <= 128 if is_one_block or warps == 8 else per_thread < 128
 
@@ -314,11 +318,11 @@ def _shared_bytes(attention: AttentionSite, blocks: Blocks) -> int:
     return elements * ITEM_BITS[attention.dtype] // 8
 
 
-def predict_attention_us(attention: AttentionSite, arch: int, config: Config, device: Device) -> float:
-    return attention_us(estimate_cycles(attention, Blocks.of(config), arch, device))
+def predict_attention_us(attention: AttentionSite, config: Config, device: Device) -> float:
+    return attention_us(estimate_cycles(attention, Blocks.of(config), device), device)
 
 
-def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int, device: Device) -> float:
+def estimate_cycles(attention: AttentionSite, blocks: Blocks, device: Device) -> float:
     """Programs in waves: the latency of each wave, and the arithmetic of all."""
     batch, heads, queries, keys = attention.scores
     rows, steps = math.ceil(queries / blocks.queries), math.ceil(keys / blocks.keys)
@@ -328,10 +332,10 @@ def estimate_cycles(attention: AttentionSite, blocks: Blocks, arch: int, device:
     programs = batch * heads * rows
     width = _padded(attention.width) + _padded(attention.value_width)
     at_once = _programs_at_once(attention, blocks, device)
-    unit = "wgmma" if blocks.queries >= 64 and arch >= 90 else "mma"
-    rate = FLOPS_PER_CYCLE[unit]
+    is_fast = blocks.queries >= 64 or not device.has_warpgroups
+    rate = (TENSOR_SHARE if is_fast else MMA_SHARE) * device.flops_per_cycle
     if attention.dtype == "float32":
-        rate = rate / 2 if attention.math == TF32 else FLOPS_PER_CYCLE["fma"]
+        rate = rate / 2 if attention.math == TF32 else device.plain_flops_per_cycle
     per_score = 2 * width / rate + SOFTMAX
     waves = math.ceil(programs / (device.sms * at_once))
     work = math.ceil(programs / device.sms) * steps * blocks.queries * blocks.keys * per_score
@@ -343,4 +347,4 @@ def _programs_at_once(attention: AttentionSite, blocks: Blocks, device: Device) 
     threads = 32 * blocks.warps
     registers = 60 + 1.3 * blocks.queries * (blocks.keys + _padded(attention.value_width)) / threads
     by_shared = device.shared_bytes / _shared_bytes(attention, blocks)
-    return max(1, int(min(65536 / (registers * threads), by_shared)))
+    return max(1, int(min(REGISTERS / (registers * threads), by_shared)))

@@ -83,7 +83,7 @@ class TritonCodeAttention(KernelTactic):
             kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch, found.types)],
             footprint=lambda config: Footprint(writes_out=True, packed_bytes=12),
             extents=lambda config: found.extents(),
-            predict_us=partial(predict_attention_us, attention, arch),
+            predict_us=partial(predict_attention_us, attention),
             compiles=True,
         )
 

@@ -246,7 +246,9 @@ def _held_cuts(rows: Rows, constants: Collection[int], sms: int) -> list[RowCut]
     cuts = [_held_cut(rows.columns, piece, column_bytes, of_thread) for piece, of_thread in pieces]
     is_one_pass = rows.is_shareable
     return [
-        cut for cut in dict.fromkeys(cuts) if cut.splits == 1 or (is_one_pass and cut.splits <= MAX_SPLITS)
+        cut
+        for cut in dict.fromkeys(cuts)
+        if cut.splits == 1 or (is_one_pass and cut.splits <= MAX_SPLITS and is_room(cut.splits, sms))
     ]
 
 
@@ -281,11 +283,16 @@ def _is_same_place(load: Memory, store: Memory) -> bool:
     return dict(load.strides) == dict(store.strides) and not (load.offset or load.guards or load.gathers)
 
 
+def is_room(together: int, processors: int) -> bool:
+    """Whether programs that wait for one another are all under way, also beside other work."""
+    return together == 1 or 2 * together <= processors
+
+
 def _require_room(together: int) -> None:
     """Raise where programs that wait for one another might not all be under way, also beside other work."""
     if together > 1:
         processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        if 2 * together > processors:
+        if not is_room(together, processors):
             raise CompileError(
                 f"{together} programs wait for one another, {processors} processors are too few"
             )
