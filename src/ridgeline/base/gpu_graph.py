@@ -40,6 +40,11 @@ def own_stream(owner: object) -> torch.cuda.Stream:
     return stream
 
 
+def raw_stream(device: int) -> int:
+    """The driver's handle of the current stream: what PyTorch's object for it takes far longer to tell."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
 def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
     """Run a few times, so that libraries load and make their choices, and wait for the end."""
     stream.wait_stream(torch.cuda.current_stream())

@@ -59,30 +59,37 @@ def is_plain(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 1 and dtype.kind in "fiubc"
 
 
+PLAIN = frozenset(dtype for name, dtype in TORCH_DTYPES.items() if is_plain(numpy_dtype(name)))
+
+
 def crosses(name: str) -> bool:
     """Whether ONNX Runtime takes and gives arrays of this type."""
     return name in TORCH_DTYPES and is_plain(numpy_dtype(name)) and not name.startswith("complex")
 
 
 def to_torch(array: np.ndarray) -> Tensor:
-    """A tensor of its own memory; numpy's view of bfloat16 and friends is by bits."""
-    array = np.array(array, order="C", copy=True)
-    if is_plain(array.dtype):
-        # C has two names for some integers, and torch knows one: ONNX Runtime's uint64 is the other
-        return torch.from_numpy(array.view(np.dtype(array.dtype.name)))
-    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(TORCH_DTYPES[str(array.dtype)])
+    """A tensor of its own memory."""
+    return as_torch(np.array(array, order="C", copy=True))
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
     """numpy's view of the same memory, by its ml_dtypes name where numpy itself has none."""
-    dtype = numpy_dtype(dtype_name(tensor))
-    if is_plain(dtype):
+    if tensor.dtype in PLAIN:
         return tensor.numpy()
+    dtype = numpy_dtype(dtype_name(tensor))
     return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy().view(dtype)
 
 
+def as_torch(array: np.ndarray) -> Tensor:
+    """torch's view of the same memory, which is contiguous; of bfloat16 and friends it is by bits."""
+    if is_plain(array.dtype):
+        # C has two names for some integers, and torch knows one: ONNX Runtime's uint64 is the other
+        return torch.from_numpy(array.view(np.uint64) if array.dtype.char == "Q" else array)
+    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(TORCH_DTYPES[str(array.dtype)])
+
+
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    return as_numpy(tensor.cpu().contiguous())
+    return as_numpy((tensor if tensor.is_cpu else tensor.cpu()).contiguous())
 
 
 def packed(values: np.ndarray, width: int) -> np.ndarray:

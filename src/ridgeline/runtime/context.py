@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.cuda_instance import BoundRun, CudaBinding, CudaInstance, check_bound
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
-from ridgeline.runtime.io import AnyBinding
+from ridgeline.runtime.io import AnyBinding, plain
 from ridgeline.runtime.observation import Observer
 from ridgeline.runtime.pending_shape import PendingShape
 from ridgeline.runtime.real_shapes import UntunedBinding
@@ -128,7 +127,7 @@ class Context:
     def instance(self, feeds: Feeds) -> Instance:
         """The instance for these inputs, loaded with them; waits for one that is still being made."""
         feeds, non_tensor = self._signature.apart(feeds)
-        binding, arrays, _ = self._find_ready(feeds)
+        binding, arrays = self._find_ready(feeds)
         with torch.inference_mode():
             binding.load(arrays)
         binding.instance.dynamic_values.update(non_tensor)
@@ -144,22 +143,20 @@ class Context:
         if not non_tensor:
             return self._run_at(*self._find(feeds))
         # strings and sequences are handed to the steps as they are
-        binding, arrays, is_torch = self._find_ready(feeds)
+        binding, arrays = self._find_ready(feeds)
         dynamic_values = binding.instance.dynamic_values
         dynamic_values.update(non_tensor)
         try:
-            return self._run_at(binding, arrays, is_torch)
+            return self._run_at(binding, arrays)
         finally:
             dynamic_values.update(dict.fromkeys(non_tensor))
 
-    def _run_at(self, binding: AnyBinding, arrays: list[Any], is_torch: bool) -> dict[str, Any]:
-        if is_torch:
-            return binding.run_tensors(arrays)
-        made = binding.run(dict(zip(self._names, map(np.asarray, arrays), strict=True)))
+    def _run_at(self, binding: AnyBinding, arrays: list[Any]) -> dict[str, Any]:
+        made = binding.run(dict(zip(self._names, map(plain, arrays), strict=True)))
         assert made is not None, "checked arrays fit the instance that was made for them"
         return made
 
-    def _find_ready(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
+    def _find_ready(self, feeds: Feeds) -> tuple[AnyBinding, list[Any]]:
         """As `_find`, but waits for an instance that is still being made."""
         found = self._find(feeds)
         if not isinstance(found[0], PendingShape):
@@ -167,8 +164,8 @@ class Context:
         found[0].wait()
         return self._find(feeds)
 
-    def _find(self, feeds: Feeds) -> tuple[AnyBinding, list[Any], bool]:
-        """The binding for these inputs, the inputs in order, and whether there are tensors among them."""
+    def _find(self, feeds: Feeds) -> tuple[AnyBinding, list[Any]]:
+        """The binding for these inputs, and the inputs in order."""
         try:
             arrays = [feeds[name] for name in self._names]
             key = self._key(arrays)
@@ -185,19 +182,17 @@ class Context:
             self._bindings.move_to_end(key)
         if isinstance(binding, HAVE_SUCCESSORS) and binding.is_ready:
             binding = self._bindings[key] = binding.successor()
-        is_torch = False
         for i, array in enumerate(arrays):
-            is_tensor = isinstance(array, torch.Tensor)
-            if array.dtype != (self._torch_dtypes if is_tensor else self._numpy_dtypes)[i]:
+            dtypes = self._torch_dtypes if isinstance(array, Tensor) else self._numpy_dtypes
+            if array.dtype != dtypes[i]:
                 self._signature.checked(feeds)
-            is_torch |= is_tensor
         if self._observer.observation is not None:
             self._observer.observation.count(dict(zip(self._names, key, strict=False)))
         # some bindings give way to successors, and a value decides which binding is right
         has_successor = isinstance(binding, HAVE_SUCCESSORS)
-        is_slow = is_torch or self._valued or self._signature.non_tensor or has_successor
+        is_slow = self._valued or self._signature.non_tensor or has_successor
         self._latest = None if is_slow else binding
-        return binding, arrays, is_torch
+        return binding, arrays
 
     def _key(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         shapes = tuple(tuple(array.shape) for array in arrays)

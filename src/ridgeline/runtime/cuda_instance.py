@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from ridgeline.base.gpu_graph import (
     CaptureError,
     own_stream,
     pool_bytes,
+    raw_stream,
     record,
     stream_bytes,
     try_alone,
@@ -26,6 +28,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, dtype_name, numpy_dtype
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
+from ridgeline.runtime.device_copies import Clones, Targets
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
@@ -62,12 +65,14 @@ class CudaInstance(Instance):
         try:
             if self.graph is not None:
                 self.graph.replay()
-            elif self.segments is not None:
-                self.segments()
-            elif self.why_eager:
-                super().execute()
-            else:
-                self._capture()
+                return
+            with torch.inference_mode():
+                if self.segments is not None:
+                    self.segments()
+                elif self.why_eager:
+                    super().execute()
+                else:
+                    self._capture()
         except (RuntimeError, RidgelineError) as error:
             self.raise_device_error(error)
             raise
@@ -172,62 +177,73 @@ class CudaBinding:
 
     def __init__(self, instance: CudaInstance) -> None:
         self.instance = instance
-        dtypes = [numpy_dtype(dtype_name(tensor)) for tensor in instance.inputs.values()]
-        self._inputs = list(zip(instance.inputs.items(), dtypes, strict=True))
+        self._wanted = [
+            (name, tuple(tensor.shape), numpy_dtype(dtype_name(tensor)), tensor.dtype)
+            for name, tensor in instance.inputs.items()
+        ]
+        self._targets = Targets(instance.inputs)
+        is_fixed = instance.dynamic_names.isdisjoint(instance.program.outputs)
+        self._clones = Clones(instance.results()) if is_fixed else None
         self._pinned: dict[str, Tensor] = {}
+        self._device = instance.arena.device
         self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
-        if feeds.__class__ is not dict or len(feeds) != len(self._inputs):
+        """numpy in, numpy out; torch in, torch out; None if the inputs are not just what is wanted here."""
+        if feeds.__class__ is not dict or len(feeds) != len(self._wanted):
             return None
-        for (name, tensor), dtype in self._inputs:
+        arrays: list[Any] = []
+        tensors = there = 0
+        for name, shape, dtype, torch_dtype in self._wanted:
             array = feeds.get(name)
-            if getattr(array, "shape", None) != tuple(tensor.shape) or getattr(array, "dtype", None) != dtype:
+            if array.__class__ is Tensor:
+                if array.shape != shape or array.dtype is not torch_dtype or array.requires_grad:
+                    return None
+                tensors += 1
+                there += array.is_cuda
+            elif array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
                 return None
+            arrays.append(array)
         self.instance.require_usable()
-        stream = self.instance.stream
         try:
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                self._order(stream)
-                self.load([feeds[name] for (name, _), _ in self._inputs])
-                self.instance.execute()
-                results = self.instance.results()
-                made = {n: new_pinned(r).copy_(r, non_blocking=True) for n, r in results.items()}
-            stream.synchronize()
+            return self._run_tensors(arrays, there) if tensors else self._run_arrays(arrays)
         except (RuntimeError, RidgelineError) as error:
             self.instance.raise_device_error(error)
             raise
+
+    def _run_arrays(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        stream = self.instance.stream
+        with torch.cuda.stream(stream):
+            self._order()
+            self.load(arrays)
+            self.instance.execute()
+            results = self.instance.results()
+            made = {n: new_pinned(r).copy_(r, non_blocking=True) for n, r in results.items()}
+        stream.synchronize()
         self._busy = None
         return {name: as_numpy(tensor) for name, tensor in made.items()}
 
-    def run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
+    def _run_tensors(self, arrays: Sequence[Any], there: int) -> dict[str, Tensor]:
         """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
-        try:
-            return self._run_tensors(tensors)
-        except (RuntimeError, RidgelineError) as error:
-            self.instance.raise_device_error(error)
-            raise
-
-    def _run_tensors(self, tensors: Sequence[Any]) -> dict[str, Tensor]:
-        self.instance.require_usable()
-        stream = torch.cuda.current_stream()
-        self._order(stream)
-        with torch.inference_mode():
-            self.load(tensors)
-            self.instance.execute()
-        results = self.instance.results()
-        is_there = [isinstance(t, Tensor) and t.is_cuda for t in tensors]
-        if not any(is_there):
-            return {name: result.cpu() for name, result in results.items()}
-        made = {name: result.clone() for name, result in results.items()}
-        if not all(is_there):
+        self._order()
+        if there == len(arrays):
+            self._targets.fill(arrays)
+        else:
+            self.load(arrays)
+        self.instance.execute()
+        if not there:
+            return {name: result.cpu() for name, result in self.instance.results().items()}
+        if self._clones is not None:
+            made = self._clones.make()
+        else:
+            made = {name: result.clone() for name, result in self.instance.results().items()}
+        if there < len(arrays):
             # callers may write to their arrays, and we to our pinned copies, once `run` is over
-            stream.synchronize()
+            torch.cuda.current_stream(self._device).synchronize()
         return made
 
     def load(self, arrays: Sequence[Any]) -> None:
-        for array, ((name, tensor), _) in zip(arrays, self._inputs, strict=True):
+        for array, (name, tensor) in zip(arrays, self.instance.inputs.items(), strict=True):
             if not isinstance(array, Tensor):
                 if name not in self._pinned:
                     self._pinned[name] = new_pinned(tensor)
@@ -236,10 +252,14 @@ class CudaBinding:
             elif array.data_ptr() != tensor.data_ptr() or array.device != tensor.device:
                 tensor.copy_(array, non_blocking=True)
 
-    def _order(self, stream: torch.cuda.Stream) -> None:
+    def _order(self) -> None:
         """Two runs share memory: on another stream than the last, come after it."""
-        if self._busy is not None and self._busy != stream:
-            stream.wait_stream(self._busy)
+        busy = self._busy
+        if busy is not None and busy.cuda_stream == raw_stream(self._device.index):
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if busy is not None:
+            stream.wait_stream(busy)
         self._busy = stream
 
 
@@ -249,8 +269,7 @@ class BoundRun:
     def __init__(self, instance: CudaInstance) -> None:
         self._instance = instance
         self.inputs = dict(instance.inputs)
-        with torch.inference_mode():
-            instance.execute()
+        instance.execute()
         if instance.graph is None:
             raise DeviceError("this engine cannot be bound", got=instance.why_eager, help="use engine.run")
         self.outputs: dict[str, Tensor] = instance.results()

@@ -71,9 +71,7 @@ class Instance:
         self.tensors.update((n, self._given.get(n)) for n in program.outputs if n in self._given)
         self._make_tensors()
         self.calls = self._make_calls()
-        self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps) or bool(
-            self.dynamic_names
-        )
+        self.calls_torch = any(s.launch is not None and s.launch.calls_torch for s in self.steps)
 
     def _allocate(self, inputs: Mapping[str, TensorSpec]) -> None:
         self._require_memory(inputs)
@@ -152,7 +150,8 @@ class Instance:
                 outs = [self.tensors[n] for n in io.outputs] if io.writes_out else []
                 ins = self._fixed_inputs(step.launch, io.inputs)
                 moved = [(i, n) for i, n in enumerate(io.inputs) if not self._is_fixed(n)]
-                made = [_DynamicStep(dynamic_values, step.launch.run, ins, moved, outs, io.outputs, dead)]
+                call = step.launch.run if step.launch.extents else step.launch.call
+                made = [_DynamicStep(dynamic_values, call, ins, moved, outs, io.outputs, dead)]
             calls += made
             self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)

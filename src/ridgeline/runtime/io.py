@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import addressof, c_byte
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ridgeline.kernels.elements import as_numpy, fill
+from ridgeline.kernels.elements import PLAIN, SUB_BYTE, as_numpy, as_torch, cloned, fill
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.non_tensor import handed_out
 from ridgeline.tactics.base import Move
@@ -26,6 +28,8 @@ ALIGNMENT = 16
 # of results: vectors that straddle cache lines are slow to write
 RESULT_ALIGNMENT = 64
 KEPT_RESULTS = 3
+Put: TypeAlias = Callable[[np.ndarray], object]
+Take: TypeAlias = Callable[[], Any]
 # how to point a step at memory, and where in that memory its value begins, in bytes
 Pointers = tuple[tuple[Move, int], ...]
 
@@ -37,10 +41,8 @@ class AnyBinding(Protocol):
     def instance(self) -> Instance: ...
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """numpy in, numpy out; None if the inputs are not just the arrays wanted here."""
-
-    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """torch in, torch out."""
+        """numpy in, numpy out; torch in, torch out. None if the inputs are not just what is wanted here:
+        a dict of them all, in numpy's or torch's own class, with the right types and shapes."""
 
     def load(self, arrays: Sequence[Any]) -> None:
         """Copy arrays or tensors into the instance's own memory."""
@@ -70,7 +72,7 @@ class RedirectedInput(Redirected):
     """An input that is read where the caller keeps it."""
 
     def put(self, array: np.ndarray) -> None:
-        if array.flags.c_contiguous and (address := array.ctypes.data) % ALIGNMENT == 0:
+        if array.flags.c_contiguous and (address := address_of(array)) % ALIGNMENT == 0:
             self.redirect(array, address)
         else:
             np.copyto(self.own, array)
@@ -80,21 +82,13 @@ class Result:
     """Memory that callers get views of, and that is used again when none of them is left."""
 
     def __init__(self, like: np.ndarray) -> None:
-        self._memory = np.empty(like.nbytes + RESULT_ALIGNMENT, np.uint8)
-        begin = -self._memory.ctypes.data % RESULT_ALIGNMENT
-        self._array = self._memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
-        self.address = self._array.ctypes.data
-        self._own_holders = self._holders()
-
-    def is_free(self) -> bool:
-        return self._holders() == self._own_holders
-
-    def array(self) -> np.ndarray:
-        """A new view each time: a caller may change the shape of the array it was given."""
-        return self._array.view()
-
-    def _holders(self) -> int:
-        return sys.getrefcount(self._memory)
+        self.memory = np.empty(like.nbytes + RESULT_ALIGNMENT, np.uint8)
+        begin = -self.memory.ctypes.data % RESULT_ALIGNMENT
+        array = self.memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+        self.address = array.ctypes.data
+        # a new view each time: a caller may change the shape of the array it was given
+        self.array = array.view
+        self.own_holders = sys.getrefcount(self.memory)
 
 
 class Results:
@@ -106,7 +100,7 @@ class Results:
 
     def free(self) -> Result:
         for result in self._kept:
-            if result.is_free():
+            if sys.getrefcount(result.memory) == result.own_holders:
                 return result
         result = Result(self._own)
         if len(self._kept) < KEPT_RESULTS:
@@ -130,7 +124,7 @@ class RedirectedOutput(Redirected):
         result = self._results.free()
         self.redirect(result.array(), result.address)
 
-    def take(self) -> np.ndarray | None:
+    def take(self) -> Any:
         return self.array
 
 
@@ -143,77 +137,112 @@ class IoBinding:
         self._redirected: list[Redirected] = []
         self._redirected_outputs: list[RedirectedOutput] = []
         self._own_inputs = [as_numpy(tensor) for tensor in instance.inputs.values()]
-        self._puts = [
-            (name, own.shape, own.dtype, self._put(name, own))
-            for name, own in zip(instance.inputs, self._own_inputs, strict=True)
-        ]
-        self._takes = [(name, self._take(name)) for name in instance.program.outputs]
+        self._puts = []
+        for (name, tensor), own in zip(instance.inputs.items(), self._own_inputs, strict=True):
+            seen = Tensor.numpy if tensor.dtype in PLAIN else as_numpy
+            self._puts.append((name, own.shape, own.dtype, tensor.dtype, seen, self._put(name, own)))
+        takes = {name: self._take(name) for name in instance.program.outputs}
+        self._array_takes = [(name, as_array) for name, (as_array, _) in takes.items()]
+        self._tensor_takes = [(name, as_tensor) for name, (_, as_tensor) in takes.items()]
 
-    def _put(self, name: str, own: np.ndarray) -> Callable[[np.ndarray], object]:
+    def _put(self, name: str, own: np.ndarray) -> Put:
         pointers = input_pointers(self.instance, name)
         if not pointers:
-            return partial(np.copyto, own)
+            return partial(own.__setitem__, ...)
         redirected = RedirectedInput(own, pointers)
         self._redirected.append(redirected)
         return redirected.put
 
-    def _take(self, name: str) -> Callable[[], Any]:
+    def _take(self, name: str) -> tuple[Take, Take]:
+        """How a result is handed out: as an array, and as a tensor."""
         if name not in self.instance.tensors:
-            return partial(_dynamic_value, self.instance.dynamic_values, name)
-        own = as_numpy(self.instance.tensors[name])
-        pointers = output_pointers(self.instance, name)
-        if not pointers:
-            return own.copy if own.nbytes < REDIRECTED_BYTES else Results(own).copied
-        redirected = RedirectedOutput(own, pointers)
-        self._redirected.append(redirected)
-        self._redirected_outputs.append(redirected)
-        return redirected.take
+            values = self.instance.dynamic_values
+            return partial(_dynamic_value, values, name), partial(_dynamic_tensor, values, name)
+        tensor = self.instance.tensors[name]
+        own, pointers = as_numpy(tensor), output_pointers(self.instance, name)
+        if pointers:
+            redirected = RedirectedOutput(own, pointers)
+            self._redirected.append(redirected)
+            self._redirected_outputs.append(redirected)
+            return redirected.take, lambda: as_torch(redirected.take())
+        if own.nbytes >= REDIRECTED_BYTES:
+            results = Results(own)
+            return results.copied, lambda: as_torch(results.copied())
+        return own.copy, partial(cloned, tensor) if tensor.dtype in SUB_BYTE else tensor.clone
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """Outputs by name, in memory of their own; None if the inputs are not just the arrays wanted here."""
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Outputs by name, in memory of their own; None if the inputs are not just what is wanted here."""
         if feeds.__class__ is not dict or len(feeds) != len(self._puts):
             return None
-        if self._calls_torch:
-            with torch.inference_mode():
-                return self._run(feeds)
-        return self._run(feeds)
-
-    def _run(self, feeds: dict[str, Any]) -> dict[str, np.ndarray] | None:
+        takes = self._array_takes
         try:
-            for name, shape, dtype, put in self._puts:
+            for name, shape, dtype, torch_dtype, seen, put in self._puts:
                 array = feeds.get(name)
-                if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                if array.__class__ is np.ndarray:
+                    if array.shape != shape or array.dtype != dtype:
+                        return None
+                    put(array)
+                elif array.__class__ is Tensor:
+                    if array.shape != shape or array.dtype is not torch_dtype or array.requires_grad:
+                        return None
+                    try:
+                        array = seen(array if array.is_cpu else array.cpu())
+                    except (RuntimeError, TypeError):  # sparse, or to be conjugated by whoever reads it
+                        return None
+                    put(array)
+                    takes = self._tensor_takes
+                else:
                     return None
-                put(array)
             for output in self._redirected_outputs:
                 output.begin()
-            self.instance.execute()
-            return {name: take() for name, take in self._takes}
+            if self._calls_torch:
+                with torch.inference_mode():
+                    self.instance.execute()
+            else:
+                self.instance.execute()
+            # tensors are made outside: nobody may write to inference tensors
+            return {name: take() for name, take in takes}
         finally:
             for redirected in self._redirected:
                 redirected.restore()
 
-    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Tensors by name, for inputs with tensors among them: copied in and out."""
-        with torch.inference_mode():
-            self.load(arrays)
-            self.instance.execute()
-        # outside: callers may write to tensors of their own, and to inference tensors nobody may
-        return {name: handed_out(value, as_torch=True) for name, value in self.instance.results().items()}
-
     def load(self, arrays: Sequence[Any]) -> None:
         """Copy arrays or tensors into the instance's own memory."""
         for array, own, tensor in zip(arrays, self._own_inputs, self.instance.inputs.values(), strict=True):
-            if isinstance(array, torch.Tensor):
+            if isinstance(array, Tensor):
                 fill(tensor, array)
             else:
                 np.copyto(own, array)
 
 
+def plain(array: Any) -> Any:
+    """The same values in numpy's or torch's own class, without gradients, lying there as they are read."""
+    if not isinstance(array, Tensor):
+        return np.asarray(array)
+    array = array.detach()
+    is_as_read = array.layout is torch.strided and not (array.is_neg() or array.is_conj())
+    if array.__class__ is Tensor and is_as_read:
+        return array
+    made = torch.empty(array.shape, dtype=array.dtype, device=array.device)
+    made.copy_(array)
+    return made
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where a contiguous array begins."""
+    if array.size and array.flags.writeable and array.dtype.isbuiltin == 1:
+        return addressof(c_byte.from_buffer(array))  # type: ignore[arg-type]
+    return array.ctypes.data  # takes five times as long
+
+
 def _dynamic_value(dynamic_values: Mapping[str, Any], name: str) -> Any:
     """An output that a library allocated in this run; or one that is no tensor at all."""
     value = dynamic_values[name]
-    return as_numpy(value.contiguous()) if isinstance(value, torch.Tensor) else handed_out(value)
+    return as_numpy(value.contiguous()) if isinstance(value, Tensor) else handed_out(value)
+
+
+def _dynamic_tensor(dynamic_values: Mapping[str, Any], name: str) -> Any:
+    return handed_out(dynamic_values[name], as_torch=True)
 
 
 def input_pointers(instance: Instance, name: str) -> Pointers:

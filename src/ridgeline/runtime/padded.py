@@ -65,21 +65,15 @@ class PaddedBinding:
             return None
         for name, spec in self._specs.items():
             array = feeds.get(name)
-            if array.__class__ is not np.ndarray or array.shape != spec.shape:
+            if array.__class__ not in (np.ndarray, Tensor) or array.shape != spec.shape:
                 return None
         padded = {name: _repeated(feeds[name], pad) for name, pad in self._pads.items()}
         made = self._inner.run(padded)
         return None if made is None else {name: _cut(made[name], self._cuts[name]) for name in made}
 
-    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
-        made = self._inner.run_tensors(self._padded(arrays))
-        return {name: _cut(made[name], self._cuts[name]) for name in made}
-
     def load(self, arrays: Sequence[Any]) -> None:
-        self._inner.load(self._padded(arrays))
-
-    def _padded(self, arrays: Sequence[Any]) -> list[Any]:
-        return [_repeated(array, pad) for array, pad in zip(arrays, self._pads.values(), strict=True)]
+        padded = [_repeated(array, pad) for array, pad in zip(arrays, self._pads.values(), strict=True)]
+        self._inner.load(padded)
 
 
 def _pad_of(real: Sequence[int], padded: Sequence[int]) -> Cut | None:

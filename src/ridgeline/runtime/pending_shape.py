@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import Any
 
 from ridgeline.errors import LimitError
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding
-
-T = TypeVar("T")
 
 
 class PendingShape:
@@ -55,18 +51,12 @@ class PendingShape:
         return self.begin().result()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        return self._run(lambda binding: binding.run(feeds))
-
-    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
-        return self._run(lambda binding: binding.run_tensors(arrays))
-
-    def _run(self, call: Callable[[AnyBinding], T]) -> T:
         try:
-            made = call(self.uncompiled)
+            made = self.uncompiled.run(feeds)
         except LimitError:
             raise
         except Exception:  # the floor fails: compiled kernels may run, or explain the error better
-            return call(self.successor())
+            return self.successor().run(feeds)
         self.begin()
         return made
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from torch import Tensor
-
 from ridgeline.base.spec import TensorSpec
 from ridgeline.runtime.forking import PerProcess, process
 from ridgeline.runtime.instance import Instance
@@ -111,11 +109,6 @@ class UntunedBinding:
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         made = self._binding.run(feeds)
-        self._on_run()
-        return made
-
-    def run_tensors(self, arrays: Sequence[Any]) -> dict[str, Tensor]:
-        made = self._binding.run_tensors(arrays)
         self._on_run()
         return made
 

@@ -19,7 +19,7 @@ from ridgeline.base.progress import shown
 from ridgeline.builder import build_exported
 from ridgeline.errors import InputError, OptionError, PrecisionError, RidgelineError
 from ridgeline.frontend.from_torch import Call, Exported, home_of, resolved
-from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, is_plain
+from ridgeline.kernels.elements import as_torch
 from ridgeline.options import QUANTISED, Options, make_options
 from ridgeline.precision.half_build import typed_options
 from ridgeline.precision.samples import require_source
@@ -63,12 +63,10 @@ class Built:
 
     def run(self, tensors: Sequence[Tensor], own: Callable[[str], Tensor]) -> Any:
         """What the module would return. On the CPU, tensors are read and made where they lie."""
-        if self.engine.plan.target.traits.is_gpu:
-            made = self.engine.run(dict(zip(self.call.inputs, map(resolved, tensors), strict=True)))
-        else:
-            given = [resolved(t.detach() if t.requires_grad else t) for t in tensors]
-            feeds = {name: as_numpy(t) for name, t in zip(self.call.inputs, given, strict=True)}
-            made = {name: as_tensor(array) for name, array in self.engine.run(feeds).items()}
+        given = [resolved(t.detach() if t.requires_grad else t) for t in tensors]
+        made = self.engine.run(dict(zip(self.call.inputs, given, strict=True)))
+        if not tensors:  # an engine without inputs answers in arrays
+            made = {name: as_torch(np.asarray(array)) for name, array in made.items()}
         return self.call.result(made, tensors, own)
 
 
@@ -159,14 +157,6 @@ def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if data is not None:
         require_source(data)
     return dict(given)
-
-
-def as_tensor(array: Any) -> Tensor:
-    """A tensor over the memory of a result."""
-    array = np.asarray(array)
-    if is_plain(array.dtype):
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(TORCH_DTYPES[str(array.dtype)])
 
 
 def wants_gradients(tensors: Iterable[Tensor]) -> bool:

@@ -28,10 +28,10 @@ from ridgeline.ir.infer import type_proto
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
 from ridgeline.ir.quant import dequantizes, quantizes
-from ridgeline.kernels.elements import crosses, dtype_name, to_numpy, to_torch
+from ridgeline.kernels.elements import as_torch, crosses, dtype_name, to_numpy
 from ridgeline.options import DEFAULT_LIMITS, Limits
 from ridgeline.tactics.base import InsideTime, Launch, Move, Offer, Refused, Tactic, once
-from ridgeline.tactics.cpu.ort_loops import limit_trips, why_unbounded, with_trip_errors
+from ridgeline.tactics.cpu.ort_loops import limit_trips, raise_trip_error, why_unbounded
 from ridgeline.tactics.cpu.ort_profile import time_nodes
 from ridgeline.tactics.cpu.ort_refusals import why_refused
 
@@ -108,14 +108,18 @@ class Ort(Tactic):
         fixed, live = config["shapes"] == "fixed", _live_inputs(site, config, weights)
         session, lent_bytes = self._open(site, config, [name for _, name in live], weights)
         names, loop_trips = list(site.body.outputs), self.limits.loop_trips
-        run_session = with_trip_errors(session.run, loop_trips)
 
         def run(inputs: Sequence[Any], _: Sequence[Tensor]) -> Sequence[Tensor]:
-            made = run_session(names, {name: to_numpy(inputs[place]) for place, name in live})
-            return [to_torch(np.asarray(array)) for array in made]
+            try:
+                made = session.run(names, {name: to_numpy(inputs[place]) for place, name in live})
+            except Exception as error:
+                raise_trip_error(error, loop_trips)
+                raise
+            # the session gives its results away, each in memory of its own
+            return [as_torch(np.asarray(array)) for array in made]
 
         if any(name not in site.specs for name in names):
-            return Launch(run, packed_bytes=lent_bytes, shape_free=not fixed)
+            return Launch(run, packed_bytes=lent_bytes, shape_free=not fixed, calls_torch=False)
 
         def freeze(inputs: Sequence[Any], outs: Sequence[Tensor]) -> Callable[[], object]:
             bound = _BoundSession(session, loop_trips)
@@ -274,8 +278,7 @@ class _BoundSession:
     """The session bound to tensors that stay where they are; those in another layout go through a copy."""
 
     def __init__(self, session: ort.InferenceSession, loop_trips: int) -> None:
-        self._binding = session.io_binding()
-        self._run = with_trip_errors(partial(session.run_with_iobinding, self._binding), loop_trips)
+        self._session, self._binding, self._loop_trips = session, session.io_binding(), loop_trips
         self._before: list[tuple[Tensor, Tensor]] = []  # to, from
         self._after: list[tuple[Tensor, Tensor]] = []
         self._moves: dict[int, Move] = {}
@@ -307,7 +310,11 @@ class _BoundSession:
     def __call__(self) -> None:
         for plain, tensor in self._before:
             plain.copy_(tensor)
-        self._run()
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise_trip_error(error, self._loop_trips)
+            raise
         for tensor, plain in self._after:
             tensor.copy_(plain)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -84,18 +83,10 @@ def _limit_loop(body: onnx.GraphProto, limit: int, name: str) -> None:
     body.output[0].name = made["going"]
 
 
-def with_trip_errors(run: Callable[..., Any], limit: int) -> Callable[..., Any]:
-    """The same run; raises `LimitError` where ONNX Runtime finds the index of the guard out of bounds."""
-
-    def run_limited(*given: Any) -> Any:
-        try:
-            return run(*given)
-        except Exception as error:
-            found = _FAILED.search(str(error))
-            if found is None:
-                raise
-            raise LimitError(
-                f"the Loop at {found[1]} goes round beyond its limit", limit="loop_trips", allowed=limit
-            ) from error
-
-    return run_limited
+def raise_trip_error(error: Exception, limit: int) -> None:
+    """Raise `LimitError` where ONNX Runtime found the index of the guard out of bounds."""
+    found = _FAILED.search(str(error))
+    if found is not None:
+        raise LimitError(
+            f"the Loop at {found[1]} goes round beyond its limit", limit="loop_trips", allowed=limit
+        ) from error
