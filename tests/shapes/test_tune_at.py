@@ -106,6 +106,23 @@ def test_the_weights_are_shared(engine: ridgeline.Engine) -> None:
     assert len({id(variant.executable.fused) for variant in engine.variants}) == 1
 
 
+@pytest.mark.parametrize("library", ["cpp", "ort"])
+def test_parts_share_what_they_pack_alike(library: str) -> None:
+    without = tuple({"ort", "cpp", "onednn", "mkl", "aten.linear"} - {library})
+    model = model_of(
+        "g (float[N,64] x) => (float[N,48] y) { a = MatMul (x, w) y = Relu (a) }", w=rand(64, 48)
+    )
+
+    def packed(**options: Any) -> int:
+        engine = own(model, without=without, **options)
+        for each in engine.variants:
+            engine.run(engine.example_inputs(shapes=each.plan.planned_shapes))
+        return engine.memory()["packed"]
+
+    alone = packed(profiles={"N": "32..64..96"})
+    assert packed(profiles={"N": "32..64..96"}, tune_at="min,max") == alone > 0
+
+
 def test_a_lock_pins_every_part(conv: onnx.ModelProto, tmp_path: Path) -> None:
     lock, cache = tmp_path / "ridge.lock", tmp_path / "timings.toml"
     options: dict[str, Any] = {"profiles": RANGE, "tune_at": "min,max", "verify": "off", "progress": False}
