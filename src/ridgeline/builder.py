@@ -82,6 +82,7 @@ def build(
     dynamic_shapes: Any = None,
     target: str | None = None,
     profiles: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    tune_at: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     precision: str = "typed",
     budget: float | None = None,
     keep: str | Sequence[str] = (),
@@ -195,7 +196,7 @@ def build_typed(
     with clock.stage("plan"):
         chosen = zip(contexts, every_shapes, selections, strict=True)
         engine = Engine([plan_variant(loaded, *each, refusals) for each in chosen], PLANNER)
-        require_paddable(fused.inference, [variant.plan for variant in engine.variants])
+        require_paddable(fused.inference, (engine.plan, *engine.plan.others))
     with clock.stage("verify"):
         report = check_engine(engine, reference, options, None if is_judged else sample)
         facts.write()

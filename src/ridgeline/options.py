@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from ridgeline.base.files import path_given
 from ridgeline.base.progress import Progress
 from ridgeline.base.spec import TF32, TRAITS
+from ridgeline.base.tuning_points import Point, parse_points
 from ridgeline.errors import OptionError, did_you_mean
 
 logger = logging.getLogger("ridgeline.build")
@@ -34,6 +35,7 @@ PRECISIONS = ("typed", "fp32", TF32, "fp16", "bf16", "auto", *QUANTISED)
 HALF_PORTS = ("fp16", "bf16")
 DEFAULT_BUDGET, QUANTISED_BUDGET = 1e-2, 5e-2
 MAX_LEVEL = 5
+ENDS_FROM_LEVEL = 4  # profiles are tuned at both ends as well, if nothing else is said
 MAX_THREADS = 1024
 MAX_DIM = 2**31 - 1
 
@@ -122,6 +124,7 @@ class Options:
 
     target: str = "cpu"
     profiles: tuple[Profile, ...] = ()  # none: shapes are guessed, and any that the model takes may come
+    tune_at: tuple[Point, ...] | None = None  # points of profiles besides `opt`; None: by the level
     precision: str = "typed"  # as the model has it
     level: int = 3
     timing_cache: Path | None = None
@@ -280,6 +283,8 @@ def make_options(given: Mapping[str, Any]) -> Options:
     values = {k: v for k, v in given.items() if v is not None}
     if "profiles" in values:
         values["profiles"] = parse_profiles(values["profiles"])
+    if "tune_at" in values:
+        values["tune_at"] = parse_points(values["tune_at"])
     for name in ("timing_cache", "lock", "data"):
         if name in values and (name != "data" or isinstance(values[name], (str, Path))):
             values[name] = path_given(values[name], what=name)

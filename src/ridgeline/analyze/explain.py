@@ -17,7 +17,8 @@ from ridgeline.analyze.explain_costs import MoveRow, move_rows, refusal_us
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, find_in_plan, ranked
 from ridgeline.analyze.findings.rates import reached_ceilings
-from ridgeline.analyze.show import profile_text, short_ops
+from ridgeline.analyze.parts import plan_place, which_text
+from ridgeline.analyze.show import short_ops
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.grouping import grouped
@@ -171,7 +172,7 @@ class Explanation:
     unwilling: tuple[UnwillingRow, ...]
     host_values: tuple[str, ...]
     islands: tuple[Island, ...] = ()
-    profile: str = ""  # which profile this explains, if there are several
+    profile: str = ""  # which profile this explains, and which part of it, if there are several
     findings: tuple[Finding, ...] = ()  # the largest gain first
     not_looked_for: tuple[str, ...] = ()  # kinds of findings that need the engine's graph, which was not read
     moves: tuple[MoveRow, ...] = ()
@@ -185,26 +186,27 @@ def explain_engine(
     node: str = "",
     *,
     profile: int = 1,
+    part: int = 1,
     findings: Sequence[Finding] | None = None,
     min_gain: float | None = None,
 ) -> Explanation:
-    """As `explain_plan`, for one of the profiles, with the cost of steps that could not be planned.
+    """As `explain_plan`, for a part of one of the profiles, with the cost of steps that could not be planned.
 
     `findings` are those of the engine's graph (`findings.in_graph`); without them, those that the text tells.
+
+    Parameters: which plan of the engine, and what to tell of it.
     """
-    plans = [plan, *plan.others]
-    if not 1 <= profile <= len(plans):
-        raise OptionError(f"there is no profile {profile}", want=f"1 to {len(plans)}")
-    story = explain_plan(plans[profile - 1], node, total_nodes=report.nodes)
-    found = find_in_plan(plans[profile - 1], report) if findings is None else findings
+    place = plan_place(plan, profile, part)
+    chosen = plan.every_plan[place]
+    story = explain_plan(chosen, node, total_nodes=report.nodes)
+    found = find_in_plan(chosen, report) if findings is None else findings
     islands = [i for i in report.islands if not node or node in (i.step, *i.ops)]
-    shapes = profile_text(plans[profile - 1])
     names = {island.step for island in report.islands}
     return replace(
         story,
         steps=tuple(_without_guess(step) if names & {*step.regions} else step for step in story.steps),
-        islands=tuple(islands) if profile == 1 else (),
-        profile=f"{profile} of {len(plans)}: {shapes}" if len(plans) > 1 else "",
+        islands=tuple(islands) if place == 0 else (),
+        profile=which_text(plan, profile, part),
         findings=ranked([f for f in found if not node or node in (f.step, *f.nodes)], min_gain),
         not_looked_for=GRAPH_KIND_NAMES if findings is None else (),
         lowered=report.precision,

@@ -66,6 +66,7 @@ def report_markdown(report: EngineReport, *, made_by: str) -> str:
         f"# {_text(summary.model or 'model')}\n",
         f"{summary.target}, {plural(summary.threads, 'thread')}, {summary.precision}; {shapes}\n",
         _table(("", ""), _cards(report)),
+        _section("Tuned at several points", _parts(report)),
         _section("Slowest steps", _slowest(report)),
         _section("Findings", _findings(report)),
         _section("Memory", _memory(report)),
@@ -75,6 +76,15 @@ def report_markdown(report: EngineReport, *, made_by: str) -> str:
         f"\n{made_by}\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _parts(report: EngineReport) -> str:
+    """Which plan of a profile takes which sizes; the rest of the report is about the first."""
+    rows = [
+        (str(row.profile), str(row.part), _text(row.tuned_at), _text(row.takes), duration(row.steps_us))
+        for row in report.summary.parts
+    ]
+    return _table(("profile", "part", "tuned at", "takes", "steps"), rows) if rows else ""
 
 
 def _section(title: str, content: str) -> str:

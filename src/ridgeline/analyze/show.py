@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from ridgeline.analyze.parts import PartRow, part_rows, profile_text
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step, total_us
@@ -110,6 +111,7 @@ class Summary:
     lowered: Precision | None = None  # how the model was lowered; null: it was built in its own types
     profiles: tuple[str, ...] = ()  # the sizes that each takes; steps and times are those of the first
     pads: bool = False
+    parts: tuple[PartRow, ...] = ()  # of profiles that are tuned at several points
     planned_again: str = ""  # at the first real shapes, where they were guessed: what came of it
 
 
@@ -143,6 +145,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         lowered=report.precision,
         profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
         pads=plan.pads,
+        parts=part_rows(plan),
         planned_again=str(report.planned_again or ""),
     )
 
@@ -154,13 +157,6 @@ def precisions(plan: Plan, report: Report) -> tuple[str, ...]:
     # float32 last: it is what the others are mixed with
     floats = sorted(dict.fromkeys((*others, plan.precision)), key=lambda kind: kind == "fp32")
     return tuple(dict.fromkeys((*report.codes, *floats)))
-
-
-def profile_text(plan: Plan) -> str:
-    """The sizes and values that a plan takes, as the command line has them."""
-    sizes = [f"{name}={'x'.join(map(str, dims))}" for name, dims in plan.profile.items() if dims]
-    values = [f"{name}=[{', '.join(map(str, v))}]" for name, v in plan.value_profile.items()]
-    return " ".join((*sizes, *values))
 
 
 def short_ops(op_types: Sequence[str]) -> str:

@@ -23,7 +23,9 @@ _SPACES = re.compile(r"\s+(?![^\[]*\])")
 # options under this heading are errors beside an engine file, which is built already
 _building = partial(typer.Option, rich_help_panel="Building")
 # options with another name than their keyword
-_FLAGS = {"profiles": "--shapes", "timing_cache": "--cache", "time_limit": "--time-limit"}
+_FLAGS = {
+    "profiles": "--shapes", "timing_cache": "--cache", "time_limit": "--time-limit", "tune_at": "--tune-at",
+}  # fmt: skip
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", show_default=False)]
 EngineFile = Annotated[
@@ -60,6 +62,14 @@ Profiles = Annotated[
         "--profile",
         metavar="'NAME=SHAPE …'",
         help="one set of sizes to plan for, all inputs in one word; give it several times",
+    ),
+]
+TuneAt = Annotated[
+    list[str] | None,
+    _building(
+        "--tune-at",
+        metavar="POINTS",
+        help="tune a range at further points: N=1,8,32, x=1x3x224x224,8x3x224x224, or min,max",
     ),
 ]
 Threads = Annotated[
@@ -241,6 +251,7 @@ def build_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of `ridgeline.build` from the options of a command, without those the user left alone."""
     read = {
         "profiles": parse_profiles(given["shapes"], given.get("profile")),
+        "tune_at": given["tune_at"],
         "timing_cache": given["cache"],
         "without": parse_without(given["without"]),
         "limits": parse_limits(given["limit"]),

@@ -40,6 +40,8 @@ def build(
 
       ridge build model.onnx -o fast.ridge --shapes x=1..8x3x224x224 --cache timings.toml
 
+      ridge build model.onnx --shapes x=1..8..32x3x224x224 --tune-at min,max
+
       ridge build model.onnx --profile x=1x3x224x224 --profile x=8x3x224x224 --pad
 
       ridge build model.onnx --lock ridge.lock     (the same choices every time)

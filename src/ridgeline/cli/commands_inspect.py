@@ -54,6 +54,7 @@ def explain(
         bool, typer.Option("--all", help="every step on its own page, with all candidates")
     ] = False,
     profile: Annotated[int, typer.Option(min=1, help="which of several profiles to tell of")] = 1,
+    part: Annotated[int, typer.Option(min=1, help="which part of a profile with several (--tune-at)")] = 1,
     findings: Annotated[
         bool,
         typer.Option("--findings", help="only what to change in the model; reads an engine's graph"),
@@ -80,6 +81,7 @@ def explain(
       ridge explain model.ridge /layer.0/attention/MatMul
     """
     from ridgeline.analyze.explain import explain_engine
+    from ridgeline.analyze.parts import plan_place
     from ridgeline.cli.draw_explain import draw_every_page, draw_explanation
     from ridgeline.cli.draw_findings import draw_findings
     from ridgeline.cli.plans import describe_or_build
@@ -87,12 +89,13 @@ def explain(
     least = share_given("--min-gain", min_gain) if min_gain else None
     described, loaded = describe_or_build(engine, options, needs_graph=findings)
     found = None
-    if loaded is not None and profile <= len(loaded.variants):
+    place = plan_place(described.plan, profile, part)
+    if loaded is not None:
         from ridgeline.analyze.findings.in_graph import find_all
 
-        found = find_all(loaded, profile=profile - 1)
+        found = find_all(loaded, place=place)
     story = explain_engine(
-        described.plan, described.report, node, profile=profile, findings=found, min_gain=least
+        described.plan, described.report, node, profile=profile, part=part, findings=found, min_gain=least
     )
     draw = draw_findings if findings else draw_every_page if all else draw_explanation
     emit(story, draw, as_json=json, schema="explanation", file=str(engine))

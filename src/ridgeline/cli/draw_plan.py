@@ -21,6 +21,7 @@ def draw_built(summary: Summary, console: Console) -> None:
     put_lines(
         (
             ("profiles", _profiles_text(summary)),
+            ("tuned", "; ".join(f"at {row.tuned_at} for {row.takes}" for row in summary.parts)),
             ("steps", _steps_text(summary)),
             ("tactics", _tactics_text(summary)),
             ("memory", _memory_text(summary)),
@@ -39,6 +40,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _headline(summary, console)
     _ports(summary, console)
     _paragraph("Profiles", _profiles_text(summary), console)
+    _parts(summary, console)
     _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
     _memory(summary, console)
@@ -134,6 +136,19 @@ def _profiles_text(summary: Summary) -> str:
     each = "; ".join(text or "any shapes" for text in summary.profiles)
     padding = "; inputs that fit none are padded to the next larger" if summary.pads else ""
     return f"{len(summary.profiles)}: {each}{padding}"
+
+
+def _parts(summary: Summary, console: Console) -> None:
+    """The plans of profiles that are tuned at several points; what is below them is of the first."""
+    if not summary.parts:
+        return
+    has_several = len(summary.profiles) > 1
+    numbers = (*(("profile",) if has_several else ()), "part", "steps", "median")
+    grid = table(*numbers[:-2], "tuned at", "takes", *numbers[-2:], numeric=numbers)
+    for row in summary.parts:
+        which = [str(row.profile), str(row.part)] if has_several else [str(row.part)]
+        grid.add_row(*which, row.tuned_at, row.takes, str(row.steps), duration(row.steps_us))
+    put(grid, console, title="Tuned at several points")
 
 
 def _steps_text(summary: Summary) -> str:

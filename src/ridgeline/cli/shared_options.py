@@ -25,6 +25,7 @@ from ridgeline.cli.arguments import (
     Target,
     Threads,
     TimeLimit,
+    TuneAt,
     VerifyMode,
     Without,
     build_options,
@@ -35,9 +36,9 @@ Command = Callable[..., None]
 TAKEN = ("options", "settings", "exports")
 # of every command that may build an engine, and of `ridge build` alone; each is None or False if not given
 BUILDING = {
-    "shapes": Shapes, "threads": Threads, "level": Level, "time_limit": TimeLimit, "cache": Cache,
-    "verify": VerifyMode, "without": Without, "limit": LimitOption, "precision": PrecisionOption,
-    "budget": Budget, "keep": Keep, "metric": MetricOption, "io": Io,
+    "shapes": Shapes, "tune_at": TuneAt, "threads": Threads, "level": Level, "time_limit": TimeLimit,
+    "cache": Cache, "verify": VerifyMode, "without": Without, "limit": LimitOption,
+    "precision": PrecisionOption, "budget": Budget, "keep": Keep, "metric": MetricOption, "io": Io,
 }  # fmt: skip
 BUILD_ONLY = {
     "profile": Profiles, "pad": Pad, "target": Target, "lock": Lock, "data": Data,

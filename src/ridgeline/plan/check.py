@@ -70,12 +70,12 @@ def _refuse(plan: Plan, wrong: Iterable[str]) -> None:
 
 def _every_plan(plan: Plan) -> Iterator[Plan]:
     yield plan
-    for inner in (*plan.others, *plan.bodies.values()):
+    for inner in (*plan.others, *plan.parts, *plan.bodies.values()):
         yield from _every_plan(inner)
 
 
 def _wrong_ports(plan: Plan, program: Program) -> Iterator[str]:
-    for part in (plan, *plan.others):
+    for part in plan.every_plan:
         for what, ports, names in (
             ("inputs", part.inputs, program.inputs),
             ("outputs", part.outputs, program.outputs),
@@ -88,10 +88,10 @@ def _wrong_ports(plan: Plan, program: Program) -> Iterator[str]:
             continue
         for name, spec in part.planned_shapes.items():
             yield from _wrong_input(ports_by_name[name], spec)
-        for name, ranges in (*part.profile.items(), *part.value_profile.items()):
+        for name, ranges in (*part.profile.items(), *part.part.items(), *part.value_profile.items()):
             if name not in ports_by_name:
                 yield f"profile: there is no input {name!r}"
-            elif name in part.profile and len(ranges) != len(part.planned_shapes[name].shape):
+            elif name not in part.value_profile and len(ranges) != len(part.planned_shapes[name].shape):
                 yield f"profile of {name!r}: {len(ranges)} dims, the planned shape has another number"
 
 

@@ -122,6 +122,9 @@ class Plan:
     slow_ops: tuple[str, ...] = ()
     value_profile: dict[str, tuple[ValueRange, ...]] = field(default_factory=dict)  # of shape tensors
     others: tuple[Plan, ...] = ()  # the same graph planned for the further profiles
+    # of a profile that is tuned at several points: the sizes that this plan takes; empty: all
+    part: dict[str, tuple[DimRange, ...]] = field(default_factory=dict)
+    parts: tuple[Plan, ...] = ()  # the same profile planned for its further points
     # new shapes are planned before they first run, so that the same input gives the same bits
     waits: bool = False
     pads: bool = False  # inputs that fit no profile are padded to the nearest larger one
@@ -129,6 +132,11 @@ class Plan:
     guards: tuple[Term, ...] = ()  # what the model takes for granted about the sizes of its inputs
     layers: dict[str, str] = field(default_factory=dict)  # of source nodes, where their names do not say it
     guess: Guess | None = None  # None: the shapes were given, or nothing would be chosen otherwise at others
+
+    @property
+    def every_plan(self) -> tuple[Plan, ...]:
+        """This one and those inside it: for each profile its own, then those of its further points."""
+        return tuple(each for profile in (self, *self.others) for each in (profile, *profile.parts))
 
     @property
     def is_predicted(self) -> bool:
@@ -165,5 +173,6 @@ def _with_guards(plan: Plan) -> Plan:
         plan,
         guards=read_guards(list(plan.guards), ranks),
         others=tuple(map(_with_guards, plan.others)),
+        parts=tuple(map(_with_guards, plan.parts)),
         bodies={key: _with_guards(body) for key, body in plan.bodies.items()},
     )

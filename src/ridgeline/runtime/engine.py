@@ -68,8 +68,8 @@ class Engine(Notebook):
             torch.set_num_threads(self.plan.target.threads)
 
     def only(self, variant: Variant) -> Engine:
-        """An engine of one of the profiles alone, over the same launches."""
-        return Engine([variant], self.planner, report=self.report)
+        """An engine of one of the profiles alone, or of a part of one, over the same launches."""
+        return Engine([variant.alone], self.planner, report=self.report)
 
     def __repr__(self) -> str:
         ports = [", ".join(f"{p.name}: {p}" for p in side) for side in (self.inputs, self.outputs)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakSet
 
 import torch
@@ -18,6 +18,8 @@ from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.instance import Instance, PlacedSite, sites_of
 from ridgeline.runtime.islands import Islands
 from ridgeline.runtime.launches import Launches
+from ridgeline.tactics.base import Launch
+from ridgeline.tactics.shared_copies import held_bytes
 
 
 class Executable:
@@ -39,7 +41,7 @@ class Executable:
 
     @property
     def packed_bytes(self) -> int:
-        return sum(launch.packed_bytes for launch in self.launches.values())
+        return held_bytes(self.launches.values())
 
     def sites(self, inferred: Inferred) -> list[PlacedSite]:
         """The steps that do work at these shapes: index in the plan, region, site."""
@@ -81,9 +83,9 @@ class Executable:
             self._instances.add(instance)
         return instance
 
-    def gpu_memory(self) -> dict[str, int]:
-        """Device bytes by kind, of an instance that is there already, at the planned shapes if possible."""
+    def gpu_memory(self, launches: Iterable[Launch]) -> dict[str, int]:
+        """Device bytes by kind: of these launches, and of an instance, at the planned shapes if possible."""
         alive = sorted(self._instances, key=lambda instance: instance.is_at(self.planned_shapes))
         instance = alive[-1] if alive else self.instance(self.planned_shapes)
         assert isinstance(instance, CudaInstance), "only asked on a GPU"
-        return gpu_memory(instance, self.launches.values(), self.fused.placed_weights)
+        return gpu_memory(instance, launches, self.fused.placed_weights)

@@ -162,7 +162,7 @@ def _plugins(stored: Stored) -> tuple[Needed, ...]:
     """What the file needs of plugins: whoever brought an op of the graph, or a tactic of a step."""
     graphs = [*stored.model.graphs(), *stored.model.functions.values()]
     ops = [f"{node.domain}::{node.op_type}" for graph in graphs for node in graph]
-    plans = [stored.plan, *stored.plan.others, *stored.plan.bodies.values()]
+    plans = [*stored.plan.every_plan, *stored.plan.bodies.values()]
     return CATALOG.needed(ops, [step.tactic for plan in plans for step in plan.steps])
 
 

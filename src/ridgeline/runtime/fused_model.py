@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 import onnx_ir as ir
 from torch import Tensor
@@ -16,7 +17,7 @@ from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.inference import Inference
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.weights import DeviceWeights
-from ridgeline.tactics.base import Tactic
+from ridgeline.tactics.base import Launch, Tactic
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,10 @@ class FusedModel:
     target: Target
     kernels: EmbeddedKernels = field(default_factory=EmbeddedKernels)
     notes: list[str] = field(default_factory=list)  # what did not go as planned on this machine
+    # launches for any shape, by regions, tactic and config: the plans of all profiles share them
+    shape_free: WeakValueDictionary[Hashable, Launch] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False
+    )
 
     @property
     def program(self) -> Program:

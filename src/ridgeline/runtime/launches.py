@@ -36,6 +36,7 @@ class Launches:
         planned_sites: Callable[[], Sequence[tuple[Step, Site]]],
     ) -> None:
         self._tactics, self._weights = fused.tactics, fused.placed_weights
+        self._shape_free = fused.shape_free
         self._notes = fused.notes  # what did not go as planned on this machine
         self._unplanned: dict[str, dict[str, str]] = {}  # by reason: steps and the tactic that was planned
         self._steps, self._regions, self._islands = steps, regions, islands
@@ -139,7 +140,11 @@ class Launches:
         weights = self._weights_of(index, site)
         for name, offer, config in self._willing(index, site):
             try:
-                return self._examined(name, site, weights, offer.bind(config, weights))
+                place = (step.regions, name, tuple(sorted(config.items())))
+                launch = self._shape_free.get(place) or offer.bind(config, weights)
+                if launch.shape_free:
+                    self._shape_free[place] = launch
+                return self._examined(name, site, weights, launch)
             except (CompileError, RefusedError) as error:
                 self._note(f"its kernel cannot be had: {first_line(error)}", step.name, name)
             except PluginError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ridgeline.ir.views import views_of
 from ridgeline.plan.memory import StepIO, account
@@ -14,6 +15,7 @@ from ridgeline.runtime.instance import lay_out_steps, step_io
 from ridgeline.runtime.profiles import Variant
 from ridgeline.tactics.base import Footprint, Offer
 from ridgeline.tactics.offer import read_offer
+from ridgeline.tactics.shared_copies import held_bytes
 
 
 def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
@@ -61,12 +63,13 @@ def _memory(executable: Executable, ios: Sequence[StepIO], packed_bytes: int) ->
 def held_memory(variants: Sequence[Variant]) -> dict[str, int]:
     """Bytes that an engine of these variants holds, by kind: counted on a GPU, else as planned."""
     first = variants[0]
+    launches = chain.from_iterable(variant.executable.launches.values() for variant in variants)
     if first.executable.fused.is_gpu:
-        return first.executable.gpu_memory()
+        return first.executable.gpu_memory(launches)
     planned = first.plan.memory
     parts = {
         "weights": planned.weight_bytes,
-        "packed": sum(variant.executable.packed_bytes for variant in variants),
+        "packed": held_bytes(launches),
         "arena": planned.arena_bytes,
         "inputs": planned.io_bytes,
         "libraries": planned.library_bytes,

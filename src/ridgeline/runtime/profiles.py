@@ -1,4 +1,4 @@
-"""The profiles of an engine: the same model planned once for each, and the signature of all."""
+"""The profiles of an engine: the same model planned for each, or for each part of one, and one signature."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from ridgeline.runtime.weights import default_of
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The model planned for one profile, and the steps of that plan."""
+    """The model planned for one profile, or for a part of one, and the steps of that plan."""
 
     plan: Plan
     executable: Executable
+    is_further: bool = False  # a part of the same profile as the variant before it
 
     def __post_init__(self) -> None:
         fused = self.executable.fused
         check_steps(self.plan, fused.program, self.executable.regions, fused.tactics)
+
+    @property
+    def alone(self) -> Variant:
+        """As the only one of an engine, whose profile is the part that this one takes."""
+        profile = self.plan.part or self.plan.profile
+        return Variant(replace(self.plan, profile=profile, part={}), self.executable)
 
 
 def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:
@@ -34,8 +41,14 @@ def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:
 
 
 def load_variants(plan: Plan, fused: FusedModel, bind_body: BindBody) -> list[Variant]:
-    """One for each profile of a whole plan, such as one that was read from a file."""
-    return [load_variant(each, fused, bind_body) for each in (replace(plan, others=()), *plan.others)]
+    """One for each profile of a whole plan, or for each part of one, such as a plan that a file holds."""
+    return [
+        replace(
+            load_variant(replace(each, others=(), parts=()), fused, bind_body), is_further=each is not first
+        )
+        for first in (plan, *plan.others)
+        for each in (first, *first.parts)
+    ]
 
 
 class Profiles:
@@ -46,16 +59,17 @@ class Profiles:
         first = self.variants[0]
         self.inference = first.executable.fused.inference
         names = [port.name for port in first.plan.inputs]
+        self.plan = self._whole_plan()
         self.signature = Signature(
             first.plan.inputs,
-            [Bounds(v.plan.profile, v.plan.value_profile) for v in self.variants],
+            [Bounds(plan.profile, plan.value_profile) for plan in (self.plan, *self.plan.others)],
             first.plan.guards,
             {n: array for n in names if (array := default_of(self.inference.weights, n)) is not None},
+            [Bounds(v.plan.part or v.plan.profile, v.plan.value_profile) for v in self.variants],
         )
-        self.plan = self._whole_plan()
 
     def at(self, specs: Mapping[str, TensorSpec]) -> Variant:
-        """The variant whose profile holds these inputs; the first where none does."""
+        """The variant whose profile, or part of one, holds these inputs; the first where none does."""
         return self.variants[self.signature.find(specs) or 0]
 
     def swap(self, index: int, variant: Variant) -> None:
@@ -64,5 +78,12 @@ class Profiles:
         self.plan = self._whole_plan()
 
     def _whole_plan(self) -> Plan:
-        """The first one's, with those of the further profiles inside."""
-        return replace(self.variants[0].plan, others=tuple(v.plan for v in self.variants[1:]))
+        """The first one's, with those of further profiles inside, and in each those of its further parts."""
+        profiles: list[list[Plan]] = []
+        for variant in self.variants:
+            if variant.is_further:
+                profiles[-1].append(variant.plan)
+            else:
+                profiles.append([variant.plan])
+        first, *others = (replace(own, parts=tuple(parts)) for own, *parts in profiles)
+        return replace(first, others=tuple(others))

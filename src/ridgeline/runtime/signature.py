@@ -22,7 +22,7 @@ Feeds = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Bounds:
-    """One profile: the sizes of inputs, and the values of shape tensors."""
+    """One profile, or a part of one: the sizes of inputs, and the values of shape tensors."""
 
     shapes: Mapping[str, Ranges]
     values: Mapping[str, Values]
@@ -63,7 +63,7 @@ class Bounds:
 
 
 class Signature:
-    """Checks what callers give, and finds the profile that holds it."""
+    """Checks what callers give, and finds the plan that takes it."""
 
     def __init__(
         self,
@@ -71,11 +71,14 @@ class Signature:
         bounds: Sequence[Bounds],
         guards: Sequence[Term] = (),
         defaults: Mapping[str, Any] | None = None,
+        parts: Sequence[Bounds] | None = None,
     ) -> None:
+        """`bounds` of every profile; `parts` of every plan, where profiles are tuned at several points."""
         self.guards = tuple(guards)
         self.ports = {port.name: port for port in ports if not port.is_non_tensor}
         self.non_tensor = {port.name: port for port in ports if port.is_non_tensor}
         self.bounds = tuple(bounds)
+        self.parts = self.bounds if parts is None else tuple(parts)
         self.defaults = dict(defaults or {})  # of inputs that may be left out
         self.valued = tuple(port.name for port in ports if any(port.name in b.values for b in bounds))
         self._has_profile = any(b.shapes or b.values for b in bounds)
@@ -123,9 +126,9 @@ class Signature:
         return made
 
     def find(self, specs: Mapping[str, TensorSpec]) -> int | None:
-        """The profile that holds these inputs; of several the one tuned for the nearest sizes."""
-        fits = [i for i, bounds in enumerate(self.bounds) if not any(bounds.misfits(specs))]
-        return min(fits, key=lambda i: self.bounds[i].distance(specs), default=None)
+        """The plan whose part holds these inputs; of several the one tuned for the nearest sizes."""
+        fits = [i for i, bounds in enumerate(self.parts) if not any(bounds.misfits(specs))]
+        return min(fits, key=lambda i: self.parts[i].distance(specs), default=None)
 
     def require_guards(self, specs: Mapping[str, TensorSpec]) -> None:
         """Raise where the module that the engine was made from would do something else at these sizes."""

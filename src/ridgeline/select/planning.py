@@ -51,6 +51,7 @@ def plan_variant(
         guards=shapes.guards,
         profile=dict(shapes.profile.shapes),
         value_profile=dict(shapes.profile.values),
+        part=dict(shapes.part),
         planned_shapes=dict(shapes.opt),
         steps=steps,
         memory=memory,
@@ -65,7 +66,7 @@ def plan_variant(
         guess=guess_of(context, shapes, selection),
         **whole_plans(selection.alternatives),
     )
-    return Variant(plan, executable)
+    return Variant(plan, executable, is_further=shapes.is_further)
 
 
 def whole_plans(compared: Entry | None) -> WholePlans:

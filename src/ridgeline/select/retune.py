@@ -102,7 +102,7 @@ def choose_again(variant: Variant, context: SelectionContext) -> tuple[Variant, 
     )
     if selection.alternatives is not None:
         made = replace(made, **whole_plans(selection.alternatives))
-    return Variant(made, chosen), selection
+    return replace(variant, plan=made, executable=chosen), selection
 
 
 def embedded(executable: Executable) -> Callable[[Site], Competitors]:

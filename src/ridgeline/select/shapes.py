@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ridgeline.base.guards import Term
 from ridgeline.base.spec import Port, Target, TensorSpec
+from ridgeline.base.tuning_points import Corner
 from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedError, first_line
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
@@ -25,8 +26,9 @@ from ridgeline.frontend.profiles import (
     with_own_names,
     with_values,
 )
+from ridgeline.frontend.tuned_parts import tuned_parts
 from ridgeline.ir.infer import Inferred
-from ridgeline.options import DimRange, Options
+from ridgeline.options import ENDS_FROM_LEVEL, DimRange, Options, Ranges
 from ridgeline.passes.shape_inputs import shape_inputs
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.examples import example_feeds
@@ -51,6 +53,9 @@ class Shapes:
     # shape tensors left open: the op that reads each
     sized_by: Mapping[str, str] = field(default_factory=dict)
     guards: tuple[Term, ...] = ()
+    # of a profile that is tuned at several points: the sizes that this one takes
+    part: Mapping[str, Ranges] = field(default_factory=dict)
+    is_further: bool = False  # another point of the same profile came before
 
     @staticmethod
     def of(plan: Plan) -> Shapes:
@@ -90,23 +95,35 @@ def choose_every_shapes(
     sample: Sample | None = None,
     guards: Sequence[Term] = (),
 ) -> list[Shapes]:
-    """Shapes to plan for, one set for each profile. What a profile leaves open, a sample call may tell."""
+    """Shapes to plan for, one set for each profile, or for each part of one that has several points.
+
+    What a profile leaves open, a sample call may tell.
+    """
     inputs = with_own_names(ports(loaded.model.graph.inputs, what="input"), options.profiles)
     sized_by = shape_inputs(inference.program, inputs)
+    profiles = [resolve_profile(inputs, profile) for profile in options.profiles or ({},)]
+    for name in {name: None for profile in profiles for name in profile.values}:
+        if name not in sized_by:
+            raise OptionError(
+                f"values are given for input {name!r}, and no shape depends on them",
+                help="leave them out: it is data, and any value will do",
+            )
     made = []
-    for profile in options.profiles or ({},):
-        resolved = resolve_profile(inputs, profile)
-        for name in resolved.values:
-            if name not in sized_by:
-                raise OptionError(
-                    f"values are given for input {name!r}, and no shape depends on them",
-                    help="leave them out: it is data, and any value will do",
-                )
-        shapes = choose_shapes(inputs, resolved, inference, reference, sample, sized_by)
-        open_ = [name for name in sized_by if name not in resolved.values]
-        made.append(
-            replace(shapes, sized_by={name: sized_by[name].op_type for name in open_}, guards=tuple(guards))
-        )
+    usual: tuple[Corner, ...] = ("min", "max") if options.level >= ENDS_FROM_LEVEL else ()
+    every_part = tuned_parts(inputs, profiles, options.tune_at, usual)
+    for profile, parts in zip(profiles, every_part, strict=True):
+        open_ = [name for name in sized_by if name not in profile.values]
+        made += [
+            replace(
+                choose_shapes(inputs, part, inference, reference, sample, sized_by),
+                profile=profile,
+                part=part.shapes if len(parts) > 1 else {},
+                is_further=part is not parts[0],
+                sized_by={name: sized_by[name].op_type for name in open_},
+                guards=tuple(guards),
+            )
+            for part in parts
+        ]
     return made
 
 

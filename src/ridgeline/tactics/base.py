@@ -7,7 +7,7 @@ with the reason. It never times itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -66,6 +66,8 @@ class Launch:
     calls_torch: bool = True  # False: a frozen call never enters PyTorch
     in_place: bool = False  # an output may lie exactly on an input of the same spec
     packed_bytes: int = 0  # weight copies this launch keeps
+    # those of them in host memory that other launches may hold as well (`tactics/shared_copies.py`)
+    shared: tuple[Tensor, ...] = field(default=(), compare=False)
     # a faster form for fixed inputs and outputs, perhaps `Movable`; None: `call` with its arguments fixed
     freeze: Freeze | None = None
     wants_host_values: bool = False  # inputs known on the host stay there, also on a GPU

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import numpy as np
 from ridgeline.base.arrays import data_files, load_sample
 from ridgeline.base.spec import EPSILON
 from ridgeline.errors import InputError, ModelError, VerifyError
+from ridgeline.frontend.profiles import shapes_text
 from ridgeline.plan.report import Check
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.non_tensor import flattened
+from ridgeline.runtime.profiles import Variant
 from ridgeline.select.padding import shapes_to_pad
 from ridgeline.verify.metrics import distance_of, reach_of, rms_of, unequal_share
 from ridgeline.verify.reference import Reference
@@ -162,10 +164,20 @@ def require(checks: Sequence[Check], where: str | Callable[[], str]) -> None:
     )
 
 
+def variant_names(variants: Sequence[Variant]) -> Iterator[str]:
+    """What the checks of each begin with: nothing for the first, else its profile and the tuned point."""
+    profile = 0
+    for variant in variants:
+        profile += not variant.is_further
+        which = [f"profile {profile}"] if profile > 1 else []
+        which += [f"tuned at {shapes_text(variant.plan.planned_shapes)}"] if variant.is_further else []
+        yield f"{', '.join(which)}: " if which else ""
+
+
 def check_padded(engine: Engine, reference: Reference) -> list[Check]:
     """Inputs one row short of each profile, which run padded, against the original, which pads nothing."""
     rows: list[Check] = []
-    for dim, specs in shapes_to_pad([variant.plan for variant in engine.variants], engine.signature):
+    for dim, specs in shapes_to_pad((engine.plan, *engine.plan.others), engine.signature):
         feeds = engine.example_inputs(0, specs)
         try:
             got = engine.context(wait=True).run(feeds)

@@ -40,6 +40,7 @@ from ridgeline.verify.compare import (
     nan_share,
     only_nan,
     require,
+    variant_names,
 )
 from ridgeline.verify.divergence import (
     Expected,
@@ -171,9 +172,8 @@ def verify_profiles(engine: Engine, reference: Reference, options: Options) -> R
     """Run every check at every profile; raise when one fails. Times are those of the first profile."""
     engine.context()  # on its GPU a predicted plan is retuned first, once for all that follows
     reports = [verify(engine.only(variant), reference, options) for variant in engine.variants]
-    checks = list(reports[0].checks)
-    for i, other in enumerate(reports[1:], start=2):
-        checks += [replace(check, name=f"profile {i}: {check.name}") for check in other.checks]
+    named = zip(variant_names(engine.variants), reports, strict=True)
+    checks = [replace(row, name=f"{name}{row.name}") for name, report in named for row in report.checks]
     return replace(
         reports[0],
         checks=(*checks, *check_padded(engine, reference)),
@@ -186,7 +186,7 @@ def unverified(plan: Plan) -> str:
     """Why an engine for a GPU that is not here is not verified yet, and what was checked."""
     if not plan.target.exists:
         return "built for no machine"
-    steps = [step for each in (plan, *plan.others) for step in each.steps]
+    steps = [step for each in plan.every_plan for step in each.steps]
     kernels = "its kernels compile and none spills; " if any("triton" in s.tactic for s in steps) else ""
     return f"built without its GPU: {kernels}its first run there verifies it"
 

@@ -45,7 +45,7 @@ def find_in_graph(subject: Subject) -> list[Finding]:
     return [finding for kind in GRAPH_KINDS for finding in kind.find(subject)]
 
 
-def find_all(engine: Engine, *, profile: int = 0, min_gain: float | None = None) -> tuple[Finding, ...]:
-    """Every finding in an engine's plan for one profile, the largest gain first. Nothing is run or timed."""
-    subject = Subject(engine, profile)
+def find_all(engine: Engine, *, place: int = 0, min_gain: float | None = None) -> tuple[Finding, ...]:
+    """Every finding in one of an engine's plans, the largest gain first. Nothing is run or timed."""
+    subject = Subject(engine, place)
     return ranked([*find_in_graph(subject), *find_in_plan(subject.plan, subject.report)], min_gain)

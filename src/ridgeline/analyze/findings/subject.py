@@ -55,10 +55,10 @@ class Place:
 
 
 class Subject:
-    """An engine's plan for one profile, region by region."""
+    """One of an engine's plans, region by region."""
 
-    def __init__(self, engine: Engine, profile: int = 0) -> None:
-        variant = engine.variants[profile]
+    def __init__(self, engine: Engine, variant_place: int = 0) -> None:
+        variant = engine.variants[variant_place]
         self.plan: Plan = variant.plan
         self.report: Report = engine.report
         self.program: Program = engine.program

@@ -39,6 +39,7 @@ from ridgeline.kernels.scalar.program import Program
 from ridgeline.kernels.scalar.reductions import REDUCTIONS
 from ridgeline.tactics.base import Launch, Move, Offer, Refused, Tactic
 from ridgeline.tactics.read.epilogue import constant_tensors
+from ridgeline.tactics.shared_copies import shared_copy
 from ridgeline.tactics.staging import staged_launch
 
 KEPT_SOURCES = 1024
@@ -100,7 +101,7 @@ class GeneratedCpp(Tactic):
 
     def _bind(self, site: Site, reading: CppReading, config: Config, weights: Mapping[str, Tensor]) -> Launch:
         program, source = self._source(site, reading, config)
-        packed = reading.pack(config, weights)
+        packed = [shared_copy(copy, *weights.values()) for copy in reading.pack(config, weights)]
         touched = extents_of(program)
         for place, weight in enumerate(packed):
             if touched.get(f"w{place}", sys.maxsize) > weight.nbytes:
@@ -111,6 +112,7 @@ class GeneratedCpp(Tactic):
             site,
             program.inputs,
             packed_bytes=sum(t.nbytes for t in packed),
+            shared=tuple(packed),
             calls_torch=False,
         )
 

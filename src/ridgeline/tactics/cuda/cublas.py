@@ -28,6 +28,7 @@ from ridgeline.tactics.read.conv import ConvSite, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors, spec_of
 from ridgeline.tactics.read.linear import LinearSite, order_weight, read_linear
 from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
+from ridgeline.tactics.shared_copies import shared_copy
 
 DTYPES = ("float16", "bfloat16", "float32")
 # M rows, K summed over, N columns
@@ -114,7 +115,7 @@ class Cublas(KernelTactic):
         wanted = (product.weight, *taken.biases)
         constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
         weight_kn = product.weight_kn(constants[product.weight])
-        weight = order_weight(weight_kn, str(config.get("weight", "nk")))
+        weight = shared_copy(order_weight(weight_kn, str(config.get("weight", "nk"))), weight_kn)
         bias = product.bias(constants, taken.biases)
         fill = self._bind_fill(site, product, taken, weight, bias, config)
         packed = weight.nbytes + (bias.nbytes if bias is not None else 0)

@@ -30,6 +30,7 @@ from ridgeline.tactics.cuda.triton_quant import (
 )
 from ridgeline.tactics.predict import cublas_us
 from ridgeline.tactics.read.epilogue import find_anchor
+from ridgeline.tactics.shared_copies import shared_copy
 
 RAW = "library.sums"
 # of the library: rows of 16 bytes, and for integers at least 17 rows of x
@@ -149,7 +150,7 @@ def _bind(product: _Product, config: Config, weights: Mapping[str, Tensor]) -> L
     w = require_codes(site, product.anchor, 1)
     codes = centred_codes(site, weights, w).to("cuda")
     # [K, N] with columns one after the other: what the library wants of 8 bits
-    weight = (codes if product.is_nk else codes.t()).contiguous().t()
+    weight = shared_copy((codes if product.is_nk else codes.t()).contiguous().t(), *weights.values())
     scales = [torch.ones((), device="cuda")] * 2
     if product.is_whole:
         scales = [

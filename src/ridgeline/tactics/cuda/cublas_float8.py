@@ -25,6 +25,7 @@ from ridgeline.tactics.predict import ALGORITHM_STEP, cublas_us
 from ridgeline.tactics.read.epilogue import constant_tensors, find_anchor
 from ridgeline.tactics.read.linear import order_weight
 from ridgeline.tactics.read.remainder import Taken, rest_of, take_epilogue
+from ridgeline.tactics.shared_copies import shared_copy
 
 FLOAT8 = "float8_e4m3fn"
 MADE = ("float16", "bfloat16")
@@ -98,7 +99,8 @@ def _bind(found: _Product, config: Config, weights: Mapping[str, Tensor]) -> Lau
     site, product, taken = found.site, found.product, found.taken
     wanted = (product.weight, *taken.biases)
     constants = {n: t.to("cuda") for n, t in constant_tensors(site, weights).items() if n in wanted}
-    weight = order_weight(product.weight_kn(constants[product.weight]), "nk")
+    weight_kn = product.weight_kn(constants[product.weight])
+    weight = shared_copy(order_weight(weight_kn, "nk"), weight_kn)
     bias = product.bias(constants, taken.biases)
     scales = [float(settled_value(site, weights, name).reshape(())) for name in found.scales]
     factor = Factor(scales[0] * scales[1], bool(config["is_fast"]))

@@ -22,6 +22,7 @@ from ridgeline.tactics.predict import cudnn_us
 from ridgeline.tactics.read.conv import ConvSite, read_conv
 from ridgeline.tactics.read.epilogue import constant_tensors, spec_of
 from ridgeline.tactics.read.remainder import BIAS, RAW, Taken, rest_of, take_epilogue
+from ridgeline.tactics.shared_copies import shared_copy
 
 
 class CudnnConv(KernelTactic):
@@ -77,7 +78,8 @@ def _bind(
     site: Site, conv: ConvSite, form: str, taken: Taken, rest: Rest, weights: Mapping[str, Tensor]
 ) -> Launch:
     constants = constant_tensors(site, weights)
-    weight = constants[conv.weight].to("cuda").contiguous(memory_format=torch.channels_last)
+    stored = constants[conv.weight].to("cuda")
+    weight = shared_copy(stored.contiguous(memory_format=torch.channels_last), stored)
     bias = conv.bias(constants, taken.biases)
     if bias is None and form != "plain":
         bias = torch.zeros(conv.channels, dtype=weight.dtype)

@@ -33,6 +33,7 @@ from ridgeline.tactics.cuda.own_kernels import (
 )
 from ridgeline.tactics.predict import product_us
 from ridgeline.tactics.read.epilogue import constant_tensors
+from ridgeline.tactics.shared_copies import shared_copy
 from ridgeline.tactics.staging import staged_launch
 
 GRID_LIMIT = 65_535
@@ -160,13 +161,16 @@ class ProductSite:
         more: Sequence[Tensor | int] = ()
         packed_bytes = 0
         if reading.prepare is not None:
-            weight, *more = reading.prepare(weights, device)
+            prepared = reading.prepare(weights, device)
+            weight, *more = (
+                shared_copy(t, *weights.values()) if isinstance(t, Tensor) else t for t in prepared
+            )
             packed_bytes = sum(made.nbytes for made in (weight, *more) if isinstance(made, Tensor))
         elif reading.pack is None:
             weight = self.site.body.inputs.index(reading.weight)
         else:
             stored = constant_tensors(self.site, weights)[reading.weight].detach()
-            weight = reading.pack(stored.to(device))
+            weight = shared_copy(reading.pack(stored.to(device)), stored)
             packed_bytes = 0 if weight.data_ptr() == stored.data_ptr() else weight.nbytes
         if isinstance(weight, Tensor) and reading.problem.touched_bytes[1] > weight.nbytes:
             raise RefusedError(f"the packed weight has {weight.nbytes} bytes, the kernel reads others")

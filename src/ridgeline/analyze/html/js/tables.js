@@ -127,6 +127,7 @@ function drawEnvironment() {
   section.append(el("div", { class: "two" },
     listed("Engine", [["model", data.title], ["target", summary.target], ["threads", count(summary.threads)], ["precision", summary.precision],
       ...summary.inputs.map((port) => [`input ${port.name}`, `${port.dtype}${dims(port)}${port.planned ? ` planned for [${port.planned.join(",")}]` : ""}`]),
+      ...summary.parts.map((part) => [`tuned at ${part.tuned_at}`, `for ${part.takes}: profile ${part.profile}, part ${part.part}`]),
       ...summary.outputs.map((port) => [`output ${port.name}`, `${port.dtype}${dims(port)}`]),
       ...(data.hostValues ? [["shape arithmetic", `${plural(data.hostValues, "value")} known before work starts`]] : [])]),
     listed("Versions", Object.entries(summary.versions)),
