@@ -20,6 +20,7 @@ from ridgeline.tactics.cuda.triton_attention import Blocks
 from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import bind_stages
 from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
+from ridgeline.tactics.cuda.triton_resize import TritonResize
 from ridgeline.tactics.staging import staged_launch
 
 DEFAULT_BLOCKS = Blocks(16, 32, 4, 2)
@@ -40,6 +41,12 @@ def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[s
 def run_pool(site: Site, x: Tensor, config: Config) -> Tensor:
     """As `test_triton_max_pool.run`, through the tactic's own launch."""
     (y,) = run_quantised(TritonMaxPool(), site, config, {"x": x})
+    return y
+
+
+def run_resize(site: Site, x: Tensor, config: Config) -> Tensor:
+    """As `test_triton_resize.run`, through the tactic's own launch."""
+    (y,) = run_quantised(TritonResize(), site, config, {"x": x, "s": torch.from_numpy(site.values["s"])})
     return y
 
 

@@ -6,11 +6,13 @@ import on_gpu
 import on_gpu_quant
 import pytest
 import quant_cases
+import resize_cases
 import test_triton_max_pool as max_pool
 import test_triton_qattention as qattention
 import test_triton_qconv as qconv
 import test_triton_qgemm as qgemm
 import test_triton_quant as quant
+import test_triton_resize as resize
 import test_triton_weight_only as weight_only
 import torch
 from quant_cases import codes, scales
@@ -27,6 +29,8 @@ PATCHES = [
     *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
     (quant, "run_stages", on_gpu_quant.run_stages),
     (max_pool, "run", on_gpu_quant.run_pool),
+    (resize, "run", on_gpu_quant.run_resize),
+    (resize, "require_as_floor", on_gpu.compare_with(resize_cases.require_as_floor)),
     (qattention, "run", on_gpu_quant.run_code_attention),
     (qattention, "require_near", COMPARE),
 ]
@@ -49,6 +53,13 @@ globals().update(
     )
 )
 globals().update(on_gpu.tests_of(max_pool, "every_type_and_edge nan_stays"))
+globals().update(
+    on_gpu.tests_of(
+        resize,
+        "kernel layouts_and_every_offered_cut cells_deeper_than_programs_are_offered "
+        "other_ranks_and_sizes_of_one special_values_reach_what_reads_them",
+    )
+)
 globals().update(
     on_gpu.tests_of(
         qconv,

@@ -18,6 +18,7 @@ import torch
 from cpp_cases import random
 from product_cases import make_site as product_site
 from product_cases import op
+from resize_cases import resized
 from triton_cases import GPU, make_site
 
 from offers import offered, stages_of
@@ -28,9 +29,11 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_resize import TritonResize
 
 HALF = torch.float16
 # the interpreter is on in this process, where nothing can be compiled then
+TABLES = frozenset(f"{name}_ptr" for name in ("starts", "lines", "line_shares", "columns", "column_shares"))
 LOWER = """
 import json, os, sys
 sys.path[:0] = {paths!r}
@@ -117,6 +120,7 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "conv of an NCHW image": (TritonConv(), conv(7, channels=3, last="c y")),
     "conv 1x1": (TritonConv1x1(), conv(1)),
     "depthwise": (TritonDepthwise(), conv(3, group=64)),
+    "resize": (TritonResize(), resized(half(1, 8, 4, 4), (8, 8), mode="linear", target=GPU)),
     "attention, short": (TritonAttention(), attention(64)),
     "attention, long and masked": (TritonAttention(), attention(512, is_masked=True)),
 }
@@ -140,7 +144,8 @@ def kernels_of(tactic: Tactic, site: Site) -> list[tuple[Kernel, frozenset[str]]
             made += [(stage.kernel, frozenset(fixed)) for stage in stages.launches]
         else:
             (kernel,) = offered(tactic, site).kernels(config)
-            made.append((kernel, frozenset({"w_ptr"} if "w" in site.weights else ())))
+            tables = TABLES if isinstance(tactic, TritonResize) else frozenset()
+            made.append((kernel, tables | frozenset({"w_ptr"} if "w" in site.weights else ())))
     return made
 
 

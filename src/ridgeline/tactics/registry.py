@@ -33,6 +33,7 @@ from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, Triton
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
 from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
+from ridgeline.tactics.cuda.triton_resize import TritonResize
 from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
 
 # tactics that plugins brought, by name; `plugins.register` fills it
@@ -87,7 +88,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     return (
         *(
             kind(store=options.store)
-            for kind in (*products, TritonAttention, TritonCodeAttention, TritonMaxPool)
+            for kind in (*products, TritonAttention, TritonCodeAttention, TritonMaxPool, TritonResize)
         ),
         CudaSdpa(),
         *(kind(store=options.store) for kind in (TritonPointwise, TritonRows)),

@@ -22,6 +22,21 @@ TIE = 1e-6
 
 
 @dataclass(frozen=True)
+class Attributes:
+    """The attributes of a Resize, with ONNX's defaults."""
+
+    antialias: int = 0
+    axes: Sequence[int] | None = None
+    coordinate_transformation_mode: str = "half_pixel"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation_value: float = 0.0
+    keep_aspect_ratio_policy: str = "stretch"
+    mode: str = "nearest"
+    nearest_mode: str = "round_prefer_floor"
+
+
+@dataclass(frozen=True)
 class Axis:
     """How one axis is resized. `scale` is as given, which `out_size / size` only approximates."""
 
@@ -81,36 +96,47 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _taps(
-    axis: Axis, at: np.ndarray, *, mode: str, antialias: int, cubic_a: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Input positions (which may lie outside) and their weights: [out_size, taps] each."""
-    reach = 1 if mode == "linear" else 2
-    shrink = min(axis.scale, 1.0) if antialias else 1.0
+def taps_of(axis: Axis, how: Attributes) -> tuple[np.ndarray, np.ndarray]:
+    """Input positions and the share of each in float64: [out_size, taps] both."""
+    at = axis.source(how.mode)
+    if how.mode == "nearest":
+        places = _nearest(at, how.nearest_mode)[:, None]
+        shares = np.ones(places.shape)
+    else:
+        places, shares = _weighted_taps(axis, at.astype(np.float64), how)
+    return np.clip(places, 0, axis.size - 1), shares
+
+
+def _weighted_taps(axis: Axis, at: np.ndarray, how: Attributes) -> tuple[np.ndarray, np.ndarray]:
+    """As `taps_of`, with positions that may lie outside."""
+    reach = 1 if how.mode == "linear" else 2
+    shrink = min(axis.scale, 1.0) if how.antialias else 1.0
     first = int(np.floor(-reach / shrink) + 1)
     steps = np.arange(first, 2 - first)
     # the pixel left of a whole coordinate is its floor, as in the specification's ratio of 1
     left = np.ceil(at).astype(np.int64) - 1
     distance = (steps[None, :] - (at - left)[:, None]) * shrink
-    weights = _cubic(distance, cubic_a) if mode == "cubic" else np.clip(1 - np.abs(distance), 0, 1)
-    if antialias:
+    if how.mode == "cubic":
+        weights = _cubic(distance, how.cubic_coeff_a)
+    else:
+        weights = np.clip(1 - np.abs(distance), 0, 1)
+    if how.antialias:
         weights = weights / weights.sum(-1, keepdims=True)
-    return left[:, None] + steps[None, :], weights
+    taps = left[:, None] + steps[None, :]
+    if how.exclude_outside:
+        weights = np.where((taps < 0) | (taps >= axis.size), 0.0, weights)
+        weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    return taps, weights
 
 
-def _changed_axes(
-    x: Tensor,
-    roi: Tensor | None,
-    scales: Tensor | None,
-    sizes: Tensor | None,
-    *,
-    axes: Sequence[int] | None,
-    policy: str,
-    coordinates: str,
+def changed_axes(
+    shape: Sequence[int], roi: Tensor | None, scales: Tensor | None, sizes: Tensor | None, how: Attributes
 ) -> dict[int, Axis]:
     """The axes that change, by number."""
-    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
-    inside = [x.shape[axis] for axis in along]
+    rank, axes, policy = len(shape), how.axes, how.keep_aspect_ratio_policy
+    coordinates = how.coordinate_transformation_mode
+    along = [axis % rank for axis in axes] if axes is not None else list(range(rank))
+    inside = [shape[axis] for axis in along]
     if scales is not None and scales.numel():
         factors = [float(f) for f in scales.tolist()]
         outside = [int(np.float32(f) * np.float32(n)) for f, n in zip(factors, inside, strict=True)]
@@ -140,14 +166,19 @@ def _changed_axes(
 _TORCH_LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def _torch_options(
-    x: Tensor, axes: dict[int, Axis], *, mode: str, antialias: int, cubic_a: float
-) -> dict[str, Any] | None:
+def _torch_options(x: Tensor, axes: dict[int, Axis], how: Attributes) -> dict[str, Any] | None:
     """Options of F.interpolate when it computes the same; None when it does not."""
+    mode = how.mode
     rank = x.ndim - 2
-    if rank not in _TORCH_LINEAR or not axes or min(axes) < 2 or antialias or not x.dtype.is_floating_point:
+    if (
+        rank not in _TORCH_LINEAR
+        or not axes
+        or min(axes) < 2
+        or how.antialias
+        or not x.dtype.is_floating_point
+    ):
         return None
-    if mode == "cubic" and (rank != 2 or cubic_a != -0.75):
+    if mode == "cubic" and (rank != 2 or how.cubic_coeff_a != -0.75):
         return None
     # the given scale counts, not the ratio of the sizes: torch sees the ratio alone
     if any(abs(axis.scale * axis.size - axis.out_size) > 1e-6 * axis.out_size for axis in axes.values()):
@@ -168,40 +199,22 @@ def resize(
     roi: Tensor | None = None,
     scales: Tensor | None = None,
     sizes: Tensor | None = None,
-    *,
-    antialias: int = 0,
-    axes: Sequence[int] | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
-    extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    **attrs: Any,
 ) -> Tensor:
-    changed = _changed_axes(
-        x, roi, scales, sizes, axes=axes, policy=keep_aspect_ratio_policy,
-        coordinates=coordinate_transformation_mode,
-    )  # fmt: skip
+    how = Attributes(**attrs)
+    changed = changed_axes(x.shape, roi, scales, sizes, how)
     shape = [changed[d].out_size if d in changed else x.shape[d] for d in range(x.ndim)]
     if 0 in shape:
         return x.new_zeros(shape)
-    if mode == "nearest":
-        return _resize_nearest(x, changed, nearest_mode=nearest_mode, outside_value=extrapolation_value)
-    options = _torch_options(x, changed, mode=mode, antialias=antialias, cubic_a=cubic_coeff_a)
-    if options is not None and not exclude_outside:
+    if how.mode == "nearest":
+        return _resize_nearest(x, changed, how)
+    options = _torch_options(x, changed, how)
+    if options is not None and not how.exclude_outside:
         return F.interpolate(x, **options)
     wide = widened(x) if x.dtype.is_floating_point else x.double()
     for number, axis in changed.items():
-        at = axis.source(mode)
-        taps, weights = _taps(
-            axis, at.astype(np.float64), mode=mode, antialias=antialias, cubic_a=cubic_coeff_a
-        )
-        if exclude_outside:
-            weights = np.where((taps < 0) | (taps >= axis.size), 0.0, weights)
-            weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
-        total = _weighted(wide, number, np.clip(taps, 0, axis.size - 1), weights)
-        wide = _extrapolated(total, number, axis, at, extrapolation_value)
+        total = _weighted(wide, number, *taps_of(axis, how))
+        wide = _extrapolated(total, number, axis, axis.source(how.mode), how.extrapolation_value)
     return _saturated(wide, x.dtype)
 
 
@@ -219,20 +232,15 @@ def _weighted(x: Tensor, number: int, taps: np.ndarray, weights: np.ndarray) -> 
     return total
 
 
-def _resize_nearest(
-    x: Tensor, changed: dict[int, Axis], *, nearest_mode: str, outside_value: float
-) -> Tensor:
-    rows = {
-        number: np.clip(_nearest(axis.source("nearest"), nearest_mode), 0, axis.size - 1)
-        for number, axis in changed.items()
-    }
+def _resize_nearest(x: Tensor, changed: dict[int, Axis], how: Attributes) -> Tensor:
+    rows = {number: taps_of(axis, how)[0][:, 0] for number, axis in changed.items()}
     has_plain_axes = x.ndim in (4, 5) and bool(rows) and min(rows) >= 2 and x.dtype.is_floating_point
     if has_plain_axes and all(_is_floor(rows[number], axis) for number, axis in changed.items()):
         size = [changed[d].out_size if d in changed else x.shape[d] for d in range(2, x.ndim)]
         return F.interpolate(x, size=size, mode="nearest")
     for number, axis in changed.items():
         x = x.index_select(number, torch.from_numpy(rows[number]).to(x.device))
-        x = _extrapolated(x, number, axis, axis.source("nearest"), outside_value)
+        x = _extrapolated(x, number, axis, axis.source("nearest"), how.extrapolation_value)
     return x
 
 

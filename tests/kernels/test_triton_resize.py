@@ -1,0 +1,246 @@
+"""Resize in Triton: modes, coordinates, sizes and layouts in the interpreter; machine code; refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from product_cases import GPU, for_interpreter, machine_code, op
+from quant_cases import _as_spec, _poisoned
+from resize_cases import COORDINATES, ROUNDINGS, UNIT32, require_as_floor, resized
+from torch import Tensor
+
+from interpreted import interpret
+from offers import offered, why_not
+from ridgeline.base.spec import Body, Config, Site, TensorSpec
+from ridgeline.kernels.triton.resize import Tables, longest_run, resize_ref
+from ridgeline.tactics.cuda.triton_resize import Resizing, TritonResize, cut_of
+from ridgeline.tactics.read.resize import read_resize
+
+TACTIC = TritonResize()
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LAST = "x y"
+# larger, smaller, one of each, and odd ratios of 5 x 7
+SIZES = ((10, 14), (15, 21), (3, 4), (1, 1), (5, 7), (7, 5), (1, 20))
+
+
+def image(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape or (2, 3, 5, 7), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def run(site: Site, x: Tensor, config: Config) -> Tensor:
+    resizing, cut = Resizing(read_resize(site)), cut_of(config)
+    y = _poisoned(site.outputs[0])
+    given, made = _as_spec(x, site.specs["x"]), y
+    if resizing.found.is_copy:
+        given, made = (tensor.view(BITS[tensor.element_size()]) for tensor in (given, y))
+    tables = [torch.from_numpy(array) for array in resizing.tables(cut).arrays]
+    kernel = for_interpreter(resizing.describe(cut, pdl=True))
+    with np.errstate(all="ignore"):
+        interpret(kernel, (resizing.programs(cut),), [given, made, *tables, resizing.images])
+    return y
+
+
+def check(x: Tensor, *size: int, configs: int = 1, **more: Any) -> None:
+    site = resized(x, size, target=GPU, **more)
+    for config in offered(TACTIC, site).configs[:configs]:
+        require_as_floor(site, x, run(site, x, config))
+
+
+def by_tables(site: Site, x: Tensor) -> Tensor:
+    """What the tables mean, without a kernel."""
+    found = read_resize(site)
+    made = [torch.from_numpy(array) for t in (found.lines, found.columns) for array in (t.places, t.shares)]
+    return resize_ref(x, *made)
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_tables_are_the_floor_s(coordinates: str) -> None:
+    """Every mode and rounding; coordinates that are fractions land on ties, in float32."""
+    modes = [{"mode": "nearest", "nearest_mode": rounding} for rounding in ROUNDINGS]
+    for mode in (*modes, {"mode": "linear"}, {"mode": "cubic"}):
+        attrs = {"coordinate_transformation_mode": coordinates, **mode}
+        for size in SIZES:
+            site = resized(image(), size, target=GPU, **attrs)
+            require_as_floor(site, image(), by_tables(site, image()))
+        for scale in (0.3, 0.6, 0.7, 1.1, 1.3, 1.7, 2.3, 3.6):
+            site = resized(image(), scales=(scale, 1.4), target=GPU, **attrs)
+            require_as_floor(site, image(), by_tables(site, image()))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_kernel(mode: str) -> None:
+    for number, size in enumerate(SIZES):
+        check(image(), *size, last=LAST if number % 2 else "", mode=mode)
+    check(image(), scales=(0.6, 1.4), mode=mode)
+
+
+@pytest.mark.parametrize("last", ["", "x y", "x", "y"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_layouts_and_every_offered_cut(mode: str, dtype: torch.dtype, last: str) -> None:
+    for channels, configs in ((1, 1), (6, 1), (8, 9)):
+        check(image(2, channels, 2, 5, dtype=dtype), 8, 15, mode=mode, last=last, configs=configs)
+
+
+def test_cells_deeper_than_programs_are_offered() -> None:
+    """Runs of 4, 8 and 4 lines in cells of at most 8, 5 and 3."""
+    x = image(1, 2, 2, 3)
+    site = resized(x, (16, 9), mode="linear", target=GPU)
+    assert longest_run(read_resize(site).lines.places) == 8
+    for depth in (8, 5, 3):
+        require_as_floor(site, x, run(site, x, {"depth": depth, "high": 4, "wide": 8, "warps": 4}))
+
+
+def test_attributes_of_cubic_and_antialiasing_without_an_effect() -> None:
+    check(image(), 4, 9, mode="cubic", cubic_coeff_a=-0.5)
+    check(image(), 6, 3, mode="cubic", exclude_outside=1)
+    check(image(), 4, 9, mode="linear", exclude_outside=1)
+    check(image(), 9, 11, mode="linear", antialias=1)
+    check(image(), 4, 5, mode="linear", antialias=1)  # four positions of an axis at most
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 1, 3, 5, 7), (1, 1, 1, 1), (3, 2, 1, 9)])
+def test_other_ranks_and_sizes_of_one(shape: tuple[int, ...]) -> None:
+    for mode in ("nearest", "linear"):
+        check(image(*shape), 10, mode=mode)
+        if len(shape) > 3:
+            check(image(*shape), 3, 11, mode=mode)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "uint8", "bool", "float64", "float8_e4m3fn"])
+def test_any_type_is_copied_by_its_bits(dtype: str) -> None:
+    x = (image(2, 8, 3, 5) * 50).to(getattr(torch, dtype))
+    for last in ("", LAST):
+        site = resized(x.float(), (2, 9), mode="nearest", last=last, target=GPU)
+        specs = {
+            name: replace(spec, dtype=dtype) if name in "xy" else spec for name, spec in site.specs.items()
+        }
+        typed = Site(site.body, specs, site.weights, site.values, site.target)
+        require_as_floor(typed, x.float(), run(typed, x, offered(TACTIC, typed).configs[0]).float())
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_special_values_reach_what_reads_them(mode: str) -> None:
+    x = image(1, 3, 6, 6)
+    x[0, 0, 2, 3], x[0, 1, 0, 0], x[0, 2, 5, 5] = torch.nan, torch.inf, -torch.inf
+    for size, last in (((9, 12), ""), ((4, 4), LAST)):
+        site = resized(x, size, mode=mode, last=last, target=GPU)
+        want = by_tables(site, x.double())
+        got = run(site, x, offered(TACTIC, site).configs[0]).double()
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+        # sums of at most 16 terms, whose shares are 1 together and 2 by their size
+        bound = 24 * UNIT32 * 4 * float(x.nan_to_num(0, 0, 0).abs().max())
+        assert ((got - want).abs() <= bound)[want.isfinite()].all()
+
+
+def test_nan_between_pixels_stays_where_it_is_read() -> None:
+    x = image(1, 1, 4, 4)
+    x[0, 0, 1, 1] = torch.nan
+    site = resized(x, (8, 8), mode="linear", target=GPU)
+    got = run(site, x, offered(TACTIC, site).configs[0])
+    assert got.isnan().sum() == 16
+    assert got[0, 0, 1:5, 1:5].isnan().all()
+
+
+ONNX_CASES = [
+    {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    {"mode": "nearest"},
+    *({"mode": "linear", "coordinate_transformation_mode": name} for name in COORDINATES),
+    {"mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
+]
+
+
+@pytest.mark.parametrize("attrs", ONNX_CASES)
+def test_against_the_onnx_reference(attrs: dict[str, Any]) -> None:
+    x = image(1, 2, 4, 5)
+    for size in ((8, 10), (3, 2)):
+        site = resized(x, size, target=GPU, **attrs)
+        given = ", ".join(f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in attrs.items())
+        model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 19]>
+            g (float[1,2,4,5] x, int64[2] s) => (float[a,b,c,d] y) {{
+                y = Resize <axes = [2, 3], {given}> (x, , , s) }}""")
+        (want,) = ReferenceEvaluator(model).run(None, {"x": x.numpy(), "s": np.array(size)})
+        got = run(site, x, offered(TACTIC, site).configs[0])
+        # as `require_as_floor`, of coordinates in float64
+        bound = (24 + 6 * 10) * UNIT32 * 16 * float(x.abs().max())
+        assert np.abs(got.numpy() - want).max() <= (0 if attrs["mode"] == "nearest" else bound)
+
+
+def test_tables_name_what_is_there() -> None:
+    site = resized(image(2, 6, 5, 7), (13, 9), mode="cubic", last=LAST, target=GPU)
+    resizing = Resizing(read_resize(site))
+    for config in offered(TACTIC, site).configs:
+        tables = resizing.tables(cut_of(config))
+        assert isinstance(tables, Tables)
+        assert tables.lines.min() >= 0
+        assert tables.lines.max() < 5
+        assert tables.columns.min() >= 0
+        assert tables.columns.max() < 7
+        stated = offered(TACTIC, site).footprint
+        assert stated is not None
+        assert stated(config).packed_bytes == sum(array.nbytes for array in tables.arrays)
+
+
+def test_extents_are_the_whole_tensors() -> None:
+    site = resized(image(2, 6, 5, 7), (13, 9), mode="linear", target=GPU)
+    offer = offered(TACTIC, site)
+    assert offer.extents is not None
+    assert offer.extents(offer.configs[0]) == {0: 4 * 2 * 6 * 5 * 7, 2: 4 * 2 * 6 * 13 * 9}
+
+
+def without_values(site: Site) -> Site:
+    return replace(site, values={})
+
+
+@pytest.mark.parametrize(
+    ("site", "reason"),
+    [
+        (resized(image(), (5, 3), mode="linear", antialias=1, target=GPU), "5 positions"),
+        (resized(image().to(torch.int32), (3, 4), mode="linear", target=GPU), "type int32"),
+        (resized(image(), (4, 5, 7), mode="linear", target=GPU), "axes [1] of 4"),
+        (resized(image(5, 7), (4, 5), mode="linear", target=GPU), "axes [0, 1] of 2"),
+        (without_values(resized(image(), (4, 5), mode="linear", target=GPU)), "not known before the run"),
+        (
+            resized(image(), (5, 7), coordinate_transformation_mode="tf_crop_and_resize", target=GPU),
+            "those of a crop",
+        ),
+        (resized(image(0, 3, 5, 7), (6, 6), mode="linear", target=GPU), "nothing is resized"),
+    ],
+)
+def test_refuses(site: Site, reason: str) -> None:
+    assert reason in str(why_not(TACTIC, site))
+
+
+def test_refuses_other_regions_and_results() -> None:
+    site = resized(image(), (4, 5), mode="linear", target=GPU)
+    (node,) = site.body.ops
+    behind = Body(site.body.inputs, ("z",), (node, op("Relu", "y", "z")))
+    specs = {**site.specs, "z": site.specs["y"]}
+    assert "want Resize alone" in str(why_not(TACTIC, replace(site, body=behind, specs=specs)))
+    wrong = {**site.specs, "y": TensorSpec("float32", (2, 3, 4, 6))}
+    assert "the result is" in str(why_not(TACTIC, replace(site, specs=wrong)))
+
+
+@pytest.mark.parametrize("last", ["", "x y", "x"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_machine_code(mode: str, last: str) -> None:
+    """Wide stores, no spills: SegFormer's decoder, from 16 x 16 to 128 x 128."""
+    site = resized(image(1, 8, 2, 2), (16, 16), mode=mode, last=last, target=GPU)
+    specs = {
+        **site.specs,
+        "x": replace(site.specs["x"], dtype="float16", shape=(4, 256, 16, 16)),
+        "y": replace(site.specs["y"], dtype="float16", shape=(4, 256, 128, 128)),
+    }
+    values = {"s": np.array([128, 128])}
+    offer = offered(TACTIC, replace(site, specs=specs, values=values))
+    ((compiled, code),) = machine_code(offer.kernels(offer.configs[0]), "sm_90")
+    assert "STG.E.128" in code
+    assert "LDG.E.128" in code
+    assert not compiled.spills
