@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from product_cases import (
@@ -15,6 +18,7 @@ from product_cases import (
     run_tactic,
     run_twice,
 )
+from torch import Tensor
 
 from offers import offered, why_not
 from ridgeline.kernels.triton.conv import conv_ref
@@ -28,7 +32,7 @@ HALF, SINGLE = torch.float16, torch.float32
 
 def window(
     x: tuple[int, int, int, int], columns: int, kernel: int, *, stride: int = 1, pad: int = 0,
-    dilation: int = 1, dtype: torch.dtype = HALF, is_nchw: bool = False,
+    dilation: int = 1, dtype: torch.dtype = HALF, is_nchw: bool = False, groups: int = 1,
 ) -> Window:  # fmt: skip
     """x as (images, channels, height, width)."""
     images, channels, *size = x
@@ -36,11 +40,12 @@ def window(
     made = [(side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side in size]
     nchw = (channels * high * wide, wide, 1, high * wide)
     nhwc = (channels * high * wide, wide * channels, channels, 1)
-    return Window(
+    whole = Window(
         (high, wide), (made[0], made[1]), (kernel, kernel), (stride, stride), (dilation, dilation),
         (pad, pad),
         images, channels, columns, nchw if is_nchw else nhwc, str(dtype).removeprefix("torch."),
     )  # fmt: skip
+    return whole if groups == 1 else whole.in_groups(groups)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,68 @@ def test_conv(problem: Window, tile: Tile) -> None:
     require_close(y, want, magnitude, terms=problem.depth)
 
 
+def grouped(*args: Any, groups: int, **more: Any) -> tuple[Window, int]:
+    return window(*args, groups=groups, **more), groups
+
+
+@pytest.mark.parametrize(
+    ("problem", "groups", "tile"),
+    [
+        pytest.param(
+            *grouped((2, 48, 5, 7), 48, 3, pad=1, groups=2), Tile(32, 32, 32), id="width 24, padded"
+        ),
+        pytest.param(
+            *grouped((1, 64, 7, 6), 64, 3, stride=2, pad=1, groups=2), Tile(16, 16, 32, split=3),
+            id="width 32, stride, parts",
+        ),
+        pytest.param(
+            *grouped((1, 32, 7, 5), 32, 3, pad=1, groups=8), Tile(32, 32, 32), id="width 4, in one product"
+        ),
+        pytest.param(
+            *grouped((1, 64, 3, 5), 64, 3, dilation=2, pad=2, groups=8), Tile(16, 32, 32),
+            id="width 8, in two",
+        ),
+        pytest.param(*grouped((1, 60, 3, 5), 36, 1, groups=3), Tile(16, 16, 32), id="1x1, 20 into 12"),
+        pytest.param(
+            *grouped((1, 24, 5, 7), 40, 3, stride=2, pad=1, is_nchw=True, groups=4), Tile(16, 32, 32),
+            id="planes",
+        ),
+        pytest.param(
+            *grouped((1, 24, 4, 5), 24, 3, pad=1, groups=6, dtype=SINGLE), Tile(16, 16, 16), id="float32"
+        ),
+    ],
+)  # fmt: skip
+def test_groups(problem: Window, groups: int, tile: Tile) -> None:
+    """An infinity and a NaN reach the columns of their own group alone."""
+    dtype = getattr(torch, problem.dtype)
+    channels, columns = problem.channels * problem.batch, problem.columns * problem.batch
+    x = random(problem.images, channels, *problem.size, dtype=dtype)
+    w = random(columns, channels // groups, *problem.kernel, dtype=dtype)
+    bias, y = random(columns, dtype=dtype), torch.empty(problem.rows, columns, dtype=dtype)
+
+    def meant(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        made = conv_ref(x, w, stride=problem.stride, pads=problem.pads * 2, dilation=problem.dilation)
+        return made.permute(0, 2, 3, 1).reshape(problem.rows, columns) + bias
+
+    def ran(x: Tensor) -> Tensor:
+        placed = x if problem.is_planes else x.permute(0, 2, 3, 1).contiguous()
+        with np.errstate(invalid="ignore"):
+            run_twice(problem, tile, placed, problem.pack(w), bias, y)
+        return y
+
+    magnitude = meant(x.double().abs(), w.double().abs(), bias.double().abs())
+    terms = problem.depth // problem.members
+    require_close(ran(x), torch.relu(meant(x.double(), w.double(), bias.double())), magnitude, terms=terms)
+    if problem.members > 1:
+        x[0, 0, 1, 1], x[-1, -1, 2, 2] = torch.inf, -torch.inf
+        want = torch.relu(meant(x.double(), w.double(), bias.double()))
+        is_finite = want.isfinite()
+        assert not is_finite.all()
+        got = ran(x)
+        assert torch.equal(got[~is_finite], want[~is_finite].to(dtype))
+        require_close(got[is_finite], want[is_finite], magnitude[is_finite], terms=terms)
+
+
 # tactics
 
 
@@ -94,6 +161,14 @@ def test_conv(problem: Window, tile: Tile) -> None:
         pytest.param(
             {"x": (2, 16, 9), "w": (8, 16, 3)}, [op("Conv", "x w", "y", pads=(1, 1))],
             "", TritonConv(), id="one spatial axis, NCW throughout",
+        ),
+        pytest.param(
+            {"x": (1, 48, 6, 5), "w": (48, 12, 3, 3), "b": (48,), "r": (1, 48, 3, 3)},
+            [
+                op("Conv", "x w b", "c", group=4, strides=(2, 2), pads=(1, 1, 1, 1)),
+                op("Add", "c r", "s"), op("Relu", "s", "y"),
+            ],
+            "x r c s y", TritonConv(), id="groups, residual, relu",
         ),
         pytest.param(
             {"x": (2, 24, 5, 3), "w": (16, 24, 1, 1), "b": (16,)}, [op("Conv", "x w b", "y")],
@@ -121,7 +196,8 @@ def test_tactic(shapes: dict, ops: list, last: str, tactic: TritonProduct) -> No
     [
         ((8, 16, 1, 1), {}, TritonConv(), "triton.conv1x1 takes it"),
         ((8, 16, 3, 3), {}, TritonConv1x1(), "want 1x1 stride 1"),
-        ((16, 4, 3, 3), {"group": 4}, TritonConv(), "4 groups, want one"),
+        ((16, 4, 1, 1), {"group": 4}, TritonConv1x1(), "4 groups: triton.conv takes them"),
+        ((16, 1, 3, 3), {"group": 16}, TritonConv(), "triton.depthwise takes it"),
     ],
 )
 def test_refuses(weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, reason: str) -> None:
@@ -131,6 +207,24 @@ def test_refuses(weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, re
 
 
 # ranking and machine code
+
+
+def test_narrow_groups_share_a_product() -> None:
+    found = [window((1, 960, 8, 8), 960, 3, groups=groups) for groups in (240, 120, 60, 40, 8)]
+    assert [(each.members, each.channels, each.batch) for each in found] == [
+        (6, 24, 40), (3, 24, 40), (2, 32, 30), (1, 24, 40), (1, 120, 8),
+    ]  # fmt: skip
+    # plain cores gain nothing from more than the narrowest tile
+    assert window((1, 64, 8, 8), 64, 3, groups=4, dtype=SINGLE).members == 1
+    # 29 groups cannot be shared out
+    assert window((1, 116, 8, 8), 116, 3, groups=29).members == 1
+    assert window((1, 64, 8, 8), 128, 3, groups=64).columns == 64
+
+
+def test_groups_are_offered_through_l1() -> None:
+    stages = [tile.stages for tile in rank_gemm(window((16, 144, 28, 28), 144, 3, pad=1, groups=6), "sm_90")]
+    assert stages.count(1) == 3
+    assert stages[0] > 1
 
 
 def test_small_maps_are_split() -> None:
@@ -144,12 +238,16 @@ def test_machine_code(arch: str) -> None:
         window((1, 512, 7, 7), 512, 3, pad=1),
         window((32, 64, 56, 56), 64, 3, pad=1),
         window((1, 3, 224, 224), 64, 7, stride=2, pad=3, is_nchw=True),
+        window((16, 144, 28, 28), 144, 3, pad=1, groups=6),
+        window((16, 128, 56, 56), 128, 3, pad=1, groups=32),
     ]
     tiles = [rank_gemm(problem, arch)[0] for problem in problems]
+    # through registers, as the last of a convolution in groups
+    problems, tiles = [*problems, problems[-1]], [*tiles, rank_gemm(problems[-1], arch)[-1]]
     kernels = [p.describe(t, BiasRelu(p.columns), pdl=is_new) for p, t in zip(problems, tiles, strict=True)]
     for (compiled, code), tile in zip(machine_code(kernels, arch), tiles, strict=True):
         assert not compiled.spills, f"{tile} spills"
-        assert "LDGSTS.E.BYPASS.128" in code, "copies are narrow"
+        assert ("LDG.E.128" if tile.stages == 1 else "LDGSTS.E.BYPASS.128") in code, "copies are narrow"
         assert ("CCTL.E.PF2" in code) == (tile.prefetch and is_new)
         assert ("HGMMA" if is_new and tile.bm >= 64 else "HMMA") in code
         if is_new:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 EXACT = "ieee"
 GEMV_ROWS = 16
 HALVED_SUMS = 128
+# of a product that takes several narrow groups
+LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
@@ -211,7 +213,11 @@ class FewRows(Product):
 
 @dataclass(frozen=True)
 class Window(Windows, Problem):
-    """A convolution in one group: x strides as (image, line, column, channel)."""
+    """A convolution: x strides as (image, line, column, channel).
+
+    In groups it is `batch` products side by side, of so many channels into so many columns each; one product
+    takes `members` neighbouring groups, with zeros in the weight between them.
+    """
 
     images: int
     channels: int
@@ -219,6 +225,20 @@ class Window(Windows, Problem):
     x_strides: tuple[int, int, int, int]
     dtype: str
     precision: str = EXACT
+    batch: int = 1
+    members: int = 1
+
+    def in_groups(self, groups: int) -> Self:
+        """The same, whose weight has these groups."""
+        inner, outer = self.channels // groups, self.columns // groups
+        # the least that fills a tile: tensor cores multiply 32 columns in the time of 16
+        least = MANY_CHANNELS if self.runs_on_tensor_cores else LEAST_COLUMNS
+        members = 1
+        for many in range(2, MOST_CHANNELS // max(inner, outer) + 1):
+            if groups % many == 0 and (members * inner < least or members * outer < LEAST_COLUMNS):
+                members = many
+        batch = groups // members
+        return replace(self, channels=members * inner, columns=members * outer, batch=batch, members=members)
 
     @property
     def rows(self) -> int:
@@ -244,19 +264,33 @@ class Window(Windows, Problem):
 
     @property
     def touched(self) -> tuple[int, int]:
-        sizes = (self.images, *self.size, self.channels)
+        sizes = (self.images, *self.size, self.batch * self.channels)
         items = 1 + sum(s * (n - 1) for s, n in zip(self.x_strides, sizes, strict=True))
-        return items, (self.columns - 1) * row_stride(self.depth, self.item_bytes) + self.depth
+        rows = self.batch * self.columns
+        return items, (rows - 1) * row_stride(self.depth, self.item_bytes) + self.depth
+
+    def grid(self, cut: Any) -> tuple[int, int, int]:
+        """Tiles of all products, parts of the sum: products that read the same positions run together."""
+        tiles, split, batch = super().grid(cut)
+        return tiles * batch, split, 1
 
     def pack(self, weight: Tensor) -> Tensor:
         """[N, C, KH, KW] as rows in the order in which the kernel walks the window."""
+        if self.members > 1:
+            # every group has its own block of rows and channels within a product
+            given = weight.reshape(self.batch, self.members, -1, *weight.shape[1:])
+            spaced = given.new_zeros(*given.shape[:3], self.members, *given.shape[3:])
+            for member in range(self.members):
+                spaced[:, member, :, member] = given[:, member]
+            weight = spaced.flatten(3, 4).flatten(0, 2)
         rows = weight if self.is_planes else weight.permute(0, 2, 3, 1)
         return pack_weight(rows.reshape(weight.shape[0], -1))
 
     def describe(self, tile: Tile, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
-            **self._geometry(), "N": self.columns, "W_COLUMN": row_stride(self.depth, self.item_bytes),
-            "GROUP_M": tile.group, "HALVES": self._halves(tile, tail),
+            **self._geometry(), "N": self.columns, "BATCH": self.batch, "MEMBERS": self.members,
+            "W_COLUMN": row_stride(self.depth, self.item_bytes), "GROUP_M": tile.group,
+            "HALVES": self._halves(tile, tail),
             "IS_FOLDED": self.is_planes or self.channels % tile.bk != 0, "IS_PLANES": self.is_planes,
             "PRECISION": self.precision, **self._code_constants(tile), **tile.constants(pdl=pdl),
         }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product as combinations
 from typing import TypeVar
@@ -23,14 +24,18 @@ from ridgeline.kernels.triton.quant_products import CodedWeight
 MAX_CONFIGS = 8
 # at most this many of the chosen have the same tile shape, or agree in whether they split the sum
 SAME_SHAPE, SAME_KIND = 2, 6
+DIRECT_CONFIGS = 3  # of a convolution in groups: a narrow product waits for L2, to which each tap goes again
 MAX_SPLIT = 16
 MOST_SUMS = 128  # of a thread
 MOST_BLOCKS = 16  # with scales of their own in one step of a product with a packed weight
 # with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
 SM_BYTES = 75e3 / 1700  # that one SM can load from L2 per cycle
+L1_BYTES = 200e3 / 1700  # the same from L1
 STEP_US = 0.04  # the barriers of one step
 LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
+DIRECT_BYTES = 192  # that a thread loads to registers in one step
+L1_LOAD_US = 0.2  # the same where most lines are in L1
 ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
 FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part is written to memory, counted and read back
@@ -62,8 +67,20 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
     """The best few cuts of a product or convolution that differ enough to be worth timing."""
     device = device_of(arch)
     tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device, most_sums)]
-    ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
-    return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
+
+    def best(tiles: Sequence[Tile], most: int) -> tuple[Tile, ...]:
+        ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
+        return _unlike(ranked, lambda tile: (tile.bm, tile.bn), most)
+
+    if not isinstance(problem, Window) or problem.batch == 1 or math.prod(problem.kernel) == 1:
+        return best(tiles, MAX_CONFIGS)
+    direct = [
+        replace(tile, stages=1)
+        for tile in tiles
+        if tile.stages == 2
+        and (tile.bm + tile.bn) * tile.bk * problem.item_bytes <= DIRECT_BYTES * 32 * tile.warps
+    ]
+    return *best(tiles, MAX_CONFIGS - DIRECT_CONFIGS), *best(direct, DIRECT_CONFIGS)
 
 
 def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
@@ -189,7 +206,11 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     load_us = step_bytes * max(sharing / sm_bytes, min(blocks, device.sms * side_by_side) / device.l2_bytes)
     # with two buffers the multiplication waits for its load; extra buffers still help a little
     patience = 1.0 if steps == 1 else 1.25 if tile.stages == 2 else 1 + 0.05 / tile.stages
-    waiting_us = LOAD_US / (tile.stages - 1)
+    if tile.stages == 1:  # through registers, and so through L1, where neighbouring taps find their lines
+        load_us, patience = sharing * step_bytes / (L1_BYTES * device.cycles_per_us), 1.0
+        waiting_us = L1_LOAD_US + (load_us + multiply_us) / sharing
+    else:
+        waiting_us = LOAD_US / (tile.stages - 1)
     if problem.access_bytes < ASYNC_BYTES:
         # rows that start between such pieces are loaded through registers: a block waits, then multiplies
         waiting_us = multiply_us / sharing + max(load_us / sharing, LOAD_US)
@@ -201,10 +222,13 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
         block_us += ALONE_US
     if item == 1:
         block_us += _code_epilogue_us(tile, sharing, device)
-    # windows overlap: their positions are read more often than they come from memory
+    return max(waves * block_us, _moved(problem) * item / device.bytes)
+
+
+def _moved(problem: TiledProblem) -> int:
+    """Items that a launch moves. Windows overlap: an item is read more often than it comes from memory."""
     read = min(problem.touched[0], problem.batch * problem.rows * problem.depth)
-    moved = read + problem.batch * problem.columns * (problem.rows + problem.depth)
-    return max(waves * block_us, moved * item / device.bytes)
+    return read + problem.batch * problem.columns * (problem.rows + problem.depth)
 
 
 def _code_epilogue_us(tile: Tile, sharing: int, device: Device) -> float:
@@ -282,6 +306,8 @@ def _suits(block: int, size: int) -> bool:
 
 def _is_worth(split: int, problem: TiledProblem, shape: tuple[int, int, int], device: Device) -> bool:
     """Whether the parts are at least two steps each, of about equal size, and at most two per SM."""
+    if isinstance(problem, Window) and problem.members > 1:
+        return False
     bm, bn, bk = shape
     steps = math.ceil(problem.depth / bk)
     if (steps % split and split > 4) or steps // split < 2:

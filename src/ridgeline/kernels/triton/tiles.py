@@ -46,21 +46,22 @@ def prefetch_weight(
 @triton.jit
 def finish(
     acc, m, is_row, first_column, pointers, parts_ptr, counters_ptr, slot, part,
-    N: tl.constexpr, SPLIT_K: tl.constexpr, HALVES: tl.constexpr, EPILOGUE: tl.constexpr,
+    end, SPLIT_K: tl.constexpr, HALVES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """epilogue(Σ parts): the last program of a tile adds the parts in order and resets the counter.
 
-    HALVES is 2 if a whole tile and the epilogue's operands do not fit in registers together.
+    Columns from `end` on are not stored. HALVES is 2 if a whole tile and the epilogue's operands do not fit
+    in registers together.
     """
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     if SPLIT_K == 1:
         if HALVES == 1:
-            _store(acc, m, is_row, first_column, pointers, N, EPILOGUE)
+            store_tile(acc, m, is_row, first_column, pointers, end, EPILOGUE)
         else:
             left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
-            _store(left, m, is_row, first_column, pointers, N, EPILOGUE)
-            _store(right, m, is_row, first_column + BN // 2, pointers, N, EPILOGUE)
+            store_tile(left, m, is_row, first_column, pointers, end, EPILOGUE)
+            store_tile(right, m, is_row, first_column + BN // 2, pointers, end, EPILOGUE)
     else:
         parts = parts_ptr + slot.to(tl.int64) * (SPLIT_K * BM * BN)
         place = tl.arange(0, BM)[:, None] * BN
@@ -76,10 +77,10 @@ def finish(
                 total = tl.load(inside, cache_modifier=".cg")
                 for other in tl.static_range(1, SPLIT_K):
                     total += tl.load(inside + other * (BM * BN), cache_modifier=".cg")
-                _store(total, m, is_row, first_column + column, pointers, N, EPILOGUE)
+                store_tile(total, m, is_row, first_column + column, pointers, end, EPILOGUE)
 
 
 @triton.jit
-def _store(acc, m, is_row, first_column, pointers, N: tl.constexpr, EPILOGUE: tl.constexpr):
+def store_tile(acc, m, is_row, first_column, pointers, end, EPILOGUE: tl.constexpr):
     n = (first_column + tl.arange(0, acc.shape[1]))[None, :]
-    EPILOGUE(acc.to(tl.float32), m, n, is_row & (n < N), pointers)
+    EPILOGUE(acc.to(tl.float32), m, n, is_row & (n < end), pointers)

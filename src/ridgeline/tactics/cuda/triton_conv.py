@@ -40,6 +40,8 @@ class TritonConv1x1(TritonProduct):
 
     def read(self, site: Site) -> Reading:
         conv = _read(site)
+        if conv.groups != 1:
+            raise RefusedError(f"{conv.groups} groups: triton.conv takes them")
         if not conv.is_pointwise:
             raise RefusedError(f"kernel {list(conv.kernel)} stride {list(conv.stride)}, want 1x1 stride 1")
         images, depth, *size = conv.x.shape
@@ -61,17 +63,19 @@ class TritonConv1x1(TritonProduct):
 
 
 class TritonConv(TritonProduct):
-    """epilogue(Σ x · w over the window) as a product whose rows are found on the way."""
+    """epilogue(Σ x · w over the window) as a product whose rows are found on the way, or as several."""
 
     name = "triton.conv"
 
     def read(self, site: Site) -> Reading:
         conv = _read(site)
-        if conv.groups != 1:
-            raise RefusedError(f"{conv.groups} groups, want one")
         if conv.is_pointwise:
             raise RefusedError("a plain product: triton.conv1x1 takes it")
         window = window_of(conv, Window, precision=precision_of(conv.anchor))
+        if conv.is_depthwise:
+            raise RefusedError("every channel is a group of its own: triton.depthwise takes it")
+        if conv.groups > 1:
+            window = window.in_groups(conv.groups)
         return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
 
@@ -83,7 +87,7 @@ class TritonDepthwise(TritonProduct):
     def read(self, site: Site) -> Reading:
         conv = _read(site)
         channels = conv.x.shape[1]
-        if not conv.groups == channels == conv.channels:
+        if not conv.is_depthwise:
             raise RefusedError(
                 f"{conv.groups} groups of {channels} channels into {conv.channels}, want all alike"
             )

@@ -46,6 +46,11 @@ class ConvSite(AnchorSite):
         )
 
     @property
+    def is_depthwise(self) -> bool:
+        """Every channel has a window of its own."""
+        return self.groups == self.x.shape[1] == self.channels and self.groups > 1
+
+    @property
     def depth(self) -> int:
         """Of the product that a pointwise convolution is."""
         return self.x.shape[1]
