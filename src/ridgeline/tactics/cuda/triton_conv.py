@@ -41,7 +41,7 @@ class TritonConv1x1(TritonProduct):
     def read(self, site: Site) -> Reading:
         conv = _read(site)
         if conv.groups != 1:
-            raise RefusedError(f"{conv.groups} groups: triton.conv takes them")
+            raise RefusedError(f"{conv.groups} groups, want one")
         if not conv.is_pointwise:
             raise RefusedError(f"kernel {list(conv.kernel)} stride {list(conv.stride)}, want 1x1 stride 1")
         images, depth, *size = conv.x.shape
