@@ -28,6 +28,7 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_pool import TritonPool
 
 HALF = torch.float16
 # the interpreter is on in this process, where nothing can be compiled then
@@ -103,6 +104,12 @@ def attention(length: int, *, is_masked: bool = False) -> Site:
     return Site(Body(inputs, ("y",), (Op("Attention", inputs, ("y",)),)), specs, frozenset(), {}, GPU)
 
 
+def pooled() -> Site:
+    inputs = {"x": half(1, 64, 14, 14), "s": half(64, 1, 1)}
+    window = Op("AveragePool", ("x",), ("p",), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)})
+    return make_site([window, Op("Mul", ("p", "s"), ("y",))], inputs, ["y"], last="xpy", weights=["s"])
+
+
 CASES: dict[str, tuple[Tactic, Site]] = {
     "pointwise": (TritonPointwise(), pointwise()),
     "transpose": (TritonPointwise(), transposed()),
@@ -117,6 +124,7 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "conv of an NCHW image": (TritonConv(), conv(7, channels=3, last="c y")),
     "conv 1x1": (TritonConv1x1(), conv(1)),
     "depthwise": (TritonDepthwise(), conv(3, group=64)),
+    "pool": (TritonPool(), pooled()),
     "attention, short": (TritonAttention(), attention(64)),
     "attention, long and masked": (TritonAttention(), attention(512, is_masked=True)),
 }
