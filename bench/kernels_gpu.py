@@ -1,10 +1,11 @@
-"""Our products and convolutions, every offered cut, against cuBLAS and cuDNN; GPU time of CUDA graphs.
+"""Our products, convolutions and pools, every offered cut, against libraries; GPU time of CUDA graphs.
 
     PYTHONPATH=src python bench/kernels_gpu.py --family gemm [--case bert] [--hot] [--rows 3]
 
 A graph holds one call after the other, each with a weight of its own, together more than L2 holds: as in a
 network, a weight comes from memory. `--hot` gives all calls one weight. No row without a passed check against
-float64. `peer` is the library's best way to the same result, its epilogue included.
+float64. `peer` is the library's best way to the same result, its epilogue included. A pool is also compared
+with a copy that moves as many bytes; its image stands in the weight's place, so that it comes from memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,18 +26,19 @@ from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.errors import first_line
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
-from ridgeline.tactics.base import Refused
+from ridgeline.tactics.base import Refused, Tactic
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
-from ridgeline.tactics.cuda.triton_product import TritonProduct
+from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.offer import read_offer, require_offer
 
-TACTICS: tuple[TritonProduct, ...] = (
-    TritonGemv(), TritonGemm(), TritonConv1x1(), TritonConv(), TritonDepthwise(),
+TACTICS: tuple[Tactic, ...] = (
+    TritonGemv(), TritonGemm(), TritonConv1x1(), TritonConv(), TritonDepthwise(), TritonPool(),
 )  # fmt: skip
 COLD_BYTES = 128 << 20  # more than twice the L2 of an H200
 MIN_CALLS, MAX_CALLS = 10, 64
 HALF = torch.float16
+COPY = "~ copy"  # the label of a copy's row
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Case:
     terms: int  # products in one sum
     follows: Callable[[Tensor], Tensor] = field(default=lambda y: y)
     last: tuple[str, ...] = ()  # values that lie channels last
+    moved: int = 0  # bytes that a copy beside it moves
 
     def site(self, target: Target) -> Site:
         specs = {
@@ -146,6 +150,24 @@ def depthwise(batch: int, channels: int, stride: int, size: int) -> Case:
     )  # fmt: skip
 
 
+def pool(
+    op_type: str, batch: int, channels: int, size: int, kernel: int, stride: int, pad: int, last: str = "wy"
+) -> Case:
+    """Alone; of the values in `last` the channels lie together."""
+    made = (size + 2 * pad - kernel) // stride + 1
+    shapes = {"w": (batch, channels, size, size), "y": (batch, channels, made, made)}
+    attrs = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4}
+    layout = {"wy": "", "w": " to NCHW", "": " NCHW"}[last]
+    run = F.max_pool2d if op_type == "MaxPool" else partial(F.avg_pool2d, count_include_pad=False)
+    plain = lambda x, w, b: run(w, kernel, stride, pad)  # noqa: E731
+    return Case(
+        f"b{batch} {op_type} {channels} {kernel}x{kernel}s{stride} {size}²{layout}",
+        (Op(op_type, ("w",), ("y",), attrs),), shapes, {"torch": plain}, plain,
+        math.prod(shapes["y"]) * kernel**2, kernel**2, last=tuple(last),
+        moved=2 * sum(map(math.prod, shapes.values())),
+    )  # fmt: skip
+
+
 def gemm_cases() -> list[Case]:
     layer = ((2304, 768, False), (768, 768, False), (3072, 768, True), (768, 3072, False))
     nets = (("bert b1", 128), ("bert b32", 4096), ("vit b1", 197), ("vit b32", 6304), ("gpt2 b1", 512))
@@ -182,7 +204,19 @@ def depthwise_cases() -> list[Case]:
     return [depthwise(batch, *shape) for batch in (1, 32) for shape in shapes]
 
 
-FAMILIES = {"gemm": gemm_cases, "conv": conv_cases, "depthwise": depthwise_cases}
+def pool_cases() -> list[Case]:
+    """Of Inception, DenseNet, ResNet and YOLO."""
+    shapes = (
+        ("AveragePool", 192, 35, 3, 1, 1), ("AveragePool", 768, 17, 3, 1, 1), ("MaxPool", 64, 147, 3, 2, 0),
+        ("MaxPool", 288, 35, 3, 2, 0), ("AveragePool", 2048, 8, 8, 1, 0), ("AveragePool", 256, 56, 2, 2, 0),
+        ("MaxPool", 64, 112, 3, 2, 1), ("MaxPool", 256, 20, 5, 1, 2), ("MaxPool", 256, 20, 13, 1, 6),
+    )  # fmt: skip
+    pools = [pool(kind, batch, *rest) for batch in (1, 8, 64) for kind, *rest in shapes]
+    other = [pool(kind, 8, *rest, last) for last in ("w", "") for kind, *rest in (shapes[0], shapes[6])]
+    return [*pools, *other]
+
+
+FAMILIES = {"gemm": gemm_cases, "conv": conv_cases, "depthwise": depthwise_cases, "pool": pool_cases}
 
 
 @dataclass
@@ -202,7 +236,8 @@ class Operands:
 
     @staticmethod
     def of(case: Case, site: Site, *, is_hot: bool) -> Operands:
-        x, w = (_random(site.specs[name]) for name in "xw")
+        w = _random(site.specs["w"])
+        x = _random(site.specs["x"]) if "x" in site.specs else w
         b = _random(site.specs["b"]) if "b" in site.specs else x
         calls = min(MAX_CALLS, max(MIN_CALLS, math.ceil(COLD_BYTES / w.nbytes)))
         return Operands(x, b, [w] * calls if is_hot else [w, *(w.clone() for _ in range(calls - 1))])
@@ -260,13 +295,18 @@ def measure(case: Case, target: Target, *, is_hot: bool) -> list[Row]:
             continue
         graphs.append(capture(lambda peer=peer: [peer(operands.x, w, operands.b) for w in operands.weights]))
         row.us = 0.0
+    if case.moved:
+        sources = [torch.empty(case.moved // 2, dtype=torch.uint8, device="cuda") for _ in operands.weights]
+        target_bytes = torch.empty_like(sources[0])
+        graphs.append(capture(lambda: [target_bytes.copy_(source) for source in sources]))
+        rows.append(Row(COPY, us=0.0))
     timings = interleave_graphs(graphs, calls=len(operands.weights))
     for row, timing in zip((row for row in rows if row.us == 0.0), timings, strict=True):
         row.us = timing.median_us
     return sorted(rows, key=lambda row: row.us)
 
 
-def candidates(site: Site) -> list[tuple[str, TritonProduct, Config]]:
+def candidates(site: Site) -> list[tuple[str, Tactic, Config]]:
     willing = [tactic for tactic in TACTICS if not isinstance(read_offer(tactic, site), Refused)]
     return [
         (label(tactic, config), tactic, config)
@@ -275,7 +315,7 @@ def candidates(site: Site) -> list[tuple[str, TritonProduct, Config]]:
     ]
 
 
-def label(tactic: TritonProduct, config: Config) -> str:
+def label(tactic: Tactic, config: Config) -> str:
     values: dict[str, Any] = dict(config)
     form = "{bm}x{bn}x{bk} k{split} w{warps} s{stages}"
     if "bm" not in values:
@@ -284,7 +324,7 @@ def label(tactic: TritonProduct, config: Config) -> str:
 
 
 def bind(
-    tactic: TritonProduct, site: Site, config: Config, operands: Operands
+    tactic: Tactic, site: Site, config: Config, operands: Operands
 ) -> tuple[list[Callable[[], object]], Tensor]:
     """A frozen call per weight, all into one output."""
     spec = site.outputs[0]
@@ -314,12 +354,14 @@ def compile_all(cases: Sequence[Case], target: Target) -> None:
 
 def show(case: Case, rows: Sequence[Row], count: int) -> float:
     """One line for the best of both sides, then our best few and what went wrong."""
-    ours = [row for row in rows if not row.label.startswith("=") and row.us < math.inf]
+    ours = [row for row in rows if row.label[0] not in "=~" and row.us < math.inf]
+    copies = [row.us for row in rows if row.label == COPY]
     theirs = [row for row in rows if row.label.startswith("=") and row.us < math.inf]
     best, peer = (min(side, key=lambda row: row.us, default=Row("-")) for side in (ours, theirs))
     print(
         f"{case.name:34} ours {best.us:7.2f} us  {case.flops / best.us / 1e6:5.0f} TF  "
         f"peer {peer.us:7.2f} us ({peer.label[2:]})  {peer.us / best.us:5.2f}x"
+        + "".join(f"  {us / best.us:4.0%} of a copy ({us:.2f} us)" for us in copies)
     )
     for row in ours[:count]:
         print(f"    {row.us:7.2f}  {row.label}")

@@ -19,7 +19,7 @@ from ridgeline.tactics.base import Tactic
 from ridgeline.tactics.cuda.triton_attention import Blocks
 from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import bind_stages
-from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
+from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 from ridgeline.tactics.staging import staged_launch
 
@@ -38,10 +38,9 @@ def run_quantised(tactic: Tactic, site: Site, config: Config, tensors: Mapping[s
     return run_launch(offered(tactic, site).bind(config, weights), site, tensors, has_counters=has_counters)
 
 
-def run_pool(site: Site, x: Tensor, config: Config) -> Tensor:
-    """As `test_triton_max_pool.run`, through the tactic's own launch."""
-    (y,) = run_quantised(TritonMaxPool(), site, config, {"x": x})
-    return y
+def run_pool(site: Site, tensors: Mapping[str, Tensor], config: Config) -> list[Tensor]:
+    """As `test_triton_pool.run`, through the tactic's own launch."""
+    return run_quantised(TritonPool(), site, config, tensors)
 
 
 def run_resize(site: Site, x: Tensor, config: Config) -> Tensor:

@@ -7,7 +7,7 @@ import on_gpu_quant
 import pytest
 import quant_cases
 import resize_cases
-import test_triton_max_pool as max_pool
+import test_triton_pool as pool
 import test_triton_qattention as qattention
 import test_triton_qconv as qconv
 import test_triton_qgemm as qgemm
@@ -28,9 +28,9 @@ PATCHES = [
     *((module, "run", on_gpu_quant.run_quantised) for module in (qgemm, qconv, weight_only)),
     *((module, "require_near", COMPARE) for module in (qgemm, qconv, weight_only)),
     (quant, "run_stages", on_gpu_quant.run_stages),
-    (max_pool, "run", on_gpu_quant.run_pool),
     (resize, "run", on_gpu_quant.run_resize),
     (resize, "require_as_floor", on_gpu.compare_with(resize_cases.require_as_floor)),
+    (pool, "run", on_gpu_quant.run_pool),
     (qattention, "run", on_gpu_quant.run_code_attention),
     (qattention, "require_near", COMPARE),
 ]
@@ -52,7 +52,13 @@ globals().update(
         "views_behind_the_codes_of_the_result",
     )
 )
-globals().update(on_gpu.tests_of(max_pool, "every_type_and_edge nan_stays"))
+globals().update(
+    on_gpu.tests_of(
+        pool,
+        "every_type_and_edge means blocks_that_share_their_loads images_of_other_axes norms axes_of_size_one "
+        "nan_stays infinities_and_windows_of_nothing_but_padding what_follows what_follows_a_maximum",
+    )
+)
 globals().update(
     on_gpu.tests_of(
         resize,
@@ -84,6 +90,13 @@ globals().update(
         "cast_to_float8_and_back",
     )
 )
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_pools_of_bfloat16(op_type: str) -> None:
+    """The interpreter cannot compute with it."""
+    x = pool.image("bfloat16")
+    pool.check(pool.pooled(x, op_type, **pool.STEM), {"x": x})
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int8", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])

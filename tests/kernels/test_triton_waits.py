@@ -29,6 +29,7 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 
 HALF = torch.float16
@@ -106,6 +107,12 @@ def attention(length: int, *, is_masked: bool = False) -> Site:
     return Site(Body(inputs, ("y",), (Op("Attention", inputs, ("y",)),)), specs, frozenset(), {}, GPU)
 
 
+def pooled() -> Site:
+    inputs = {"x": half(1, 64, 14, 14), "s": half(64, 1, 1)}
+    window = Op("AveragePool", ("x",), ("p",), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)})
+    return make_site([window, Op("Mul", ("p", "s"), ("y",))], inputs, ["y"], last="xpy", weights=["s"])
+
+
 CASES: dict[str, tuple[Tactic, Site]] = {
     "pointwise": (TritonPointwise(), pointwise()),
     "transpose": (TritonPointwise(), transposed()),
@@ -121,6 +128,7 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "conv 1x1": (TritonConv1x1(), conv(1)),
     "depthwise": (TritonDepthwise(), conv(3, group=64)),
     "resize": (TritonResize(), resized(half(1, 8, 4, 4), (8, 8), mode="linear", target=GPU)),
+    "pool": (TritonPool(), pooled()),
     "attention, short": (TritonAttention(), attention(64)),
     "attention, long and masked": (TritonAttention(), attention(512, is_masked=True)),
 }

@@ -122,3 +122,31 @@ def test_a_gather_that_others_read_stays_outside() -> None:
         y = Relu(e)
     }"""
     assert regions(body, "table") == ["Gather", "Relu"]
+
+
+MIXER = """g (float[1,4,5,5] x, float[1,4,5,5] r, float[4,1,1] s) => (float[1,4,5,5] y) {{
+    p{more} = {pool}<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x)
+    d = Sub(p, x)
+    q = Mul(d, s)
+    y = Add(q, r)
+}}"""
+
+
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_a_pool_takes_what_follows(pool: str) -> None:
+    body = MIXER.format(pool=pool, more="")
+    assert regions(body, "s") == [f"{pool} Sub Mul Add"]
+    assert regions(body, "s", target=Target()) == [pool, "Sub Mul Add"]
+
+
+def test_a_pool_with_indices_stays_alone() -> None:
+    assert regions(MIXER.format(pool="MaxPool", more=", i"), "s") == ["MaxPool", "Sub Mul Add"]
+
+
+def test_a_pool_whose_numbers_others_read_stays_alone() -> None:
+    body = """g (float[1,4,6,6] x, float[1,2,3,3] o) => (float[1,4,3,3] y, float[1,6,3,3] z) {
+        p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+        y = Relu(p)
+        z = Concat<axis = 1>(p, o)
+    }"""
+    assert regions(body) == ["AveragePool", "Relu", "Concat"]

@@ -66,3 +66,17 @@ def test_a_fused_region_beats_op_by_op() -> None:
     body = Body(("x",), ("z",), (Op("Relu", ("x",), ("y",)), Op("Sigmoid", ("y",), ("z",))))
     site = Site(body, dict.fromkeys("xyz", spec), frozenset(), {}, Target("cuda", "sm_90", 1))
     assert best_us(site, "triton.pointwise") < best_us(site, "aten") / 1.8
+
+
+def test_pools_are_ours_and_larger_windows_take_longer() -> None:
+    """A window of a few places costs its bytes, one of many its places."""
+
+    def pool(window: int) -> Site:
+        attrs = {"kernel_shape": (window, window), "pads": (window // 2,) * 4}
+        body = Body(("x",), ("y",), (Op("AveragePool", ("x",), ("y",), attrs),))
+        spec = TensorSpec("float16", (8, 192, 35, 35), "channels_last")
+        return Site(body, dict.fromkeys("xy", spec), frozenset(), {}, Target("cuda", "sm_90", 1))
+
+    assert best_us(pool(3), "triton.pool") < best_us(pool(3), "aten")
+    assert best_us(pool(3), "triton.pool") == best_us(pool(1), "triton.pool")
+    assert best_us(pool(31), "triton.pool") > 2 * best_us(pool(3), "triton.pool")

@@ -23,7 +23,7 @@ MAX_OPS = 32
 class Draft:
     """A region in the making."""
 
-    kind: str  # product | row | pointwise
+    kind: str  # product | row | window | pointwise
     nodes: list[ir.Node]
 
     def __post_init__(self) -> None:

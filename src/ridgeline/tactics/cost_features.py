@@ -51,8 +51,9 @@ def _instructions(op: Op, specs: Mapping[str, TensorSpec]) -> float:
 
 
 def main_op(site: Site) -> Op:
-    """The op with the most arithmetic; of ops that only move elements, the first."""
-    return max(site.body.ops, key=lambda op: op_flops(op, site.specs))
+    """A pool, else the op with the most arithmetic; of ops that only move elements, the first."""
+    pool = next((op for op in site.body.ops if op.op_type in POOLS), None)
+    return pool or max(site.body.ops, key=lambda op: op_flops(op, site.specs))
 
 
 def _sizes(anchor: Op, site: Site) -> tuple[str, tuple[float, ...]]:

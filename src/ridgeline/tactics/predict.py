@@ -69,6 +69,13 @@ def pointwise_us(site: Site, device: Device) -> float:
     return POINTWISE_US + max(_moving_us(site, device), computing_us)
 
 
+def window_us(site: Site, taps: int, device: Device) -> float:
+    """Windows of so many places: one operation for each of them."""
+    made = max((spec.numel for spec in site.outputs), default=0)
+    computing_us = (body_flops(site.body, site.specs) + taps * made) / device.plain_flops
+    return POINTWISE_US + max(_moving_us(site, device), computing_us)
+
+
 def rows_us(site: Site, config: Config, device: Device) -> float:
     # the longer way through a row; where programs share one, a second launch or the time they wait
     shared = POINTWISE_US if int(config.get("splits", 1)) > 1 else 0.0

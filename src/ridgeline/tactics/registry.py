@@ -31,7 +31,7 @@ from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
-from ridgeline.tactics.cuda.triton_max_pool import TritonMaxPool
+from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
@@ -88,7 +88,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     return (
         *(
             kind(store=options.store)
-            for kind in (*products, TritonAttention, TritonCodeAttention, TritonMaxPool, TritonResize)
+            for kind in (*products, TritonAttention, TritonCodeAttention, TritonPool, TritonResize)
         ),
         CudaSdpa(),
         *(kind(store=options.store) for kind in (TritonPointwise, TritonRows)),

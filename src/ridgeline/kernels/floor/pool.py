@@ -58,8 +58,9 @@ class PoolAttrs(WindowAttrs, total=False):
     ceil_mode: int
 
 
-def _window(x: Tensor, attrs: PoolAttrs) -> Window:
-    kernel_shape, sizes = attrs["kernel_shape"], x.shape[2:]
+def window_of(sizes: Sequence[int], attrs: PoolAttrs) -> Window:
+    """The window of a pool over an image of these sizes."""
+    kernel_shape = attrs["kernel_shape"]
     rank = len(kernel_shape)
     strides, dilations = steps_of(attrs, rank)
     before, after = window_pads(sizes, kernel_shape, attrs)
@@ -82,7 +83,7 @@ def max_pool(
     n_outputs: int = 1,
     **attrs: Unpack[PoolAttrs],
 ) -> tuple[Tensor, ...]:
-    window = _window(x, attrs)
+    window = window_of(x.shape[2:], attrs)
     if n_outputs == 1 and x.dtype in _TORCH_POOLS:
         run = _MAX_POOL[len(window.kernel)]
         if window.is_plain:
@@ -131,7 +132,7 @@ def average_pool(
     count_include_pad: int = 0,
     **attrs: Unpack[PoolAttrs],
 ) -> Tensor:
-    window = _window(x, attrs)
+    window = window_of(x.shape[2:], attrs)
     if window.is_plain and set(window.dilations) == {1} and x.dtype in _TORCH_POOLS:
         result: Tensor = _AVG_POOL[len(window.kernel)](
             x, window.kernel, window.strides, window.before, False, bool(count_include_pad)
@@ -151,7 +152,7 @@ def lp_pool(
     p: int = 2,
     **attrs: Unpack[PoolAttrs],
 ) -> Tensor:
-    window = _window(x, attrs)
+    window = window_of(x.shape[2:], attrs)
     norm: Tensor = torch.linalg.vector_norm(window.gather(window.pad(widened(x), 0)), p, dim=-1)
     return norm.to(x.dtype)
 
