@@ -14,9 +14,15 @@ import pytest
 from moving_models import close, expected, model_of, own, rand
 
 import ridgeline
+from ridgeline.base.spec import Port, TensorSpec
+from ridgeline.base.tuning_points import parse_points
 from ridgeline.errors import InputError, OptionError, PlanError
+from ridgeline.frontend.profiles import Resolved, resolve_profile
+from ridgeline.frontend.tuned_parts import tuned_parts
+from ridgeline.options import DimRange
 from ridgeline.plan.check import check_ports, check_sizes
 from ridgeline.plan.plan import Plan
+from ridgeline.select.shapes import refusals_at
 
 CONV = """conv (float[N,3,16,16] x) => (float[N,8] y) {
   a = Conv <kernel_shape = [3,3], pads = [1,1,1,1], strides = [2,2]> (x, k1) b = Relu(a)
@@ -251,6 +257,39 @@ def test_points_want_a_range(conv: onnx.ModelProto) -> None:
     for options in ({"profiles": {"N": "4"}}, {}):
         with pytest.raises(OptionError, match="there is no range of sizes to tune in"):
             own(conv, target="null", tune_at="min,max", **options)
+
+
+def test_points_that_the_model_forbids() -> None:
+    """Such as sizes that break a guard: an error if they were asked for, else they are left out."""
+    inputs = (Port("x", "float32", ("N", 8)),)
+    profile = resolve_profile(inputs, {"N": (DimRange(2, 4, 9),)})
+
+    def why_not(part: Resolved) -> list[str]:
+        return ["N > 2"] if part.symbols["N"].opt <= 2 else []
+
+    (usual,) = tuned_parts(inputs, [profile], None, ("min", "max"), why_not)
+    assert [str(part.symbols["N"]) for part in usual] == ["2..4..6", "7..9..9"]
+    (asked,) = tuned_parts(inputs, [profile], parse_points("N=3,9"), (), why_not)
+    assert [part.symbols["N"].opt for part in asked] == [4, 3, 9]
+    for points in ("min", "N=2"):
+        with pytest.raises(OptionError, match=r"(?s)cannot be tuned.*N > 2.*N=2"):
+            tuned_parts(inputs, [profile], parse_points(points), (), why_not)
+
+
+def test_ends_that_are_empty_or_do_not_run_are_left_out(conv: onnx.ModelProto) -> None:
+    plan = own(conv, target="null", level=4, profiles={"N": "0..4..9"}).plan
+    assert parts(plan) == ["0..4..6", "7..9..9"]
+
+    class Refuses:
+        def open(self) -> None: ...
+
+        def run(self, feeds: Any, *, keep: bool = False) -> None:
+            raise ValueError(f"{len(feeds['x'])} rows are too few")
+
+    inference = own(conv, target="null", profiles={"N": "4"}).inference
+    one = {"x": TensorSpec("float32", (1, 3, 16, 16))}
+    assert refusals_at(one, inference, None) == []
+    assert refusals_at(one, inference, Refuses()) == ["1 rows are too few"]
 
 
 def test_a_plan_with_a_part_that_does_not_fit_is_refused(engine: ridgeline.Engine) -> None:

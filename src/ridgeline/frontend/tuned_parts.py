@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,14 +20,17 @@ def tuned_parts(
     inputs: Sequence[Port],
     profiles: Sequence[Resolved],
     asked: Sequence[Point] | None,
-    usual: Sequence[Point] = (),
+    usual: Sequence[Point],
+    why_not: Callable[[Resolved], Sequence[str]],
 ) -> list[list[Resolved]]:
     """The parts of every profile, the one tuned at `opt` first; one that is all of it where nothing moves.
 
-    `usual` points are for profiles that give every input its sizes, where nobody asked for any.
+    `usual` points are for profiles that give every input its sizes, where nobody asked for any. `why_not`
+    says what forbids the sizes that a part is tuned at: an error if they were asked for, else they are left
+    out.
     """
     if asked is None:
-        return [_parts(inputs, each, usual, {}) if _is_whole(inputs, each) else [each] for each in profiles]
+        return [_usual_parts(inputs, profile, usual, why_not) for profile in profiles]
     if any(point != "opt" for point in asked) and not any(_moving(profile) for profile in profiles):
         raise OptionError(
             "there is no range of sizes to tune in",
@@ -38,7 +41,32 @@ def tuned_parts(
     for point, sizes in named.items():
         if not any(_holds(profile, sizes) for profile in profiles):
             raise _outside(point, sizes, profiles)
-    return [_parts(inputs, profile, asked, named) for profile in profiles]
+    made = [_parts(inputs, profile, asked, named) for profile in profiles]
+    for part in (part for _, *further in made for part in further):
+        if rows := why_not(part):
+            raise OptionError(
+                "the model cannot be tuned at sizes that tune_at names",
+                rows=rows,
+                got=" ".join(f"{name}={sizes.opt}" for name, sizes in part.symbols.items()),
+                help="leave the point out, or move the end of the range",
+            )
+    return made
+
+
+def _usual_parts(
+    inputs: Sequence[Port],
+    profile: Resolved,
+    points: Sequence[Point],
+    why_not: Callable[[Resolved], Sequence[str]],
+) -> list[Resolved]:
+    tensors = [port for port in inputs if not port.is_non_tensor]
+    is_whole = profile_shapes(tensors, profile, "opt") is not None
+    kept = [
+        point
+        for point in points
+        if is_whole and not any(why_not(part) for part in _parts(inputs, profile, [point], {})[1:])
+    ]
+    return _parts(inputs, profile, kept, {})
 
 
 def _parts(
@@ -54,13 +82,13 @@ def _parts(
         if not isinstance(point, NamedPoint):
             found.setdefault(_key(sizes := _corner(profile, point)), (sizes, point))
         elif _holds(profile, named[point]):
-            sizes = opt | named[point]
-            if _key(sizes) in taken:
+            key = _key(sizes := opt | named[point])
+            if key in taken:
                 raise OptionError(
-                    "tune_at names a point twice", rows=[f"{taken[_key(sizes)]}: as {point}"], got=str(point)
+                    "tune_at names a point twice", rows=[f"{taken[key]}: as {point}"], got=str(point)
                 )
-            taken[_key(sizes)] = point
-            found.setdefault(_key(sizes), (sizes, "opt"))
+            taken[key] = point
+            found.setdefault(key, (sizes, "opt"))
     if len(found) == 1 or not _moving(profile):
         return [profile]
     first, *others = found
@@ -173,11 +201,6 @@ def _outside(point: NamedPoint, sizes: Sizes, profiles: Sequence[Resolved]) -> O
         want=" or ".join(dict.fromkeys(which)),
         help="widen the range (--shapes), or leave the point out",
     )
-
-
-def _is_whole(inputs: Sequence[Port], profile: Resolved) -> bool:
-    tensors = [port for port in inputs if not port.is_non_tensor]
-    return profile_shapes(tensors, profile, "opt") is not None
 
 
 def _holds(profile: Resolved, sizes: Sizes) -> bool:

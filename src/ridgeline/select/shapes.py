@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from torch import Tensor
 
-from ridgeline.base.guards import Term
+from ridgeline.base.guards import Term, broken
 from ridgeline.base.spec import Port, Target, TensorSpec
 from ridgeline.base.tuning_points import Corner
-from ridgeline.errors import BuildError, LimitError, OptionError, UnsupportedError, first_line
+from ridgeline.errors import BuildError, LimitError, OptionError, PluginError, UnsupportedError, first_line
 from ridgeline.frontend.from_onnx import Loaded
 from ridgeline.frontend.from_torch import Sample
 from ridgeline.frontend.ports import guessed_shapes, ports
@@ -110,7 +110,16 @@ def choose_every_shapes(
             )
     made = []
     usual: tuple[Corner, ...] = ("min", "max") if options.level >= ENDS_FROM_LEVEL else ()
-    every_part = tuned_parts(inputs, profiles, options.tune_at, usual)
+    tensors = [port for port in inputs if not port.is_non_tensor]
+
+    def why_not(part: Resolved) -> list[str]:
+        specs = profile_shapes(tensors, part, "opt")
+        if specs is None:
+            return []
+        rows = broken(guards, {name: spec.shape for name, spec in specs.items()})
+        return rows or ([] if options.tune_at is not None else refusals_at(specs, inference, reference))
+
+    every_part = tuned_parts(inputs, profiles, options.tune_at, usual, why_not)
     for profile, parts in zip(profiles, every_part, strict=True):
         open_ = [name for name in sized_by if name not in profile.values]
         made += [
@@ -125,6 +134,21 @@ def choose_every_shapes(
             for part in parts
         ]
     return made
+
+
+def refusals_at(
+    specs: Mapping[str, TensorSpec], inference: Inference, reference: Original | None
+) -> list[str]:
+    """Why the model cannot be timed at shapes that nobody asked for: they are empty, or do not fit."""
+    try:
+        inference.at(specs)
+        if reference is not None:
+            reference.run(example_feeds(inference, specs, seed=0), keep=True)
+    except (LimitError, PluginError):
+        raise
+    except Exception as error:  # whatever the model has against them
+        return [first_line(error)]
+    return [f"{name} is empty" for name, spec in specs.items() if not spec.numel]
 
 
 def choose_shapes(
