@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
@@ -83,3 +84,64 @@ def convnet() -> bytes:
 
 
 MODELS = {"mlp": mlp, "transformer": transformer, "convnet": convnet}
+
+
+# of sizes at which kernels take large tiles: compiled for many architectures, and run by none
+
+
+def images() -> bytes:
+    """A dense, a depthwise and a grouped convolution, a pool, a residual and a classifier."""
+    rng = np.random.default_rng(4)
+    text = """net (float16[8,64,56,56] x) => (float16[8,10] y) {
+      a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+      b = Relu (a)
+      c = Conv <pads = [1, 1, 1, 1], group = 64> (b, w2)
+      d = Relu (c)
+      e = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (d)
+      f = Conv (e, w3)
+      g = Add (f, e)
+      h = Relu (g)
+      i = Conv <pads = [1, 1, 1, 1], group = 4> (h, w4)
+      j = Relu (i)
+      k = GlobalAveragePool (j)
+      l = Flatten (k)
+      y = Gemm <transB = 1> (l, w5, b5)
+    }"""
+    sizes = {"w1": (64, 64, 3, 3), "w2": (64, 1, 3, 3), "w3": (64, 64, 1, 1), "w4": (64, 16, 3, 3)}
+    return _model(text, {n: _array(rng, *s) for n, s in (sizes | {"w5": (10, 64), "b5": (10,)}).items()})
+
+
+def block() -> bytes:
+    """A transformer block of 1024 tokens in heads of 64."""
+    rng = np.random.default_rng(5)
+    text = """net (float16[2,1024,512] x) => (float16[2,1024,512] y) {
+      qkv = MatMul (x, w1)
+      q, k, v = Split <axis = -1, num_outputs = 3> (qkv)
+      a = Attention <q_num_heads = 8, kv_num_heads = 8> (q, k, v)
+      o = MatMul (a, w2)
+      s = Add (o, x)
+      n = LayerNormalization <axis = -1> (s, scale, shift)
+      f = MatMul (n, w3)
+      g = Gelu (f)
+      d = MatMul (g, w4)
+      y = Add (d, n)
+    }"""
+    sizes: dict[str, tuple[int, ...]] = {"w1": (512, 1536), "w2": (512, 512), "w3": (512, 2048)}
+    sizes |= {"w4": (2048, 512), "scale": (512,), "shift": (512,)}
+    return _model(text, {name: _array(rng, *shape) for name, shape in sizes.items()})
+
+
+def codes(dtype: str) -> bytes:
+    """A product of quantised numbers, int8 or float8_e4m3fn, whose result is quantised again."""
+    kind = np.dtype(dtype) if dtype == "int8" else np.dtype(getattr(ml_dtypes, dtype))
+    name = dtype.replace("_", "")
+    text = f"""net ({name}[1024,512] x) => ({name}[1024,512] y) {{
+      a = DequantizeLinear (x, scale)
+      b = DequantizeLinear (w, scale)
+      c = MatMul (a, b)
+      d = Relu (c)
+      y = QuantizeLinear (d, scale, zero)
+    }}"""
+    numbers = np.random.default_rng(6).integers(-8, 8, (512, 512))
+    weights = {"w": numbers.astype(kind), "scale": np.array(0.125, np.float16), "zero": np.zeros((), kind)}
+    return _model(text, weights)

@@ -32,16 +32,16 @@ def test_who_gives_up_leaves_no_answers_for_the_next() -> None:
     """They would be taken for other kernels, and kept in the cache under their names."""
     pytest.importorskip("triton")
     first, second, third = kernels()[:3]
-    pool = _Pool(TARGET.arch)
+    pool = _Pool()
 
     def give_up(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            pool.run([first, second], 1, give_up)
-        (made,) = pool.run([third], 1)
-        (again,) = pool.run([third], 1)
+            pool.run([first, second], TARGET.arch, 1, give_up)
+        (made,) = pool.run([third], TARGET.arch, 1)
+        (again,) = pool.run([third], TARGET.arch, 1)
     finally:
         pool.close()
     assert isinstance(made, Compiled)
@@ -52,9 +52,9 @@ def test_who_gives_up_leaves_no_answers_for_the_next() -> None:
 def test_when_the_time_is_over_no_kernel_is_begun() -> None:
     pytest.importorskip("triton")
     first, second = kernels()[:2]
-    pool = _Pool(TARGET.arch)
+    pool = _Pool()
     try:
-        made, left = pool.run([first, second], 1, is_over=lambda: True)
+        made, left = pool.run([first, second], TARGET.arch, 1, is_over=lambda: True)
     finally:
         pool.close()
     assert isinstance(made, Compiled), "it was begun before"

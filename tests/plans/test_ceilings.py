@@ -93,6 +93,7 @@ def test_what_if_multiplies_figures() -> None:
         ('name = "mine"', "", "name"),
         ("[stated]", "[stated", "line"),
         ("format = 1", "format = true", "format"),
+        ('arch = "sm_90"', 'arch = "sm_95"', "sm_90 or sm_100"),
         ("sms = 10", "sms = 0.5", "whole number"),
         ("threads = 1", "threads = 0.5", "whole number"),
         ("sms = 10", f"sms = 1{'0' * 400}", "sms"),

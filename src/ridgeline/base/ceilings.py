@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ridgeline.base.architectures import ARCHITECTURES
 from ridgeline.base.spec import TRAITS
 
 # what large transfers and products reach of the maker's figures, where nothing was measured: medians of
@@ -20,8 +21,12 @@ AS_STATED = "as the maker states"
 DEFAULT_LAUNCH_US = 1.0
 PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
 IN_CACHE = 1.25  # copies that are so much faster than those from memory come from a cache
-# L2 has no figure in data sheets. Rates that were measured or published, in TB/s
-L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
+# L2 has no figure in data sheets. Rates that were measured or published, in TB/s; those of sm_103 and
+# sm_121 are taken from the architectures that they are predicted as
+L2_TB_S = {
+    "sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_103": 6.5, "sm_120": 5.0,
+    "sm_121": 5.0,
+}  # fmt: skip
 L2_OVER_MEMORY = 2.5
 # a type without a figure of its own: the types to ask instead, and its rate as a share of theirs. Tensor
 # cores since Turing multiply int8 at twice the rate of float16
@@ -151,6 +156,10 @@ class Ceilings:
     @property
     def least_launch_us(self) -> float:
         return DEFAULT_LAUNCH_US if self.launch_us is None else self.launch_us
+
+    @property
+    def has_warpgroups(self) -> bool:
+        return self.arch in ARCHITECTURES and ARCHITECTURES[self.arch].has_warpgroups
 
     def what_if(
         self,

@@ -137,7 +137,7 @@ def compile_kernels(
             what = f"{kernel.function} is not embedded, and Triton is not installed to compile it"
             found[digest] = CompileError(what, help="pip install 'ridgeline[gpu]'")
     elif todo:
-        fresh = _pool(arch).run(list(todo.values()), jobs or available_cores(), on_done, is_over)
+        fresh = _pool().run(list(todo.values()), arch, jobs or available_cores(), on_done, is_over)
         for kernel, made in zip(todo.values(), fresh, strict=True):
             found[kernel.digest] = made
             if isinstance(made, Compiled):
@@ -180,8 +180,8 @@ def _write(path: Path, made: Compiled) -> None:
 
 
 @cache
-def _pool(arch: str) -> _Pool:
-    pool = _Pool(arch)
+def _pool() -> _Pool:
+    pool = _Pool()
     atexit.register(pool.close)
     return pool
 
@@ -195,10 +195,13 @@ class _Worker:
 
 
 class _Pool:
-    """Worker processes, which compile one kernel at a time. They are kept, since a start takes seconds."""
+    """Worker processes, which compile one kernel at a time, for any architecture.
 
-    def __init__(self, arch: str) -> None:
-        self.arch = arch
+    They are kept, since a start takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self.arch = ""  # of the kernels at hand
         self.selector = selectors.DefaultSelector()
         self.lock = threading.Lock()
 
@@ -209,6 +212,7 @@ class _Pool:
     def run(
         self,
         kernels: Sequence[Kernel],
+        arch: str,
         jobs: int,
         on_done: Callable[[int, int], None] | None = None,
         is_over: Callable[[], bool] = lambda: False,
@@ -216,6 +220,7 @@ class _Pool:
         waiting = list(enumerate(kernels))[::-1]
         made: dict[int, Compiled | CompileError] = {}
         with self.lock:
+            self.arch = arch
             if any(kernel.module and not kernel.module.startswith("ridgeline.") for kernel in kernels):
                 # a plugin's module may be in a folder that earlier workers do not search
                 for worker in [w for w in self.workers if not w.paths.issuperset(sys.path)]:
@@ -269,7 +274,7 @@ class _Pool:
     def _start(self) -> _Worker:
         start = START.format(paths=[p for p in sys.path if p])
         process = subprocess.Popen(
-            [sys.executable, "-c", start, self.arch],
+            [sys.executable, "-c", start],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         worker = _Worker(process, frozenset(sys.path))
@@ -292,7 +297,7 @@ class _Pool:
             worker.job, kernel = waiting.pop()
             worker.since = time.monotonic()
             assert worker.process.stdin is not None, "opened as a pipe"
-            send(worker.process.stdin, kernel.to_json().encode())
+            send(worker.process.stdin, f"{self.arch}\n{kernel.to_json()}".encode())
 
     def _take(self, worker: _Worker) -> Compiled | CompileError:
         assert worker.process.stdout is not None, "opened as a pipe"

@@ -1,4 +1,5 @@
-"""A process that compiles kernels: it reads descriptions from stdin and answers machine code or a message."""
+"""A process that compiles kernels: it reads an architecture and a description from stdin, and answers machine
+code or a message."""
 
 from __future__ import annotations
 
@@ -78,17 +79,16 @@ def _alignment(kernel: Kernel) -> dict[tuple[int, ...], Any]:
 
 
 def main() -> None:
-    arch = sys.argv[1]
     # what the compiler prints must not mix with the answers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
         try:
-            kernel = Kernel.from_json(receive(sys.stdin.buffer).decode())
+            arch, _, text = receive(sys.stdin.buffer).decode().partition("\n")
         except EOFError:
             return
         try:
-            answer = compile_here(kernel, arch).to_bytes()
+            answer = compile_here(Kernel.from_json(text), arch).to_bytes()
         except Exception as error:  # the build continues without this kernel
             answer = f"{type(error).__name__}: {error}".encode()
         send(answers, answer)
