@@ -322,3 +322,36 @@ def test_arrays_of_other_classes(engines: Engines, tactic: str, tmp_path: Path) 
     got = engine.run({"x": mapped, "z": feeds["z"].view(np.ma.MaskedArray)})
     same(got, by_copying(engine, feeds))
     assert type(got["y"]) is np.ndarray
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_results_whose_sizes_depend_on_data_are_the_callers_own(kind: str) -> None:
+    """ONNX Runtime gives its results away as they are: none lies on an input, a weight or another one."""
+    graph = """g (float[N,8] x)
+        => (int64[2,K] y, int64[2,K] y2, int64[L] y3, float[M] r, float[3] c, float[3] c2) {
+        y = NonZero(x) y2 = Identity(y) k = Constant <value_ints = [-1]> () y3 = Reshape(y, k)
+        r = Reshape(x, k) c = Identity(w) c2 = Identity(w) }"""
+    engine = quick(model_of(graph, w=rand(3)), without=("cpp",))
+    context = engine.context()
+    held = []
+    for seed in range(4):
+        x = np.maximum(rand(2, 8, seed=seed), 0)
+        want = np.array(np.nonzero(x))
+        made = context.run({"x": x if kind == "numpy" else torch.from_numpy(x.copy())})
+        arrays = {name: np.asarray(value) for name, value in made.items()}
+        wanted = {
+            "y": want,
+            "y2": want,
+            "y3": want.reshape(-1),
+            "r": x.reshape(-1),
+            "c": rand(3),
+            "c2": rand(3),
+        }
+        same(arrays, wanted)
+        for array in arrays.values():
+            array += 1
+        held.append((arrays, wanted))
+    for arrays, wanted in held:
+        same(arrays, {name: array + 1 for name, array in wanted.items()})
+    every = [array for arrays, _ in held for array in arrays.values()]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(every) for b in every[:i])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
+from ridgeline.base.gpu_graph import raw_stream
 
 LIBRARY = "libcublasLt.so"
 # cudaDataType_t
@@ -174,13 +175,14 @@ class Matmul:
     def freeze(self, x: int, w: int, r: int, y: int) -> Callable[[], None]:
         """A call over these addresses, on whatever stream is current then."""
         a, b, c, d = (one.pointer for one in self._layouts)
+        device = torch.cuda.current_device()
         arguments = (
-            _handle(torch.cuda.current_device()), self._what.pointer, ctypes.addressof(self._alpha),
+            _handle(device), self._what.pointer, ctypes.addressof(self._alpha),
             w, a, x, b, ctypes.addressof(self._beta), r, c, y, d, ctypes.addressof(self._algorithm), None, 0,
         )  # fmt: skip
-        launch, stream = _library().cublasLtMatmul, torch.cuda.current_stream
+        launch = _library().cublasLtMatmul
 
         def call(_held: Matmul = self) -> None:
-            _check(launch(*arguments, stream().cuda_stream), "a product")
+            _check(launch(*arguments, raw_stream(device)), "a product")
 
         return call

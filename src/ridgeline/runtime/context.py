@@ -28,6 +28,8 @@ from ridgeline.runtime.signature import Feeds, Signature, values_of
 KEPT_INSTANCES = 8
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
+# what asking for the shapes of something else than arrays by name may raise
+UNREADABLE = (KeyError, AttributeError, TypeError, IndexError, ValueError)
 HAVE_SUCCESSORS = (PendingShape, UntunedBinding)
 MakeBinding: TypeAlias = Callable[[dict[str, TensorSpec]], AnyBinding]
 MakeInstance: TypeAlias = Callable[[Mapping[str, TensorSpec], Mapping[str, Tensor] | None], CudaInstance]
@@ -56,6 +58,8 @@ class Context:
         self._idle = [True]  # empty while a thread is inside: to take from a list is quicker than a lock
         self._valued = [self._names.index(name) for name in signature.valued]
         self._values_met = 0
+        # elsewhere a value decides which binding is right, or is handed to the steps as it is
+        self._goes_by_shapes = not (self._valued or signature.non_tensor)
         self._torch_dtypes = [TORCH_DTYPES.get(port.dtype) for port in self._ports.values()]
         self._numpy_dtypes = [numpy_dtype(port.dtype) for port in self._ports.values()]
 
@@ -76,9 +80,13 @@ class Context:
                 help="give each thread its own engine.context(), or call engine.run, which does so",
             ) from None
         try:
-            binding = self._latest if self._observer.observation is None else None
-            made = binding.run(feeds) if binding is not None else None
-            return made if made is not None else self._run(feeds)
+            if self._goes_by_shapes and self._observer.observation is None:
+                made = self._latest.run(feeds) if self._latest is not None else None
+                if made is None and (binding := self._met(feeds)) is not None:
+                    made, self._latest = binding.run(feeds), binding
+                if made is not None:
+                    return made
+            return self._run(feeds)
         except RidgelineError:
             raise
         except Exception as error:  # a library refuses these values: the engine itself stays whole
@@ -138,6 +146,18 @@ class Context:
         ready = [(key, b.instance) for key, b in self._bindings.items() if not isinstance(b, PendingShape)]
         return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
 
+    def _met(self, feeds: Feeds) -> AnyBinding | None:
+        """The binding that is there for inputs of these shapes, if it is there to stay."""
+        try:
+            key = tuple([feeds[name].shape for name in self._names])
+            binding = self._bindings.get(key)
+        except UNREADABLE:  # `_run` says what is wrong
+            return None
+        if binding is None or isinstance(binding, HAVE_SUCCESSORS):
+            return None
+        self._bindings.move_to_end(key)
+        return binding
+
     def _run(self, feeds: Feeds) -> dict[str, Any]:
         feeds, non_tensor = self._signature.apart(feeds)
         if not non_tensor:
@@ -169,7 +189,7 @@ class Context:
         try:
             arrays = [feeds[name] for name in self._names]
             key = self._key(arrays)
-        except (KeyError, AttributeError, TypeError, IndexError, ValueError):
+        except UNREADABLE:
             arrays = self._signature.checked(feeds)
             key = self._key(arrays)
         if len(feeds) != len(arrays):
@@ -188,10 +208,7 @@ class Context:
                 self._signature.checked(feeds)
         if self._observer.observation is not None:
             self._observer.observation.count(dict(zip(self._names, key, strict=False)))
-        # some bindings give way to successors, and a value decides which binding is right
-        has_successor = isinstance(binding, HAVE_SUCCESSORS)
-        is_slow = self._valued or self._signature.non_tensor or has_successor
-        self._latest = None if is_slow else binding
+        self._latest = None if isinstance(binding, HAVE_SUCCESSORS) else binding
         return binding, arrays
 
     def _key(self, arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.base.gpu_graph import cuda_driver
+from ridgeline.base.gpu_graph import cuda_driver, raw_stream
 from ridgeline.errors import RidgelineError
 from ridgeline.kernels.triton.compiler import Compiled
 
@@ -109,11 +109,11 @@ class Launcher:
             compiled.shared, None, ctypes.pointer(attribute), int(compiled.pdl),
         )  # fmt: skip
         launch, reference, name = _cuda().cuLaunchKernelEx, ctypes.byref(config), compiled.name
-        stream = torch.cuda.current_stream
+        device = torch.cuda.current_device()  # where the function was loaded
         held = (slots, attribute, [arg for arg in args if isinstance(arg, Tensor)])
 
         def call(_held: object = held) -> None:
-            config.stream = stream().cuda_stream
+            config.stream = raw_stream(device)
             code = launch(reference, function, pointers, None)
             if code:
                 _check(code, f"launching {name}")
