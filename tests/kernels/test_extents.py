@@ -45,6 +45,11 @@ FAMILIES = {
         {"w": (1, 8, 6), "r": (1, 8, 8)},
     ),
     "cpp.moves": ("m (float[3, 8] x, float[2, 8] z) => (float[5, 8] y) { y = Concat <axis = 0> (x, z) }", {}),
+    "cpp.resize": (
+        """m (float[1, 2, 3, 4] x) => (float[1, 2, 6, 8] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
+            y = Resize <mode = "linear"> (x, , s) }""",
+        {},
+    ),
 }
 
 

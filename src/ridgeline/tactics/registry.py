@@ -15,6 +15,7 @@ from ridgeline.tactics.cpu.cpp import CppGemm, CppGemv, CppMoves, CppPointwise, 
 from ridgeline.tactics.cpu.cpp_conv import CppConv1x1, CppConvRows, CppConvSmall, CppDepthwise
 from ridgeline.tactics.cpu.cpp_levels import CppDynamicLevels, CppLevels, CppNarrowWeight, CppPool
 from ridgeline.tactics.cpu.cpp_recurrent import CppRecurrent
+from ridgeline.tactics.cpu.cpp_resize import CppResize
 from ridgeline.tactics.cpu.mkl_linear import AtenLinear, MklLinear
 from ridgeline.tactics.cpu.onednn_conv import OneDnnConv, OneDnnConvTranspose
 from ridgeline.tactics.cpu.onednn_linear import OneDnnLinear
@@ -58,7 +59,15 @@ def cpu_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         *(AtenLinear(), MklLinear(), OneDnnLinear()),
         *(ConvAsGemm(), OneDnnConv(), OneDnnConvTranspose()),
         *(Sdpa(), AttentionBmm()),
-        *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves(), CppPool(), CppDynamicLevels()),
+        *(
+            CppPointwise(),
+            CppReduce(),
+            CppRecurrent(),
+            CppMoves(),
+            CppPool(),
+            CppResize(),
+            CppDynamicLevels(),
+        ),
         Aten(options.opset_imports, options.limits),
         Ort(
             options.opset_imports,

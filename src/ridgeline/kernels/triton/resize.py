@@ -128,7 +128,8 @@ def resize(
     lines = ()
     for i in tl.static_range(LINE_TAPS):
         lines = lines + (tl.load(lines_ptr + cell * LINE_TAPS + i),)  # type: ignore[assignment]  # noqa: RUF005
-    columns, shares = (), ()
+    columns = ()
+    shares = ()
     for j in tl.static_range(COLUMN_TAPS):
         at = tl.load(columns_ptr + j * TABLE_W + column)
         columns = columns + (_spread(at, INNER),)  # type: ignore[assignment]  # noqa: RUF005

@@ -13,6 +13,7 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site, TensorSpec
+from ridgeline.kernels.resize import ResizeSite, read_resize
 from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.resize import Tables, longest_run
@@ -22,7 +23,6 @@ from ridgeline.kernels.triton.text import TYPES
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import pointwise_us
-from ridgeline.tactics.read.resize import ResizeSite, read_resize
 from ridgeline.tactics.staging import staged_launch
 
 WIDE_BYTES = 16  # of one access

@@ -108,8 +108,8 @@ def _factors(site: Site, op: Op) -> tuple[Tensor | None, Tensor | None]:
 def _require_planes(x: TensorSpec, y: TensorSpec, changed: Mapping[int, Axis]) -> None:
     rank = len(x.shape)
     made = tuple(changed[d].out_size if d in changed else size for d, size in enumerate(x.shape))
-    if made != y.shape:
-        raise RefusedError(f"the result is {y}, want {list(made)}")
+    if made != y.shape or x.dtype != y.dtype:
+        raise RefusedError(f"the result is {y}, want {x.dtype}{list(made)}")
     if rank < 3 or any(axis < max(1, rank - 2) for axis in changed):
         raise RefusedError(f"axes {sorted(changed)} of {rank} are resized, want the last or the last two")
     image = max(math.prod(spec.shape[1:]) for spec in (x, y))

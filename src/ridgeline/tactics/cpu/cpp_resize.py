@@ -1,0 +1,20 @@
+"""Resize as generated C++: nearest of any type, linear and cubic of float32."""
+
+from __future__ import annotations
+
+from ridgeline.base.spec import Site
+from ridgeline.kernels.cpp.resize import resize_source
+from ridgeline.kernels.resize import read_resize
+from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp, by_threads
+
+
+class CppResize(GeneratedCpp):
+    """y[h, w] = Σ share · x[line, column]: nearest, linear and cubic, from tables."""
+
+    name = "cpp.resize"
+
+    def read(self, site: Site) -> CppReading:
+        found = read_resize(site)
+        return CppReading(
+            by_threads(site), lambda config: resize_source(found, threads=int(config["threads"]))
+        )
