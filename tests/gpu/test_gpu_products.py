@@ -28,5 +28,5 @@ def half_type(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 globals().update(on_gpu.tests_of(gemm, "gemm gemv tactic splits_where_tiles_are_few"))
-globals().update(on_gpu.tests_of(conv, "conv tactic"))
-globals().update(on_gpu.tests_of(depthwise, "depthwise tactic"))
+globals().update(on_gpu.tests_of(conv, "conv groups tactic"))
+globals().update(on_gpu.tests_of(depthwise, "depthwise infinity_stays_in_its_windows tactic"))

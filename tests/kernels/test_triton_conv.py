@@ -196,7 +196,7 @@ def test_tactic(shapes: dict, ops: list, last: str, tactic: TritonProduct) -> No
     [
         ((8, 16, 1, 1), {}, TritonConv(), "triton.conv1x1 takes it"),
         ((8, 16, 3, 3), {}, TritonConv1x1(), "want 1x1 stride 1"),
-        ((16, 4, 1, 1), {"group": 4}, TritonConv1x1(), "4 groups: triton.conv takes them"),
+        ((16, 4, 1, 1), {"group": 4}, TritonConv1x1(), "4 groups, want one"),
         ((16, 1, 3, 3), {"group": 16}, TritonConv(), "triton.depthwise takes it"),
     ],
 )

@@ -125,10 +125,12 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "gemv": (TritonGemv(), linear(2)),
     "conv": (TritonConv(), conv(3)),
     "conv of an NCHW image": (TritonConv(), conv(7, channels=3, last="c y")),
+    "conv of narrow groups": (TritonConv(), conv(3, group=16)),
     "conv 1x1": (TritonConv1x1(), conv(1)),
     "depthwise": (TritonDepthwise(), conv(3, group=64)),
     "resize": (TritonResize(), resized(half(1, 8, 4, 4), (8, 8), mode="linear", target=GPU)),
     "pool": (TritonPool(), pooled()),
+    "depthwise, line by line": (TritonDepthwise(), conv(7, group=64)),
     "attention, short": (TritonAttention(), attention(64)),
     "attention, long and masked": (TritonAttention(), attention(512, is_masked=True)),
 }

@@ -25,6 +25,8 @@ GEMV_ROWS = 16
 HALVED_SUMS = 128
 # of a product that takes several narrow groups
 LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
+# depthwise windows of more taps are walked line by line, unless their lines are longer than this
+SMALL_TAPS, MOST_COLUMNS = 9, 16
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
@@ -59,6 +61,11 @@ class Block:
     channels: int
     warps: int
     stages: ClassVar[int] = 3  # Triton's default; no loop of the kernel is pipelined
+
+    @property
+    def held(self) -> int:
+        """Neighbouring channels of a thread."""
+        return self.positions * self.channels // (32 * self.warps)
 
 
 class Problem:
@@ -325,8 +332,14 @@ class Depthwise(Window):
     extent_name = "images"
 
     @property
+    def is_large(self) -> bool:
+        """Whether the kernel walks the window line by line, and takes the weights in float32."""
+        return math.prod(self.kernel) > SMALL_TAPS and self.kernel[1] <= MOST_COLUMNS
+
+    @property
     def operand_types(self) -> tuple[tuple[str, str], ...]:
-        return super().operand_types[:2]
+        x, w = super().operand_types[:2]
+        return x, (w[0], "*fp32") if self.is_large else w
 
     @property
     def extent(self) -> int:
@@ -336,12 +349,25 @@ class Depthwise(Window):
     def touched(self) -> tuple[int, int]:
         return super().touched[0], math.prod(self.kernel) * self.channels
 
+    @property
+    def touched_bytes(self) -> tuple[int, int]:
+        x_items, w_items = self.touched
+        return x_items * self.item_bytes, w_items * (4 if self.is_large else self.item_bytes)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """[C, 1, KH, KW] as [KH, KW, C]."""
+        packed = weight[:, 0].permute(1, 2, 0).contiguous()
+        return packed.float() if self.is_large else packed
+
     def describe(self, block: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
         constants = {
             **self._geometry(), "HIGH": block.high, "WIDE": block.wide, "BP": block.positions,
             "BC": block.channels,
         }  # fmt: skip
-        return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
+        if not self.is_large:
+            return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
+        del constants["IS_PADDED"]  # each line and column is tested only where it may lie outside
+        return self._kernel("depthwise.depthwise_lines", constants, block, tail, pdl=pdl)
 
     def grid(self, block: Any) -> tuple[int, int, int]:
         """Blocks of positions, blocks of channels."""
@@ -365,8 +391,3 @@ def pack_weight(weight_nk: Tensor) -> Tensor:
     packed = weight_nk.new_zeros(n, width)
     packed[:, :k] = weight_nk
     return packed
-
-
-def pack_depthwise(weight: Tensor) -> Tensor:
-    """[C, 1, KH, KW] as [KH, KW, C]."""
-    return weight[:, 0].permute(1, 2, 0).contiguous()

@@ -16,7 +16,6 @@ from ridgeline.kernels.triton.products import (
     Depthwise,
     Product,
     Window,
-    pack_depthwise,
     pack_weight,
     row_stride,
 )
@@ -93,7 +92,8 @@ class TritonDepthwise(TritonProduct):
             )
         if conv.x.layout != "channels_last":
             raise RefusedError("channels of x do not lie together")
-        return _reading(conv, window_of(conv, Depthwise), lambda stored: pack_depthwise(_as_image(stored)))
+        window = window_of(conv, Depthwise)
+        return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
 
     def cuts(self, site: Site, problem: Any) -> Sequence[Block]:
         return rank_depthwise(problem, site.target.arch)
