@@ -187,7 +187,7 @@ class IoBinding:
                         return None
                     try:
                         array = seen(array if array.is_cpu else array.cpu())
-                    except (RuntimeError, TypeError):  # with gradients, sparse, or to be negated by its reader
+                    except (RuntimeError, TypeError):  # has gradients, is sparse, or is to be negated
                         return None
                     put(array)
                     takes = self._tensor_takes
