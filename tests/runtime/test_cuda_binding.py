@@ -185,7 +185,9 @@ def test_gradients_stay_outside(rig: Rig, engine: ridgeline.Engine) -> None:
         given["x"].requires_grad_()
         made = context.run(given)
         require_right({name: tensor.detach() for name, tensor in made.items()}, feeds)
-        assert not any(tensor.requires_grad for tensor in made.values())
+        (binding,) = context._bindings.values()
+        own = binding.instance.inputs.values()
+        assert not any(tensor.requires_grad for tensor in (*made.values(), *own))
     context.run(tensors(feeds))
     with pytest.raises(InputError, match="does not fit this plan"):
         context.run({**tensors(feeds), "x": torch.zeros(2, 8, dtype=torch.float64)})

@@ -183,11 +183,11 @@ class IoBinding:
                         return None
                     put(array)
                 elif array.__class__ is Tensor:
-                    if array.shape != shape or array.dtype is not torch_dtype or array.requires_grad:
+                    if array.shape != shape or array.dtype is not torch_dtype:
                         return None
                     try:
                         array = seen(array if array.is_cpu else array.cpu())
-                    except (RuntimeError, TypeError):  # sparse, or to be conjugated by whoever reads it
+                    except (RuntimeError, TypeError):  # has gradients, is sparse, or is to be negated
                         return None
                     put(array)
                     takes = self._tensor_takes
