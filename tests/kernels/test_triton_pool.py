@@ -277,7 +277,7 @@ SHIPPED = {
     [
         *((name, "float16", "x y", "" if "whole" in name else ".128", 80) for name in SHIPPED),
         ("resnet", "int8", "x y", ".128", 128),
-        ("resnet", "float16", "x", ".128", 64),
+        ("resnet", "float16", "x", ".128", 80),
         ("resnet", "float16", "", ".U16", 64),
     ],
 )
