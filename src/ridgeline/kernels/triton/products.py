@@ -27,6 +27,7 @@ HALVED_SUMS = 128
 LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
 # depthwise windows of more taps are walked line by line, unless their lines are longer than this
 SMALL_TAPS, MOST_COLUMNS = 9, 16
+MOST_TOGETHER = 49  # taps of a window whose lines are all loaded at once
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
@@ -367,7 +368,13 @@ class Depthwise(Window):
         if not self.is_large:
             return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
         del constants["IS_PADDED"]  # each line and column is tested only where it may lie outside
+        constants["TOGETHER"] = self.lines_together(block)
         return self._kernel("depthwise.depthwise_lines", constants, block, tail, pdl=pdl)
+
+    def lines_together(self, block: Block) -> int:
+        """Lines of a large window in one turn: all, for blocks so small that latency decides, else one."""
+        is_small = block.high * block.wide <= 2 and math.prod(self.kernel) <= MOST_TOGETHER
+        return self.kernel[0] if is_small and block.high == 1 else 1
 
     def grid(self, block: Any) -> tuple[int, int, int]:
         """Blocks of positions, blocks of channels."""
