@@ -149,8 +149,8 @@ def depthwise_lines(
 ):  # fmt: skip
     """The same for larger windows: line by line, so that the weights of a line fit in registers.
 
-    Lines are a loop of the machine, TOGETHER of them a turn. A line of x is loaded once for all HIGH lines of outputs whose windows
-    contain it; each of them has its own line of the window, and the next line of x takes it over.
+    Lines are a loop of the machine, TOGETHER of them a turn. A line of x is loaded once for all HIGH lines
+    of outputs whose windows contain it; each has its own line of the window, and the next one takes it over.
     """
     IS_EVEN_C: tl.constexpr = C % BC == 0
     LINES: tl.constexpr = (OUT_H + HIGH - 1) // HIGH
