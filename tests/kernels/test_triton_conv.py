@@ -155,6 +155,11 @@ def test_groups(problem: Window, groups: int, tile: Tile) -> None:
             "c y", TritonConv(), id="stem from NCHW, uneven pads",
         ),
         pytest.param(
+            {"x": (2, 8, 7, 9), "w": (24, 8, 2, 4), "b": (24,)},
+            [op("Conv", "x w b", "c", strides=(2, 4)), op("Relu", "c", "y")],
+            "x c y", TritonConv(), id="patches",
+        ),
+        pytest.param(
             {"x": (2, 16, 9), "w": (8, 16, 3)}, [op("Conv", "x w", "y", pads=(1, 1))],
             "", TritonConv(), id="one spatial axis, NCW throughout",
         ),
@@ -203,6 +208,20 @@ def test_refuses(weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, re
 
 
 # ranking and machine code
+
+
+def test_a_line_of_a_patch_is_one_tap() -> None:
+    patches = window((2, 24, 9, 11), 48, 4, stride=4)
+    joined = patches.with_lines_joined()
+    assert (joined.channels, joined.kernel, joined.stride) == (96, (4, 1), (4, 1))
+    assert (joined.depth, joined.rows, joined.made) == (patches.depth, patches.rows, patches.made)
+    assert joined.touched[0] <= patches.touched[0]
+    # windows that overlap, reach outside or lie on planes stay as they are
+    others = (
+        window((2, 24, 9, 11), 48, 3, stride=2), window((2, 24, 9, 11), 48, 2, stride=2, pad=1),
+        window((2, 24, 9, 11), 48, 4, stride=4, is_nchw=True),
+    )  # fmt: skip
+    assert all(each.with_lines_joined() is each for each in others)
 
 
 def test_narrow_groups_share_a_product() -> None:

@@ -248,6 +248,22 @@ class Window(Windows, Problem):
         batch = groups // members
         return replace(self, channels=members * inner, columns=members * outer, batch=batch, members=members)
 
+    def with_lines_joined(self) -> Self:
+        """The same with each line of a window as one tap, if windows lie side by side, channels last.
+
+        The packed weight is the same, and more channels of a tap lie together.
+        """
+        wide = self.kernel[1]
+        is_patches = wide == self.stride[1] > 1 == self.dilation[1] and self.pads[1] == 0
+        lies_together = self.x_strides[2:] == (self.channels, 1) and self.made[1] * wide <= self.size[1]
+        if not (is_patches and lies_together and self.batch == 1):
+            return self
+        image, line, column, channel = self.x_strides
+        return replace(
+            self, channels=wide * self.channels, x_strides=(image, line, wide * column, channel),
+            size=(self.size[0], self.made[1]), kernel=(self.kernel[0], 1), stride=(self.stride[0], 1),
+        )  # fmt: skip
+
     @property
     def rows(self) -> int:
         return self.images * math.prod(self.made)
