@@ -1,11 +1,12 @@
 """Our products, convolutions and pools, every offered cut, against libraries; GPU time of CUDA graphs.
 
-    PYTHONPATH=src python bench/kernels_gpu.py --family gemm [--case bert] [--hot] [--rows 3]
+    PYTHONPATH=src python -m bench.kernels_gpu --family gemm [--case bert] [--hot] [--rows 3]
 
 A graph holds one call after the other, each with a weight of its own, together more than L2 holds: as in a
-network, a weight comes from memory. `--hot` gives all calls one weight. No row without a passed check against
-float64. `peer` is the library's best way to the same result, its epilogue included. A pool is also compared
-with a copy that moves as many bytes; its image stands in the weight's place, so that it comes from memory.
+network, a weight comes from memory, and a pool's image stands in its place. `--hot` gives all calls one
+weight. No row without a passed check against float64. `peer` is the library's best way to the same result,
+its epilogue included. `least` is what the bytes take at the copy bandwidth of the same run, or the arithmetic
+at the peak of its units, whichever is longer.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from bench.kernel_cases import FAMILIES, Case
+from ridgeline.base.devices import device_of
 from ridgeline.base.gpu_timing import capture, interleave_graphs
-from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
+from ridgeline.base.spec import Config, Site, Target, TensorSpec
 from ridgeline.errors import first_line
 from ridgeline.kernels.triton.compiler import Compiled, compile_kernels
 from ridgeline.tactics.base import Refused, Tactic
@@ -38,185 +39,6 @@ TACTICS: tuple[Tactic, ...] = (
 COLD_BYTES = 128 << 20  # more than twice the L2 of an H200
 MIN_CALLS, MAX_CALLS = 10, 64
 HALF = torch.float16
-COPY = "~ copy"  # the label of a copy's row
-
-
-@dataclass(frozen=True)
-class Case:
-    """One layer: its region, and the library's ways to compute it from (x, weight, bias)."""
-
-    name: str
-    ops: tuple[Op, ...]
-    shapes: Mapping[str, tuple[int, ...]]
-    peers: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]]
-    exact: Callable[[Tensor, Tensor, Tensor], Tensor]  # before what follows the bias
-    flops: int
-    terms: int  # products in one sum
-    follows: Callable[[Tensor], Tensor] = field(default=lambda y: y)
-    last: tuple[str, ...] = ()  # values that lie channels last
-    moved: int = 0  # bytes that a copy beside it moves
-
-    def site(self, target: Target) -> Site:
-        specs = {
-            name: TensorSpec("float16", shape, "channels_last" if name in self.last else "contiguous")
-            for name, shape in self.shapes.items()
-        }
-        body = Body(tuple(n for n in "xwb" if n in specs), ("y",), self.ops)
-        weights = frozenset(n for n in "wb" if n in specs) if "b" in specs else frozenset()
-        return Site(body, specs, weights, {}, target, name=self.name)
-
-
-def linear(name: str, rows: int, columns: int, depth: int, *, gelu: bool = False) -> Case:
-    ops = [Op("MatMul", ("x", "w"), ("p",)), Op("Add", ("p", "b"), ("s" if gelu else "y",))]
-    shapes = {
-        "x": (rows, depth),
-        "w": (depth, columns),
-        "b": (columns,),
-        "p": (rows, columns),
-        "y": (rows, columns),
-    }
-    peers: dict[str, Callable[..., Tensor]] = {"cublas": lambda x, w, b: torch.addmm(b, x, w)}
-    if gelu:
-        ops.append(Op("Gelu", ("s",), ("y",), {"approximate": "tanh"}))
-        shapes["s"] = (rows, columns)
-        peers = {"cublaslt gelu": lambda x, w, b: torch._addmm_activation(b, x, w, use_gelu=True)}
-    return Case(
-        f"{name} {rows}x{columns}x{depth}{' gelu' if gelu else ''}", tuple(ops), shapes, peers,
-        lambda x, w, b: x @ w + b, 2 * rows * columns * depth, depth,
-        (lambda y: F.gelu(y, approximate="tanh")) if gelu else (lambda y: y),
-    )  # fmt: skip
-
-
-def batched(name: str, batch: int, rows: int, columns: int, depth: int) -> Case:
-    shapes = {"x": (batch, rows, depth), "w": (batch, depth, columns), "y": (batch, rows, columns)}
-    return Case(
-        f"{name} {batch}x{rows}x{columns}x{depth}", (Op("MatMul", ("x", "w"), ("y",)),), shapes,
-        {"cublas": lambda x, w, b: torch.bmm(x, w)}, lambda x, w, b: x @ w,
-        2 * batch * rows * columns * depth, depth,
-    )  # fmt: skip
-
-
-def conv(
-    batch: int, channels: int, columns: int, kernel: int, stride: int, size: int, *, is_nchw: bool = False
-) -> Case:
-    """Conv, bias, relu."""
-    pad, made = kernel // 2, (size - 1) // stride + 1
-    y = (batch, columns, made, made)
-    shapes = {
-        "x": (batch, channels, size, size),
-        "w": (columns, channels, kernel, kernel),
-        "b": (columns,),
-        "c": y,
-        "y": y,
-    }
-    attrs = {"strides": (stride, stride), "pads": (pad,) * 4}
-    ops = (Op("Conv", ("x", "w", "b"), ("c",), attrs), Op("Relu", ("c",), ("y",)))
-    ones = (1, 1)
-
-    def cudnn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return torch.cudnn_convolution_relu(x, w, b, (stride, stride), (pad, pad), ones, 1)
-
-    def gemm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
-        made_rows = torch._addmm_activation(b, rows, w.view(columns, channels).t())
-        return made_rows.view(batch, size, size, columns).permute(0, 3, 1, 2)
-
-    peers: dict[str, Callable[..., Tensor]] = {"cudnn relu": cudnn}
-    if kernel == stride == 1:
-        peers["cublaslt relu"] = gemm
-    return Case(
-        f"b{batch} {channels}>{columns} {kernel}x{kernel}s{stride} {size}²{' NCHW' if is_nchw else ''}",
-        ops, shapes, peers,
-        lambda x, w, b: torch.conv2d(x, w, b, stride, pad), 2 * math.prod(y) * channels * kernel**2,
-        channels * kernel**2, torch.relu, ("w", "c", "y") if is_nchw else ("x", "w", "c", "y"),
-    )  # fmt: skip
-
-
-def depthwise(batch: int, channels: int, stride: int, size: int) -> Case:
-    """3x3, bias, relu6."""
-    made = (size - 1) // stride + 1
-    y = (batch, channels, made, made)
-    shapes = {"x": (batch, channels, size, size), "w": (channels, 1, 3, 3), "b": (channels,), "c": y, "y": y}
-    attrs = {"strides": (stride, stride), "pads": (1,) * 4, "group": channels}
-    ops = (Op("Conv", ("x", "w", "b"), ("c",), attrs), Op("Relu", ("c",), ("y",)))
-
-    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return torch.relu_(torch.conv2d(x, w, b, stride, 1, 1, channels))
-
-    return Case(
-        f"b{batch} dw {channels} 3x3s{stride} {size}²", ops, shapes, {"conv2d, relu_": plain},
-        lambda x, w, b: torch.conv2d(x, w, b, stride, 1, 1, channels), 18 * math.prod(y), 9, torch.relu,
-        ("x", "c", "y"),
-    )  # fmt: skip
-
-
-def pool(
-    op_type: str, batch: int, channels: int, size: int, kernel: int, stride: int, pad: int, last: str = "wy"
-) -> Case:
-    """Alone; of the values in `last` the channels lie together."""
-    made = (size + 2 * pad - kernel) // stride + 1
-    shapes = {"w": (batch, channels, size, size), "y": (batch, channels, made, made)}
-    attrs = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4}
-    layout = {"wy": "", "w": " to NCHW", "": " NCHW"}[last]
-    run = F.max_pool2d if op_type == "MaxPool" else partial(F.avg_pool2d, count_include_pad=False)
-    plain = lambda x, w, b: run(w, kernel, stride, pad)  # noqa: E731
-    return Case(
-        f"b{batch} {op_type} {channels} {kernel}x{kernel}s{stride} {size}²{layout}",
-        (Op(op_type, ("w",), ("y",), attrs),), shapes, {"torch": plain}, plain,
-        math.prod(shapes["y"]) * kernel**2, kernel**2, last=tuple(last),
-        moved=2 * sum(map(math.prod, shapes.values())),
-    )  # fmt: skip
-
-
-def gemm_cases() -> list[Case]:
-    layer = ((2304, 768, False), (768, 768, False), (3072, 768, True), (768, 3072, False))
-    nets = (("bert b1", 128), ("bert b32", 4096), ("vit b1", 197), ("vit b32", 6304), ("gpt2 b1", 512))
-    return [
-        *(linear(net, rows, n, k, gelu=gelu) for net, rows in nets for n, k, gelu in layer),
-        linear("resnet fc", 1, 1000, 2048), linear("resnet fc", 32, 1000, 2048),
-        linear("gemv", 1, 4096, 4096), linear("gemv", 8, 4096, 4096), linear("gemv", 1, 14336, 4096),
-        batched("scores", 12, 128, 128, 64), batched("scores", 384, 128, 128, 64),
-    ]  # fmt: skip
-
-
-def conv_cases() -> list[Case]:
-    shapes = (
-        (64, 64, 1, 1, 56), (64, 64, 3, 1, 56), (64, 256, 1, 1, 56), (256, 128, 1, 1, 56),
-        (256, 512, 1, 2, 56), (128, 128, 3, 2, 56), (512, 128, 1, 1, 28), (256, 256, 3, 1, 14),
-        (1024, 256, 1, 1, 14), (512, 512, 3, 1, 7), (512, 2048, 1, 1, 7), (2048, 512, 1, 1, 7),
-        (144, 24, 1, 1, 56), (960, 160, 1, 1, 7),
-    )  # fmt: skip
-    stems = [conv(batch, 3, 64, 7, 2, 224, is_nchw=True) for batch in (1, 32)]
-    return [*stems, *(conv(batch, *shape) for batch in (1, 32) for shape in shapes)]
-
-
-def depthwise_cases() -> list[Case]:
-    shapes = (
-        (32, 1, 112),
-        (96, 2, 112),
-        (144, 1, 56),
-        (144, 2, 56),
-        (192, 1, 28),
-        (384, 1, 14),
-        (576, 2, 14),
-        (960, 1, 7),
-    )
-    return [depthwise(batch, *shape) for batch in (1, 32) for shape in shapes]
-
-
-def pool_cases() -> list[Case]:
-    """Of Inception, DenseNet, ResNet and YOLO."""
-    shapes = (
-        ("AveragePool", 192, 35, 3, 1, 1), ("AveragePool", 768, 17, 3, 1, 1), ("MaxPool", 64, 147, 3, 2, 0),
-        ("MaxPool", 288, 35, 3, 2, 0), ("AveragePool", 2048, 8, 8, 1, 0), ("AveragePool", 256, 56, 2, 2, 0),
-        ("MaxPool", 64, 112, 3, 2, 1), ("MaxPool", 256, 20, 5, 1, 2), ("MaxPool", 256, 20, 13, 1, 6),
-    )  # fmt: skip
-    pools = [pool(kind, batch, *rest) for batch in (1, 8, 64) for kind, *rest in shapes]
-    other = [pool(kind, 8, *rest, last) for last in ("w", "") for kind, *rest in (shapes[0], shapes[6])]
-    return [*pools, *other]
-
-
-FAMILIES = {"gemm": gemm_cases, "conv": conv_cases, "depthwise": depthwise_cases, "pool": pool_cases}
 
 
 @dataclass
@@ -295,11 +117,6 @@ def measure(case: Case, target: Target, *, is_hot: bool) -> list[Row]:
             continue
         graphs.append(capture(lambda peer=peer: [peer(operands.x, w, operands.b) for w in operands.weights]))
         row.us = 0.0
-    if case.moved:
-        sources = [torch.empty(case.moved // 2, dtype=torch.uint8, device="cuda") for _ in operands.weights]
-        target_bytes = torch.empty_like(sources[0])
-        graphs.append(capture(lambda: [target_bytes.copy_(source) for source in sources]))
-        rows.append(Row(COPY, us=0.0))
     timings = interleave_graphs(graphs, calls=len(operands.weights))
     for row, timing in zip((row for row in rows if row.us == 0.0), timings, strict=True):
         row.us = timing.median_us
@@ -352,16 +169,29 @@ def compile_all(cases: Sequence[Case], target: Target) -> None:
     print(f"{len(kernels)} kernels in {seconds:.0f} s, {spilled} spill, {failed} do not compile", flush=True)
 
 
-def show(case: Case, rows: Sequence[Row], count: int) -> float:
+def copy_bytes_per_us() -> float:
+    """Read and written, of a copy that no cache holds."""
+    source = torch.empty(1 << 28, dtype=HALF, device="cuda").fill_(1.0)
+    target = torch.empty_like(source)
+    [timing] = interleave_graphs([capture(lambda: target.copy_(source))], calls=1)
+    return 2 * source.nbytes / timing.median_us
+
+
+def least_us(case: Case, site: Site, bytes_per_us: float) -> float:
+    """Tensors in and out once each; the flops of a GPU like this one by its table."""
+    device = device_of(site.target.arch)
+    moved = sum(site.specs[name].nbytes for name in (*site.body.inputs, "y"))
+    return max(moved / bytes_per_us, case.flops / (device.plain_flops if case.is_plain else device.flops))
+
+
+def show(case: Case, rows: Sequence[Row], count: int, least: float) -> float:
     """One line for the best of both sides, then our best few and what went wrong."""
-    ours = [row for row in rows if row.label[0] not in "=~" and row.us < math.inf]
-    copies = [row.us for row in rows if row.label == COPY]
+    ours = [row for row in rows if not row.label.startswith("=") and row.us < math.inf]
     theirs = [row for row in rows if row.label.startswith("=") and row.us < math.inf]
     best, peer = (min(side, key=lambda row: row.us, default=Row("-")) for side in (ours, theirs))
     print(
         f"{case.name:34} ours {best.us:7.2f} us  {case.flops / best.us / 1e6:5.0f} TF  "
-        f"peer {peer.us:7.2f} us ({peer.label[2:]})  {peer.us / best.us:5.2f}x"
-        + "".join(f"  {us / best.us:4.0%} of a copy ({us:.2f} us)" for us in copies)
+        f"peer {peer.us:7.2f} us ({peer.label[2:]})  {peer.us / best.us:5.2f}x  least {least:6.2f} us"
     )
     for row in ours[:count]:
         print(f"    {row.us:7.2f}  {row.label}")
@@ -392,7 +222,17 @@ def main() -> None:
     warmth = "hot" if options.hot else "cold"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {warmth} weights")
     compile_all(cases, target)
-    ratios = [show(case, measure(case, target, is_hot=options.hot), options.rows) for case in cases]
+    rate = copy_bytes_per_us()
+    print(f"a copy moves {rate / 1e6:.2f} TB/s")
+    ratios = [
+        show(
+            case,
+            measure(case, target, is_hot=options.hot),
+            options.rows,
+            least_us(case, case.site(target), rate),
+        )
+        for case in cases
+    ]
     print(f"geometric mean of peer over ours: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}x")
 
 

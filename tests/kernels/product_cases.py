@@ -78,8 +78,9 @@ def require_close(y: Tensor, want: Tensor, magnitude: Tensor, *, terms: int) -> 
     """Within the rounding of a float32 sum of `terms` products of that magnitude, then of the type of y."""
     half = EPSILON[str(y.dtype).removeprefix("torch.")] / 2
     bound = (terms + 8) * UNIT32 * magnitude + half * want.abs() + 2.0**-24
-    off = (y.double() - want).abs()
+    off = torch.where(y.double() == want, 0.0, (y.double() - want).abs())
     assert not torch.isnan(y).any(), "something was not written"
+    assert torch.equal(y.isinf(), want.isinf()), "an infinity is missing, or elsewhere"
     assert (off <= bound).all(), f"off by {off.max():.3g}, {(off / bound).max():.2f} times the bound"
 
 

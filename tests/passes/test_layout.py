@@ -44,3 +44,29 @@ def test_few_channels_lie_as_they_were_made() -> None:
 def test_a_move_lies_as_it_was_made() -> None:
     pad = "pads = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()\ns = Pad(x, pads)\n"
     assert last(pad + "c = Conv(s, w)\ny = Relu(c)") == {"c"}
+
+
+ROWS = """t = Transpose<perm = [0, 2, 3, 1]>(x)
+n = Sigmoid(t)
+s = Transpose<perm = [0, 3, 1, 2]>(n)
+"""
+
+
+def test_rows_of_channels_become_an_image_without_a_move() -> None:
+    assert last(ROWS + CONV) == {"s", "c"}
+    # what no convolution has to do with lies as it was made
+    assert last(ROWS + "y = Relu(s)") == set()
+
+
+def test_what_is_added_to_such_an_image_lies_as_it_does() -> None:
+    block = """d = Conv<pads = [1, 1, 1, 1]>(s, w)
+r = Transpose<perm = [0, 2, 3, 1]>(d)
+m = MatMul(r, v)
+b = Transpose<perm = [0, 3, 1, 2]>(m)
+a = Add(s, b)
+c = Conv(a, w)
+y = Relu(c)
+"""
+    v = "v = ConstantOfShape(size)\n"
+    size = "size = Constant<value_ints = [16, 16]>()\n"
+    assert last(size + v + ROWS + block) == {"s", "d", "b", "a", "c"}

@@ -44,3 +44,25 @@ def test_parts_that_begin_between_are_copied_on_a_gpu(parts: tuple[int, ...], dt
 def test_parts_of_several_rows_are_copied() -> None:
     assert views_of(site("Split", (16, 8), "cuda", batch=2)) == ()
     assert joins_of(site("Concat", (16, 8), "cuda", batch=2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("perm", "layouts", "is_view"),
+    [
+        ((0, 2, 3, 1), ("channels_last", "contiguous"), True),
+        ((0, 3, 1, 2), ("contiguous", "channels_last"), True),
+        ((0, 3, 1, 2), ("contiguous", "contiguous"), False),
+        ((0, 2, 3, 1), ("contiguous", "channels_last"), False),
+    ],
+)
+def test_a_turn_between_layouts_moves_nothing(
+    perm: tuple[int, ...], layouts: tuple[str, str], is_view: bool
+) -> None:
+    op = Op("Transpose", ("x",), ("y",), {"perm": perm})
+    sizes = (2, 16, 4, 8)
+    shapes = (sizes, tuple(sizes[axis] for axis in perm))
+    specs = {
+        name: TensorSpec("float16", *of_one) for name, *of_one in zip("xy", shapes, layouts, strict=True)
+    }
+    turn = Site(Body(("x",), ("y",), (op,)), specs, frozenset(), {}, Target("cuda", "sm_90"))
+    assert views_of(turn) == ((("y", "x", 0),) if is_view else ())

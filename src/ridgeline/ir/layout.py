@@ -6,10 +6,12 @@ the model's own inputs and outputs stay as users give and expect them.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ridgeline.base.spec import TensorSpec
-from ridgeline.ir.body import Program
+from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Kind, Trait
 from ridgeline.ir.ops import has, is_a
@@ -25,14 +27,17 @@ MANY_CHANNELS = 16
 def assign_layouts(program: Program, inferred: Inferred) -> None:
     """Mark specs channels_last in place."""
     last: set[str] = set()
-    convolved = _only_convolved(program)
+    images, others = _convolved(program)
+    convolved = images - others
+    readers = _readers(program)
     for region in program.regions:
         body = region.body.ops
         convolves = any(op.op_type in CONVOLUTIONS for op in body)
-        keeps = all(has(op, Trait.KEEPS_LAYOUT) for op in body) and any(n in last for n in region.inputs)
+        keeps = _keeps(region) and any(n in last for n in region.inputs)
         computes = all(is_a(op, Kind.POINTWISE) or op.op_type in NORMS for op in body)
         turns = computes and all(_is_wide(inferred.specs.get(n)) for n in region.outputs)
-        if not convolves and not keeps and not (turns and convolved.issuperset(region.outputs)):
+        is_last = convolves or keeps or (turns and convolved.issuperset(region.outputs))
+        if not is_last and not (_turns_from_rows(region) and _is_image(region, images, readers, last)):
             continue
         ops, _ = program.flat_ops([region])
         for name in {n for op in ops for n in op.outputs} | set(region.outputs):
@@ -48,8 +53,36 @@ def assign_layouts(program: Program, inferred: Inferred) -> None:
         inferred.specs[name] = replace(inferred.specs[name], layout="channels_last")
 
 
-def _only_convolved(program: Program) -> set[str]:
-    """Values that convolutions alone read: whoever computes them may as well write them as those want."""
+def _keeps(region: Region) -> bool:
+    return all(has(op, Trait.KEEPS_LAYOUT) for op in region.body.ops)
+
+
+def _turns_from_rows(region: Region) -> bool:
+    """Whether it is the transpose that makes an image of rows of channels: channels last it moves nothing."""
+    ops = region.body.ops
+    return len(ops) == 1 and ops[0].key == "Transpose" and tuple(ops[0].attrs.get("perm", ())) == (0, 3, 1, 2)
+
+
+def _is_image(region: Region, images: set[str], readers: Mapping[str, list[Region]], last: set[str]) -> bool:
+    """Whether a convolution reads the result, or what adds it to an image that lies channels last."""
+    (name,) = region.outputs
+    added = (reader for reader in readers.get(name, ()) if _keeps(reader))
+    return name in images or any(not last.isdisjoint(reader.inputs) for reader in added)
+
+
+def _readers(program: Program) -> Mapping[str, list[Region]]:
+    found: dict[str, list[Region]] = defaultdict(list)
+    for region in program.regions:
+        for name in region.inputs:
+            found[name].append(region)
+    return found
+
+
+def _convolved(program: Program) -> tuple[set[str], set[str]]:
+    """Values that convolutions read as images, and those that anything else reads.
+
+    Whoever computes one that convolutions alone read may as well write it as those want.
+    """
     images: set[str] = set()
     others: set[str] = set(program.outputs)
     for region in program.regions:
@@ -58,7 +91,7 @@ def _only_convolved(program: Program) -> set[str]:
         for inner, outer in zip(region.body.inputs, region.inputs, strict=True):
             uses = [op for op in region.body.ops if inner in op.inputs]
             (images if inner in first and len(uses) == 1 else others).add(outer)
-    return images - others
+    return images, others
 
 
 def _holds_images(spec: TensorSpec) -> bool:

@@ -12,6 +12,11 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 
 Views = tuple[tuple[str, str, int], ...]
+# layouts of source and result between which a transpose moves nothing
+SPELLINGS = {
+    (0, 2, 3, 1): ("channels_last", "contiguous"),
+    (0, 3, 1, 2): ("contiguous", "channels_last"),
+}
 
 
 def views_of(site: Site) -> Views:
@@ -34,13 +39,13 @@ def views_of(site: Site) -> Views:
 
 def _spells_channels_last(site: Site) -> bool:
     op = site.body.ops[0]
-    is_turn = op.key == "Transpose" and tuple(op.attrs.get("perm", ())) == (0, 2, 3, 1)
-    if not is_turn or not site.target.traits.reads_by_index:
+    layouts = SPELLINGS.get(tuple(op.attrs.get("perm", ()))) if op.key == "Transpose" else None
+    if layouts is None or not site.target.traits.reads_by_index:
         return False
     source, result = site.specs.get(op.inputs[0]), site.specs.get(op.outputs[0])
     if source is None or result is None or op.inputs[0] in site.weights:
         return False
-    return source.layout == "channels_last" and result.layout == "contiguous"
+    return (source.layout, result.layout) == layouts
 
 
 def _parts(op: Op, site: Site) -> Views:

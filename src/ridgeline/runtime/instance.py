@@ -166,15 +166,15 @@ class Instance:
         self, dynamic_values: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
     ) -> Callable[[], object]:
         specs = [self.inferred.specs[value] for value, _, _ in views]
-        looks = [(v, s, n, n + spec.numel, spec.shape) for (v, s, n), spec in zip(views, specs, strict=True)]
+        looks = [(v, s, n, n + spec.numel, spec) for (v, s, n), spec in zip(views, specs, strict=True)]
         last = {s for _, s, _ in views if self.inferred.specs[s].layout == "channels_last"}
 
         def step() -> None:
-            for value, source, begin, end, shape in looks:
+            for value, source, begin, end, spec in looks:
                 seen = (
                     dynamic_values[source].permute(0, 2, 3, 1) if source in last else dynamic_values[source]
                 )
-                dynamic_values[value] = seen.reshape(-1)[begin:end].view(shape)
+                dynamic_values[value] = seen.reshape(-1)[begin:end].as_strided(spec.shape, spec.strides)
             for name in dead:
                 dynamic_values[name] = None
 

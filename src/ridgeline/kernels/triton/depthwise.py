@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.triton.tiles import prefetch_weight
+
 # small windows, and those of long lines, are kept in registers up to this many taps; more come from the cache
 HELD_TAPS = tl.constexpr(25)
 
@@ -142,13 +144,13 @@ def depthwise_lines(
     IN_H: tl.constexpr, IN_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    TOGETHER: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
     PDL: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """The same for larger windows: line by line, so that the weights of a line fit in registers.
 
-    Lines are a loop of the machine. A line of x is loaded once for all HIGH lines of outputs whose windows
-    contain it; each of them has its own line of the window, and the next line of x takes it over.
+    Lines are a loop of the machine, TOGETHER of them a turn. A line of x is loaded once for all HIGH lines
+    of outputs whose windows contain it; each has its own line of the window, and the next one takes it over.
     """
     IS_EVEN_C: tl.constexpr = C % BC == 0
     LINES: tl.constexpr = (OUT_H + HIGH - 1) // HIGH
@@ -159,6 +161,8 @@ def depthwise_lines(
     # of the shape of x, so that a thread has the weights of its own channels
     w_line = tl.broadcast_to(w_ptr + c[None, :], (BP, BC))
     if PDL:
+        TAPS: tl.constexpr = KERNEL_H * KERNEL_W
+        prefetch_weight(w_ptr, 0, tl.program_id(1) * BC, TAPS, C, C, TAPS, BC)
         gdc_wait()
         gdc_launch_dependents()
     image, line, column = block // (LINES * COLUMNS), block // COLUMNS % LINES * HIGH, block % COLUMNS * WIDE
@@ -178,7 +182,7 @@ def depthwise_lines(
             sums, older, x_line + down * X_LINE, left, is_line, is_channel,
             0, down, WIDE, X_COLUMN, IN_W, OUT_W, KERNEL_W, STRIDE_W, DILATION_W, PAD_W, IS_EVEN_C,
         )  # fmt: skip
-    for down in range(HIGH - 1, KERNEL_H):
+    for down in tl.range(HIGH - 1, KERNEL_H, loop_unroll_factor=TOGETHER):
         weights = _load_line(w_line + down * (KERNEL_W * C), is_channel, C, KERNEL_W, IS_EVEN_C) + older
         at = top + down * DILATION_H
         is_line = is_image & (at >= 0) & (at < IN_H)

@@ -27,6 +27,7 @@ HALVED_SUMS = 128
 LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
 # depthwise windows of more taps are walked line by line, unless their lines are longer than this
 SMALL_TAPS, MOST_COLUMNS = 9, 16
+MOST_TOGETHER = 49  # taps of a window whose lines are all loaded at once
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
@@ -247,6 +248,22 @@ class Window(Windows, Problem):
         batch = groups // members
         return replace(self, channels=members * inner, columns=members * outer, batch=batch, members=members)
 
+    def with_lines_joined(self) -> Self:
+        """The same with each line of a window as one tap, if windows lie side by side, channels last.
+
+        The packed weight is the same, and more channels of a tap lie together.
+        """
+        wide = self.kernel[1]
+        is_patches = wide == self.stride[1] > 1 == self.dilation[1] and self.pads[1] == 0
+        lies_together = self.x_strides[2:] == (self.channels, 1) and self.made[1] * wide <= self.size[1]
+        if not (is_patches and lies_together and self.batch == 1):
+            return self
+        image, line, column, channel = self.x_strides
+        return replace(
+            self, channels=wide * self.channels, x_strides=(image, line, wide * column, channel),
+            size=(self.size[0], self.made[1]), kernel=(self.kernel[0], 1), stride=(self.stride[0], 1),
+        )  # fmt: skip
+
     @property
     def rows(self) -> int:
         return self.images * math.prod(self.made)
@@ -367,7 +384,13 @@ class Depthwise(Window):
         if not self.is_large:
             return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
         del constants["IS_PADDED"]  # each line and column is tested only where it may lie outside
+        constants["TOGETHER"] = self.lines_together(block)
         return self._kernel("depthwise.depthwise_lines", constants, block, tail, pdl=pdl)
+
+    def lines_together(self, block: Block) -> int:
+        """Lines of a large window in one turn: all, for blocks so small that latency decides, else one."""
+        is_small = block.high * block.wide <= 2 and math.prod(self.kernel) <= MOST_TOGETHER
+        return self.kernel[0] if is_small and block.high == 1 else 1
 
     def grid(self, block: Any) -> tuple[int, int, int]:
         """Blocks of positions, blocks of channels."""

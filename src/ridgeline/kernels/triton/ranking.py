@@ -310,7 +310,8 @@ def _lines_us(window: Depthwise, block: Block, device: Device) -> float:
     together = min(device.warps, programs * block.warps)
     # a warp waits for a line of x and of weights, then has most of the issue slots of its quarter of the SM;
     # a load takes a turn per cache line
-    alone_us = (lines * LINE_CYCLES + 1.3 * instructions) / device.cycles_per_us
+    turns = lines / window.lines_together(block)
+    alone_us = (turns * LINE_CYCLES + 1.3 * instructions) / device.cycles_per_us
     cache_lines = lines * columns * max(1, 32 * held // block.channels)
     issue_us = math.ceil(warps / 4) * max(instructions, 4 * cache_lines) / device.cycles_per_us
     moved = (math.prod(window.size) + math.prod(window.made)) * window.images * window.channels

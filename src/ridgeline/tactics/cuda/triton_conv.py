@@ -75,7 +75,7 @@ class TritonConv(TritonProduct):
             raise RefusedError("every channel is a group of its own: triton.depthwise takes it")
         if conv.groups > 1:
             window = window.in_groups(conv.groups)
-        return _reading(conv, window, lambda stored: window.pack(_as_image(stored)))
+        return _reading(conv, window.with_lines_joined(), lambda stored: window.pack(_as_image(stored)))
 
 
 class TritonDepthwise(TritonProduct):
