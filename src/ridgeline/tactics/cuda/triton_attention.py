@@ -21,7 +21,6 @@ from ridgeline.kernels.triton.products import EXACT
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import (
-    FIRST_ARCH,
     PDL_ARCH,
     KernelTactic,
     require_fit,
@@ -83,7 +82,7 @@ class TritonAttention(KernelTactic):
     name = "triton.attention"
 
     def offer(self, site: Site) -> Offer:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
+        self.require_kernels(site, of_tiles=True)
         attention, arch = read_attention(site), site.target.arch_number
         require_addressable(attention)
         return Offer(

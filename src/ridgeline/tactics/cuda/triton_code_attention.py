@@ -16,7 +16,7 @@ from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.quant_products import CODE_TYPES
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import FIRST_ARCH, KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.cuda.read_codes import is_settled, known_number, settled_value
 from ridgeline.tactics.cuda.triton_attention import (
     TYPES,
@@ -74,7 +74,7 @@ class TritonCodeAttention(KernelTactic):
     reads_levels = True
 
     def offer(self, site: Site) -> Offer:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
+        self.require_kernels(site, of_tiles=True)
         found, arch = read_code_attention(site), site.target.arch_number
         attention = found.attention
         return Offer(

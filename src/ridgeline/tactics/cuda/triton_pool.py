@@ -19,7 +19,7 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import FIRST_ARCH, KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import window_us
 from ridgeline.tactics.read.pool import FLOATS, LEAST, PoolSite, as_volume, read_pool
 from ridgeline.tactics.staging import staged_launch
@@ -48,8 +48,8 @@ class PoolKernel:
 
     pool: PoolSite
     tail: Epilogue
-    arch_number: int
     sms: int
+    is_packed: bool  # maxima of halves are taken two at a time
     pdl: bool
 
     @property
@@ -89,7 +89,7 @@ class PoolKernel:
             "IS_PADDED": self.leaves_image(cut), "IS_COUNTED": not pool.counts_all,
             "IS_LONG": pool.taps > MOST_TAPS, "IS_PLANES": self.is_planes,
             "CHANNEL_AXIS": 0 if self.is_turned else 1, "HIGH": cut.high, "WIDE": cut.wide,
-            "BP": cut.positions, "BC": cut.channels, "PACKED": self.arch_number >= FIRST_ARCH,
+            "BP": cut.positions, "BC": cut.channels, "PACKED": self.is_packed,
             "PDL": self.pdl, "EPILOGUE": self.tail.function,
         }  # fmt: skip
         signature = (
@@ -184,9 +184,11 @@ class TritonPool(KernelTactic):
             raise RefusedError(f"{most:,} elements, a kernel counts {MOST_ITEMS:,}")
         tail = make_epilogue(site, pool.anchor.outputs[0], -1 if are_planes(pool) else 1)
         target = site.target
+        # the instruction that does so is as old as arithmetic in bfloat16
         return PoolKernel(
-            pool, tail, target.arch_number, device_of(target.arch).sms, target.has_dependent_launch
-        )
+            pool, tail, device_of(target.arch).sms, is_packed=target.has_bfloat16,
+            pdl=target.has_dependent_launch,
+        )  # fmt: skip
 
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site)

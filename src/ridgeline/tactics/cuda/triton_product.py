@@ -25,7 +25,6 @@ from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import (
-    FIRST_ARCH,
     KernelTactic,
     bytes_packed,
     require_fit,
@@ -84,7 +83,7 @@ class TritonProduct(KernelTactic):
         return ProductSite(site, reading, tail)
 
     def offer(self, site: Site) -> Offer | Refused:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
+        self.require_kernels(site, of_tiles=True)
         found = self.product(site)
         problem = found.reading.problem
         cuts = self.cuts(site, problem)
