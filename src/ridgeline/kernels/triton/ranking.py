@@ -256,7 +256,7 @@ def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
             continue
         if high > window.made[0] or across > window.made[1]:
             continue
-        if high * across > 1 and _spans(window, (high, across)) > MOST_LOADS:
+        if high * across > 1 and math.prod(_reach(window, (high, across))) > MOST_LOADS:
             continue
         found.append(Block(high, across, positions, channels, warps))
 
@@ -290,15 +290,14 @@ def _rank_lines(window: Depthwise, device: Device) -> tuple[Block, ...]:
 
 def _line_registers(window: Depthwise, block: Block) -> int:
     """Of a thread: sums, a line of weights for each line of outputs, half a line of x, addresses."""
-    columns = _spans(replace(window, kernel=(1, window.kernel[1])), (1, block.wide))
-    x = columns * block.held * window.item_bytes // 8
+    x = _reach(window, (block.high, block.wide))[1] * block.held * window.item_bytes // 8
     return block.high * (block.wide + window.kernel[1]) * block.held + x + 30
 
 
 def _lines_us(window: Depthwise, block: Block, device: Device) -> float:
     """Of a window that is walked line by line; instructions as the compiler makes them for sm_90."""
     lines = window.kernel[0] + block.high - 1
-    columns = _spans(replace(window, kernel=(1, window.kernel[1])), (1, block.wide))
+    columns = _reach(window, (block.high, block.wide))[1]
     outputs, held = block.high * block.wide, block.held
     # x: a load, a mask, zeros in two registers at a time, a conversion per number of 16 bits
     x = 1.5 + held * (1.25 if window.item_bytes == 2 else 0.5)
@@ -323,15 +322,14 @@ def _footprint(window: Depthwise, block: Block) -> float:
     """Items of x under the windows of one program, which reads them again from L1."""
     along = min(block.positions * block.wide, window.made[1])
     down = block.high * max(1.0, block.positions * block.wide / window.made[1])
-    sides = zip((down, along), window.stride, window.kernel, window.dilation, strict=True)
-    return block.channels * math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in sides)
+    return block.channels * math.prod(_reach(window, (down, along)))
 
 
 def block_us(window: Depthwise, block: Block, device: Device) -> float:
     """Predicted time of one depthwise launch, from its instructions and its bytes."""
     if window.is_large:
         return _lines_us(window, block, device)
-    outputs, loads = block.high * block.wide, _spans(window, (block.high, block.wide))
+    outputs, loads = block.high * block.wide, math.prod(_reach(window, (block.high, block.wide)))
     # a load with conversion and mask; a multiplication per channel, tap and output; an epilogue per output
     instructions = loads * 16 + outputs * (math.prod(window.kernel) * 8 + 24)
     grid = math.prod(window.grid(block))
@@ -345,10 +343,11 @@ def block_us(window: Depthwise, block: Block, device: Device) -> float:
     return max(wait_us, moved * window.item_bytes / device.bytes) + 0.5 * issue_us
 
 
-def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
-    """Input positions under a block of outputs."""
-    axes = zip(outputs, window.stride, window.kernel, window.dilation, strict=True)
-    return math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in axes)
+def _reach(window: Depthwise, outputs: tuple[float, int]) -> tuple[float, int]:
+    """Lines and columns of x under a block of outputs."""
+    (down, across), (high, wide) = outputs, window.stride
+    (k_high, k_wide), (d_high, d_wide) = window.kernel, window.dilation
+    return (down - 1) * high + (k_high - 1) * d_high + 1, (across - 1) * wide + (k_wide - 1) * d_wide + 1
 
 
 def _tiles(problem: TiledProblem, device: Device) -> Iterator[Tile]:
