@@ -9,13 +9,12 @@ from torch import Tensor
 
 from ridgeline.base.architectures import REGISTERS, architecture_of
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import TRAITS, Site
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
 from ridgeline.tactics.base import Tactic
 
 WARP = 32
-PDL_ARCH = TRAITS["cuda"].dependent_launch_from
 
 
 class KernelTactic(Tactic):

@@ -75,12 +75,12 @@ class TritonCodeAttention(KernelTactic):
 
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site, of_tiles=True)
-        found, arch = read_code_attention(site), site.target.arch_number
+        found = read_code_attention(site)
         attention = found.attention
         return Offer(
-            [blocks.config() for blocks in rank_blocks(attention, arch)],
+            [blocks.config() for blocks in rank_blocks(attention, site.target)],
             bind=lambda config, weights: self._bind(found, Blocks.of(config), weights),
-            kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch, found.types)],
+            kernels=lambda config: [kernel_of(attention, Blocks.of(config), site.target, found.types)],
             footprint=lambda config: Footprint(writes_out=True, packed_bytes=12),
             extents=lambda config: found.extents(),
             predict_us=partial(predict_attention_us, attention),
@@ -89,7 +89,7 @@ class TritonCodeAttention(KernelTactic):
 
     def _bind(self, found: CodeAttention, blocks: Blocks, weights: Mapping[str, Tensor]) -> Launch:
         site, attention = found.site, found.attention
-        kernel = kernel_of(attention, blocks, site.target.arch_number, found.types)
+        kernel = kernel_of(attention, blocks, site.target, found.types)
         compiled = compile_kernel(kernel, site.target.arch, store=self.store)
         launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
