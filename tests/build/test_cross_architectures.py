@@ -125,7 +125,7 @@ def test_kernels_keep_to_the_limits_of_their_architecture(arch: str) -> None:
                 opcodes |= used
             faults += [f"{arch} {model}: {label}: {fault}" for fault in found]
     assert not faults, "\n".join(faults)
-    own = "gemm qgemm attention conv conv1x1 depthwise max_pool rows gemv"
+    own = "gemm qgemm attention conv conv1x1 depthwise pool rows gemv"
     assert tactics >= {f"triton.{name}" for name in own.split()}
     assert opcodes & set({"mma": MMA, "tcgen05": TENSOR_MEMORY}[architecture_of(arch).multiplier])
 
