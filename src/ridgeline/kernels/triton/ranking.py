@@ -16,7 +16,7 @@ from itertools import product as combinations
 from typing import TypeVar
 
 from ridgeline.base.architectures import REGISTERS, THREAD_REGISTERS
-from ridgeline.base.devices import Device, device_of
+from ridgeline.base.devices import FITTED_MHZ, Device, device_of
 from ridgeline.base.spec import TF32
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 from ridgeline.kernels.triton.quant_products import CodedWeight
@@ -30,11 +30,12 @@ MOST_SUMS = 128  # of a thread
 MOST_BLOCKS = 16  # with scales of their own in one step of a product with a packed weight
 # with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
-SM_BYTES = 75e3 / 1700  # that one SM can load from L2 per cycle
-L1_BYTES = 200e3 / 1700  # the same from L1
+SM_BYTES = 75e3 / FITTED_MHZ  # that one SM can load from L2 per cycle
+L1_BYTES = 200e3 / FITTED_MHZ  # the same from L1
 STEP_US = 0.04  # the barriers of one step
-LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
+IN_FLIGHT_BYTES = 40e3  # about so much per SM hides the latency of memory
 DIRECT_BYTES = 192  # that a thread loads to registers in one step
+LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
 L1_LOAD_US = 0.2  # the same where most lines are in L1
 ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
 FIXED_US = 1.2  # a block's start, first load and epilogue
@@ -104,8 +105,7 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
     def cost(tile: Tile) -> float:
         blocks = -(-problem.columns // tile.bn) * tile.split
         in_flight = min(blocks / device.sms, 16 // tile.warps * 2) * tile.bn * tile.bk * problem.item_bytes
-        # about 40 KB in flight per SM hide the latency of memory
-        rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+        rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
         return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
 
     return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
@@ -165,8 +165,7 @@ def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     )
     busy = min(blocks, device.sms * side_by_side)
     in_flight = busy / device.sms * (tile.stages - 1) * _coded_step_bytes(problem, tile)
-    # about 40 KB in flight per SM hide the latency of memory
-    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
     numbers = problem.columns * problem.depth * -(-problem.rows // tile.bm)
     waves = math.ceil(blocks / (device.sms * side_by_side)) * device.sms * side_by_side / blocks
     decode_us = 2.0 * waves * numbers / (128 * device.sms * device.cycles_per_us)
@@ -188,7 +187,7 @@ def _one_row_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     side_by_side = min(by_registers, device.warps // tile.warps, device.blocks)
     held = tile.bn * tile.bk * problem.touched_bytes[1] / (problem.columns * problem.depth)
     in_flight = min(blocks / device.sms, side_by_side) * held
-    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
     decode_us = DECODE_AND_ADD * problem.columns * problem.depth / (128 * device.sms * device.cycles_per_us)
     steps = math.ceil(problem.depth / (tile.bk * tile.split))
     whole = FIXED_US + max(problem.touched_bytes[1] / rate, decode_us) + (steps - 1) * LOAD_US
