@@ -20,6 +20,7 @@ from ridgeline.base.devices import FITTED_MHZ, Device, device_of
 from ridgeline.base.spec import TF32
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 from ridgeline.kernels.triton.quant_products import CodedWeight
+from ridgeline.kernels.triton.text import power_of_two
 
 MAX_CONFIGS = 8
 # at most this many of the chosen have the same tile shape, or agree in whether they split the sum
@@ -91,7 +92,7 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
 def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
     """Cuts for a few rows: enough blocks to keep every SM reading."""
     device = device_of(arch)
-    rows = 1 << (problem.rows - 1).bit_length()
+    rows = power_of_two(problem.rows)
     wide = WIDE_BYTES // problem.item_bytes
     found = []
     for bn, warps, split in combinations((1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 4, 8)):
@@ -114,7 +115,7 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
 def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
     """Cuts of a product with a packed weight: enough blocks to keep every SM reading it."""
     device = device_of(arch)
-    rows = min(64, max(16, 1 << (problem.rows - 1).bit_length()))
+    rows = min(64, max(16, power_of_two(problem.rows)))
     found = []
     for bm, bn, bk, split, stages in combinations(
         {rows, 8} if problem.rows <= 8 else {rows}, (32, 64, 128), (128, 256, 512), (1, 2, 4, 8), (3, 4, 6)
@@ -370,7 +371,7 @@ def _warps(bm: int, bn: int) -> tuple[int, ...]:
 
 def _suits(block: int, size: int) -> bool:
     """Whether a block is at most the size, rounded up to a power of two."""
-    return block <= max(16, 1 << (size - 1).bit_length())
+    return block <= max(16, power_of_two(size))
 
 
 def _is_worth(split: int, problem: TiledProblem, shape: tuple[int, int, int], device: Device) -> bool:

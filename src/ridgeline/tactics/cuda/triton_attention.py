@@ -19,6 +19,7 @@ from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import EXACT
 from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.text import power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import attention_us
@@ -262,7 +263,7 @@ def _constants(attention: AttentionSite, blocks: Blocks, strides: _Strides) -> d
 
 def _padded(size: int) -> int:
     """A power of two that a matrix instruction takes."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power_of_two(size))
 
 
 def rank_blocks(attention: AttentionSite, target: Target) -> list[Blocks]:

@@ -17,7 +17,7 @@ from ridgeline.kernels.triton.compiler import compile_kernel
 from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type
+from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import window_us
@@ -156,7 +156,7 @@ class PoolKernel:
 
     def _turned(self) -> list[tuple[int, int, int]]:
         """Enough of both axes for whole sectors of memory on both sides."""
-        channels = min(64, _power(self.pool.channels))
+        channels = min(64, power_of_two(self.pool.channels))
         return [(64, min(32, channels), 4), (64, channels, 8), (32, channels, 4)]
 
     def _rows(self) -> list[tuple[int, int, int]]:
@@ -251,12 +251,7 @@ def _extents(found: PoolKernel) -> Mapping[int, int]:
 
 def _channel_block(channels: int) -> int:
     """The widest block of which at most an eighth goes to waste, or the one that wastes least."""
-    sizes = [size for size in (128, 64, 32, 16) if size < 2 * channels] or [_power(channels)]
+    sizes = [size for size in (128, 64, 32, 16) if size < 2 * channels] or [power_of_two(channels)]
     covered = {size: -(-channels // size) * size for size in sizes}
     fitting = [size for size in sizes if 8 * covered[size] <= 9 * channels]
     return fitting[0] if fitting else min(sizes, key=covered.__getitem__)
-
-
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()

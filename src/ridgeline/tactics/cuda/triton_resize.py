@@ -19,7 +19,7 @@ from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.resize import Tables, longest_run
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS
-from ridgeline.kernels.triton.text import TYPES
+from ridgeline.kernels.triton.text import TYPES, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import pointwise_us
@@ -143,7 +143,7 @@ class Resizing:
     def _columns(self, lane_items: int) -> int:
         """Of a tile of planes: as many as leave few of them outside."""
         width = self.found.out_size[1]
-        wide = min(MOST_COLUMNS, 1 << (width - 1).bit_length())
+        wide = min(MOST_COLUMNS, power_of_two(width))
         while wide > 2 * lane_items and -(-width // wide) * wide > MOST_COVERED * width:
             wide //= 2
         return wide
