@@ -11,7 +11,15 @@ from ridgeline.base.architectures import REGISTERS, architecture_of
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
+from ridgeline.kernels.triton.compiler import (
+    COMPILED_HERE,
+    Compiled,
+    CompileError,
+    KernelStore,
+    compile_kernel,
+)
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Tactic
 
 WARP = 32
@@ -39,6 +47,11 @@ class KernelTactic(Tactic):
         reason = self.store.why_none(site.target.arch)
         if reason is not None:
             raise RefusedError(reason)
+
+
+def launcher_of(kernel: Kernel, site: Site, store: KernelStore) -> Launcher:
+    """The kernel compiled for the site's target and loaded."""
+    return Launcher(require_fit(compile_kernel(kernel, site.target.arch, store=store)))
 
 
 def require_fit(made: Compiled | CompileError) -> Compiled:

@@ -15,13 +15,11 @@ from ridgeline.base.architectures import REGISTERS
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site, Target
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.products import EXACT
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import attention_us
 from ridgeline.tactics.read.attention import (
     IN_REGION,
@@ -94,8 +92,7 @@ class TritonAttention(KernelTactic):
 
     def _bind(self, site: Site, attention: AttentionSite, blocks: Blocks) -> Launch:
         kernel = kernel_of(attention, blocks, site.target)
-        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
-        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
+        launcher, grid = launcher_of(kernel, site, self.store), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:

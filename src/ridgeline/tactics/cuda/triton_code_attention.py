@@ -12,11 +12,9 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS, Op, Site
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.quant_products import CODE_TYPES
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.cuda.read_codes import is_settled, known_number, settled_value
 from ridgeline.tactics.cuda.triton_attention import (
     TYPES,
@@ -90,8 +88,7 @@ class TritonCodeAttention(KernelTactic):
     def _bind(self, found: CodeAttention, blocks: Blocks, weights: Mapping[str, Tensor]) -> Launch:
         site, attention = found.site, found.attention
         kernel = kernel_of(attention, blocks, site.target, found.types)
-        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
-        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
+        launcher, grid = launcher_of(kernel, site, self.store), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
         scales = found.bind_scales(weights, "cuda")
 

@@ -13,13 +13,11 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site, TensorSpec
 from ridgeline.kernels.elements import to_torch
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import window_us
 from ridgeline.tactics.read.pool import FLOATS, LEAST, PoolSite, as_volume, read_pool
 from ridgeline.tactics.staging import staged_launch
@@ -205,8 +203,7 @@ class TritonPool(KernelTactic):
         )
 
     def _bind(self, site: Site, found: PoolKernel, cut: Cut) -> Launch:
-        compiled = compile_kernel(found.describe(cut), site.target.arch, store=self.store)
-        launcher = Launcher(require_fit(compiled))
+        launcher = launcher_of(found.describe(cut), site, self.store)
         extras = [to_torch(array).to("cuda") for array in found.tail.extras]
         reads = frozenset((found.pool.slot, *found.tail.inputs))
 

@@ -14,14 +14,12 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.resize import ResizeSite, channels_inside
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.resize import Tables, longest_run
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS
 from ridgeline.kernels.triton.text import TYPES, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import pointwise_us
 from ridgeline.tactics.read.resize import read_resize
 from ridgeline.tactics.staging import staged_launch
@@ -176,7 +174,7 @@ class TritonResize(KernelTactic):
 
     def _bind(self, site: Site, resizing: Resizing, cut: Cut) -> Launch:
         kernel = resizing.describe(cut, pdl=site.target.has_dependent_launch)
-        launcher = Launcher(require_fit(compile_kernel(kernel, site.target.arch, store=self.store)))
+        launcher = launcher_of(kernel, site, self.store)
         place = resizing.found.place
         tables = [torch.from_numpy(array).to("cuda") for array in resizing.tables(cut).arrays]
 
