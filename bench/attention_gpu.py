@@ -179,10 +179,10 @@ def other_sizes(case: Case) -> Iterator[None]:
 
 
 def measure(case: Case, target: Target, *, every_shape: bool) -> list[Candidate]:
-    site, arch = site_of(case, target), int(target.arch.removeprefix("sm_"))
+    site = site_of(case, target)
     attention, inputs = read_attention(site), inputs_of(site)
     is_right = Judge(site, inputs)
-    offered = rank_blocks(attention, arch)
+    offered = rank_blocks(attention, target)
     shapes = [
         *offered,
         *(b for b in block_shapes(attention, device_of(target.arch)) if every_shape and b not in offered),
@@ -211,17 +211,17 @@ def text(blocks: Blocks) -> str:
 
 def compile_all(cases: Sequence[Case], target: Target, *, every_shape: bool) -> None:
     """Every kernel of the run at once, on every core."""
-    arch, kernels = int(target.arch.removeprefix("sm_")), []
+    kernels = []
     for case in cases:
         site = site_of(case, target)
         attention = read_attention(site)
-        offered = rank_blocks(attention, arch)
+        offered = rank_blocks(attention, target)
         every = block_shapes(attention, device_of(target.arch))
         shapes = every if every_shape and case in TIMED else offered
-        kernels += [kernel_of(attention, blocks, arch) for blocks in shapes]
+        kernels += [kernel_of(attention, blocks, target) for blocks in shapes]
         if case in TIMED:
             with other_sizes(case):
-                kernels += [kernel_of(attention, blocks, arch) for blocks in offered]
+                kernels += [kernel_of(attention, blocks, target) for blocks in offered]
     start = time.perf_counter()
     compile_kernels(kernels, target.arch)
     print(f"{len(kernels)} kernels compiled in {time.perf_counter() - start:.0f} s")

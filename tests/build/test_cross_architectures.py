@@ -18,13 +18,14 @@ from offers import offered
 from ridgeline.base.architectures import (
     ARCHITECTURES,
     BLOCK_THREADS,
+    PREDICTED_AS,
     REGISTERS,
     THREAD_REGISTERS,
     architecture_of,
 )
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import TRAITS, Site, Target
-from ridgeline.base.target_files import NEAREST, STANDS_FOR, ceilings_of_arch, known_ceilings
+from ridgeline.base.target_files import STANDS_FOR, ceilings_of_arch, known_ceilings
 from ridgeline.errors import OptionError, TargetError
 from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError
 from ridgeline.kernels.triton.sass import disassemble, read_instructions, static_shared
@@ -173,7 +174,7 @@ def _configs(tactic: Any, site: Site, arch: str) -> list[dict[str, Any]]:
 
 def test_every_architecture_has_limits_and_figures() -> None:
     assert TRAITS["cuda"].architectures == tuple(ARCHITECTURES)
-    assert STANDS_FOR.keys() | NEAREST.keys() == ARCHITECTURES.keys()
+    assert STANDS_FOR.keys() | PREDICTED_AS.keys() == ARCHITECTURES.keys()
     for arch, limit in ARCHITECTURES.items():
         device = device_of(arch)
         assert (device.shared_bytes, device.warps, device.blocks) == (
@@ -220,7 +221,9 @@ def rows_of_the_page() -> Iterator[str]:
     for arch, limit in ARCHITECTURES.items():
         target, known = Target("cuda", arch), ceilings_of_arch(arch)
         title = (
-            f"as {NEAREST[arch]}" if arch in NEAREST else known.title.split(",")[0].removeprefix("NVIDIA ")
+            f"as {PREDICTED_AS[arch]}"
+            if arch in PREDICTED_AS
+            else known.title.split(",")[0].removeprefix("NVIDIA ")
         )
         cells = [
             f"`{arch}`", title, f"{limit.shared_bytes // 1024} KiB", str(limit.warps), str(limit.blocks),

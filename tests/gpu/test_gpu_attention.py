@@ -7,6 +7,7 @@ import pytest
 import test_triton_attention as cases
 
 from offers import offered
+from ridgeline.base.spec import Target
 from ridgeline.errors import UnsupportedError
 from ridgeline.tactics.cuda.sdpa import BACKENDS, CudaSdpa
 from ridgeline.tactics.cuda.triton_attention import rank_blocks
@@ -30,7 +31,7 @@ DTYPES = ["float16", "bfloat16", "float32"]
 @pytest.mark.parametrize("length", [37, 130, 300])
 def test_offered_blocks(length: int, is_causal: int, dtype: str) -> None:
     site = cases.merged(2, length, heads=3, width=64, dtype=dtype, is_causal=is_causal)
-    ranked = rank_blocks(read_attention(site), int(on_gpu.arch().removeprefix("sm_")))
+    ranked = rank_blocks(read_attention(site), Target("cuda", on_gpu.arch()))
     for blocks in {ranked[0], ranked[-1]}:
         cases.check(site, blocks=blocks)
 

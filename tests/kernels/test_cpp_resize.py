@@ -14,9 +14,9 @@ from torch import Tensor
 
 from offers import offered, why_not
 from ridgeline.base.spec import Site, Target
-from ridgeline.kernels.resize import read_resize
 from ridgeline.kernels.triton.resize import resize_ref
 from ridgeline.tactics.cpu.cpp_resize import CppResize
+from ridgeline.tactics.read.resize import read_resize
 
 CPU = Target(threads=2)
 LAST = "x y"

@@ -85,7 +85,7 @@ def run(site: Site, tensors, blocks: Blocks = SMALL) -> Tensor:
     out = between_nans(torch.full(site.outputs[0].shape, math.nan, dtype=getattr(torch, attention.dtype)))
     inputs = [between_nans(tensors[name]) for name in site.body.inputs]
     interpret(
-        kernel_of(attention, blocks, site.target.arch_number),
+        kernel_of(attention, blocks, site.target),
         grid_of(attention, blocks),
         arguments(attention, inputs, [out]),
     )
@@ -147,7 +147,7 @@ def test_head_widths(widths):
 @pytest.mark.parametrize("is_causal", [0, 1])
 def test_lengths_that_are_arguments(is_causal):
     site = apart(1, 20, 300, heads=1, kv_heads=1, dtype=FP32, is_causal=is_causal)
-    assert dict(kernel_of(read_attention(site), SMALL, 90).signature)["T"] == "i32"
+    assert dict(kernel_of(read_attention(site), SMALL, site.target).signature)["T"] == "i32"
     check(site, blocks=Blocks(16, 128, 4, 2))
 
 
@@ -201,7 +201,7 @@ def test_rows_that_are_not_aligned():
     body = Body(("x", "k", "v"), ("y",), ops, {n: torch.tensor(v).numpy() for n, v in constants.items()})
     specs = {**site.specs, "x": TensorSpec(FP16, (1, H, 20, 13))}
     moved = Site(body, specs, frozenset(), {}, site.target)
-    kernel = kernel_of(read_attention(moved), SMALL, moved.target.arch_number)
+    kernel = kernel_of(read_attention(moved), SMALL, moved.target)
     assert kernel.unaligned == ("q_ptr",)
     assert dict(kernel.constants)["UNIT"] == 4  # 20 rows of 13 elements
     check(moved)
@@ -209,10 +209,9 @@ def test_rows_that_are_not_aligned():
 
 def machine_code(sites, *, shapes=1) -> list[tuple[Blocks, Compiled, str]]:
     """The best shapes of each site, compiled, with their instructions."""
-    arch = sites[0].target.arch
-    number = sites[0].target.arch_number
-    jobs = [(a, b) for a in map(read_attention, sites) for b in rank_blocks(a, number)[:shapes]]
-    made = compile_kernels([kernel_of(*job, number) for job in jobs], arch, jobs=2)
+    target = sites[0].target
+    jobs = [(a, b) for a in map(read_attention, sites) for b in rank_blocks(a, target)[:shapes]]
+    made = compile_kernels([kernel_of(*job, target) for job in jobs], target.arch, jobs=2)
     found = []
     for (_, blocks), compiled in zip(jobs, made, strict=True):
         assert isinstance(compiled, Compiled), compiled

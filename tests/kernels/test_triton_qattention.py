@@ -35,7 +35,7 @@ def run(site: Site, tensors: Mapping[str, Tensor], blocks: Blocks = SMALL) -> Te
     spec = site.outputs[0]
     y = torch.full(spec.shape, 77.0).to(getattr(torch, spec.dtype))
     inputs = [tensors[name] for name in site.body.inputs]
-    kernel = kernel_of(found.attention, blocks, site.target.arch_number, found.types)
+    kernel = kernel_of(found.attention, blocks, site.target, found.types)
     args = arguments(found.attention, inputs, [y], found.bind_scales(weights, "cpu"))
     interpret(for_interpreter(kernel), grid_of(found.attention, blocks), args)
     return y

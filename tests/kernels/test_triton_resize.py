@@ -18,9 +18,9 @@ from torch import Tensor
 from interpreted import interpret
 from offers import offered, why_not
 from ridgeline.base.spec import Body, Config, Site, TensorSpec
-from ridgeline.kernels.resize import read_resize
 from ridgeline.kernels.triton.resize import Tables, longest_run, resize_ref
 from ridgeline.tactics.cuda.triton_resize import Resizing, TritonResize, cut_of
+from ridgeline.tactics.read.resize import read_resize
 
 TACTIC = TritonResize()
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

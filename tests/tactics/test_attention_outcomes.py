@@ -76,11 +76,11 @@ def results(
     gpu = site_of(attrs, mask, is_guarded=guard is not None, keys=keys, target=Target("cuda", "sm_80"))
     assert why_not(TritonAttention(), gpu) is None
     attention = read_attention(gpu)
-    blocks = rank_blocks(attention, 80)[0]
+    blocks = rank_blocks(attention, gpu.target)[0]
     out = torch.full((B, H, S, D), 77.0)
     args = arguments(attention, given, [out])
     with np.errstate(all="ignore"):
-        interpret(kernel_of(attention, blocks, 80), grid_of(attention, blocks), args)
+        interpret(kernel_of(attention, blocks, gpu.target), grid_of(attention, blocks), args)
     yield "triton", out
 
 

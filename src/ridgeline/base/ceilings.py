@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ridgeline.base.architectures import ARCHITECTURES
+from ridgeline.base.architectures import ARCHITECTURES, PREDICTED_AS
 from ridgeline.base.spec import TRAITS
 
 # what large transfers and products reach of the maker's figures, where nothing was measured: medians of
@@ -21,12 +21,8 @@ AS_STATED = "as the maker states"
 DEFAULT_LAUNCH_US = 1.0
 PAST_CACHE = 4  # a copy of this many caches hardly finds anything there
 IN_CACHE = 1.25  # copies that are so much faster than those from memory come from a cache
-# L2 has no figure in data sheets. Rates that were measured or published, in TB/s; those of sm_103 and
-# sm_121 are taken from the architectures that they are predicted as
-L2_TB_S = {
-    "sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_103": 6.5, "sm_120": 5.0,
-    "sm_121": 5.0,
-}  # fmt: skip
+# L2 has no figure in data sheets. Rates that were measured or published, in TB/s
+L2_TB_S = {"sm_80": 4.0, "sm_86": 2.5, "sm_89": 4.0, "sm_90": 5.5, "sm_100": 6.5, "sm_120": 5.0}
 L2_OVER_MEMORY = 2.5
 # a type without a figure of its own: the types to ask instead, and its rate as a share of theirs. Tensor
 # cores since Turing multiply int8 at twice the rate of float16
@@ -89,8 +85,9 @@ class Ceilings:
     @property
     def l2_bytes_per_us(self) -> float:
         """What L2 delivers to all processors: a known rate of its architecture, else a multiple of memory."""
-        if self.arch in L2_TB_S:
-            return 1e6 * L2_TB_S[self.arch] * self.l2_factor
+        known = L2_TB_S.get(PREDICTED_AS.get(self.arch, self.arch))
+        if known is not None:
+            return 1e6 * known * self.l2_factor
         return L2_OVER_MEMORY * self.memory_bytes_per_us * self.l2_factor
 
     @property

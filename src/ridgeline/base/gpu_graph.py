@@ -41,7 +41,7 @@ def own_stream(owner: object) -> torch.cuda.Stream:
 
 
 def raw_stream(device: int) -> int:
-    """The driver's handle of the current stream: what PyTorch's object for it takes far longer to tell."""
+    """The driver's handle of the current stream. PyTorch takes far longer to make its object of it."""
     return torch._C._cuda_getCurrentRawStream(device)
 
 

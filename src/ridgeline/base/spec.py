@@ -197,6 +197,7 @@ class Traits:
     reads_by_index: bool = False  # its generated kernels do: regions take in views, moves and whole rows
     view_alignment: int = 1  # bytes; kernels are compiled for tensors that begin so
     dependent_launch_from: int = 0  # the first architecture whose kernels start before the last ends; 0: none
+    async_copies_from: int = 0  # the first architecture that copies to shared memory meanwhile; 0: none
     tf32_from: int = 0  # the first architecture that multiplies in TF32; 0: none
     float8_from: int = 0  # the first that multiplies and converts float8; 0: none
     bfloat16_from: int = 0  # the first that multiplies bfloat16; 0: none
@@ -207,7 +208,7 @@ TRAITS = {
     "cpu": Traits("cpu"),
     "cuda": Traits(
         "cuda", tuple(ARCHITECTURES), is_gpu=True, reads_by_index=True, view_alignment=16,
-        dependent_launch_from=90, tf32_from=80, float8_from=89, bfloat16_from=80,
+        dependent_launch_from=90, async_copies_from=80, tf32_from=80, float8_from=89, bfloat16_from=80,
     ),
 }  # fmt: skip
 
@@ -239,6 +240,11 @@ class Target:
     def has_dependent_launch(self) -> bool:
         """Whether a kernel may start before the one in front of it has ended."""
         return self._is_from(self.traits.dependent_launch_from)
+
+    @property
+    def has_async_copies(self) -> bool:
+        """Whether blocks copy to shared memory while they compute: kernels of tiles are made for it."""
+        return self._is_from(self.traits.async_copies_from)
 
     @property
     def has_tf32(self) -> bool:

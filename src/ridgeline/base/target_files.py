@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ridgeline.base.architectures import ARCHITECTURES, architecture_of
+from ridgeline.base.architectures import ARCHITECTURES, PREDICTED_AS, architecture_of
 from ridgeline.base.ceilings import Ceilings, Point
 from ridgeline.base.files import read_regular, whole_file
 from ridgeline.base.spec import TRAITS
@@ -28,8 +28,6 @@ STANDS_FOR = {
     "sm_75": "t4", "sm_80": "a100", "sm_86": "a10", "sm_87": "orin", "sm_89": "l40s", "sm_90": "h200",
     "sm_100": "b200", "sm_110": "thor", "sm_120": "rtx5090",
 }  # fmt: skip
-# architectures without a shipped file: predicted as this one is
-NEAREST = {"sm_103": "sm_100", "sm_121": "sm_120"}
 KINDS = ("cuda", "cpu")
 WRITES_ONE = "ridge calibrate -o FILE.toml writes one of this machine"
 # what a file may say, table by table: a figure under a misspelt name would be left out in silence
@@ -57,8 +55,8 @@ def known_ceilings(name: str) -> Ceilings:
 def ceilings_of_arch(arch: str) -> Ceilings:
     """The machine that stands for an architecture, or `TargetError` for one that nothing is known of."""
     architecture_of(arch)
-    if arch in NEAREST:
-        return replace(known_ceilings(STANDS_FOR[NEAREST[arch]]), arch=arch)
+    if arch in PREDICTED_AS:
+        return replace(known_ceilings(STANDS_FOR[PREDICTED_AS[arch]]), arch=arch)
     return known_ceilings(STANDS_FOR[arch])
 
 

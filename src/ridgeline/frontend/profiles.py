@@ -80,13 +80,17 @@ def _apart(inputs: Sequence[Port], misused: Collection[str]) -> tuple[Port, ...]
     )
 
 
+def dims_of(port: Port, rank: int) -> Sequence[int | str]:
+    """The dims of an input. One that the model gives none has names of its own for its axes."""
+    return [f"{port.name}.{axis}" for axis in range(rank)] if port.dims is None else port.dims
+
+
 def _are_values(ranges: Ranges | Values) -> bool:
     return bool(ranges) and isinstance(ranges[0], ValueRange)
 
 
 def _take_shape(made: Resolved, origin: dict[str, str], port: Port, ranges: Ranges) -> None:
-    named = [f"{port.name}.{axis}" for axis in range(len(ranges))]
-    dims: Sequence[int | str] = named if port.dims is None else port.dims
+    dims = dims_of(port, len(ranges))
     fits = len(ranges) == len(dims) and all(
         isinstance(dim, str) or r.min == dim == r.max for r, dim in zip(ranges, dims, strict=True)
     )

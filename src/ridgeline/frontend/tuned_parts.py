@@ -10,7 +10,7 @@ from itertools import pairwise
 from ridgeline.base.spec import Port
 from ridgeline.base.tuning_points import NamedPoint, Point
 from ridgeline.errors import OptionError, did_you_mean
-from ridgeline.frontend.profiles import Resolved, profile_shapes
+from ridgeline.frontend.profiles import Resolved, dims_of, profile_shapes
 from ridgeline.options import DimRange
 
 Sizes = dict[str, int]  # of dims, by name
@@ -123,13 +123,12 @@ def _ranges(
 def _part(
     inputs: Sequence[Port], profile: Resolved, ranges: Mapping[str, DimRange], values_at: str
 ) -> Resolved:
-    dims = {port.name: port.dims for port in inputs}
+    known = {port.name: port for port in inputs}
     shapes = {}
     for name, old in profile.shapes.items():
-        own = dims[name]
-        names = _axes(name, len(old)) if own is None else own
+        dims = dims_of(known[name], len(old))
         shapes[name] = tuple(
-            ranges.get(dim, r) if isinstance(dim, str) else r for dim, r in zip(names, old, strict=True)
+            ranges.get(dim, r) if isinstance(dim, str) else r for dim, r in zip(dims, old, strict=True)
         )
     values = {
         name: tuple(replace(v, opt=getattr(v, values_at)) for v in each)
@@ -166,7 +165,7 @@ def _named_sizes(inputs: Sequence[Port], point: NamedPoint) -> Sizes:
 
 
 def _of_shape(port: Port, sizes: Sequence[int]) -> Sizes:
-    dims = _axes(port.name, len(sizes)) if port.dims is None else port.dims
+    dims = dims_of(port, len(sizes))
     fits = len(dims) == len(sizes) and all(
         isinstance(dim, str) or dim == size for dim, size in zip(dims, sizes, strict=True)
     )
@@ -180,11 +179,6 @@ def _of_shape(port: Port, sizes: Sequence[int]) -> Sizes:
             help=f"a shape, such as {port.name}=1x3x224x224; a dim by itself by its name, such as N=8",
         )
     return made
-
-
-def _axes(name: str, count: int) -> tuple[str, ...]:
-    """As `resolve_profile` names the axes of an input that has no dims."""
-    return tuple(f"{name}.{axis}" for axis in range(count))
 
 
 def _outside(point: NamedPoint, sizes: Sizes, profiles: Sequence[Resolved]) -> OptionError:

@@ -14,9 +14,8 @@ from ridgeline.ir.work import bytes_read, op_flops
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "QLinearConv", "ConvInteger", "DeformConv"})
 _PRODUCTS = INTEGER_PRODUCTS | {"Einsum"}
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-_WINDOWS = frozenset(
-    {"MaxPool", "AveragePool", "LpPool", "ArgMax", "ArgMin", "TopK", "CumSum", "GlobalLpPool"}
-)
+POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})  # over windows
+_WINDOWS = POOLS | {"ArgMax", "ArgMin", "TopK", "CumSum", "GlobalLpPool"}
 
 _BOTH_CODED = frozenset(name for name, fmt in FORMATS.items() if not fmt.block)
 

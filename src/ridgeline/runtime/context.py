@@ -147,7 +147,7 @@ class Context:
         return [(_key_text(self._names, key), instance.nbytes) for key, instance in ready]
 
     def _met(self, feeds: Feeds) -> AnyBinding | None:
-        """The binding that is there for inputs of these shapes, if it is there to stay."""
+        """The binding for inputs of these shapes; None if there is none yet, or only for the time being."""
         try:
             key = tuple([feeds[name].shape for name in self._names])
             binding = self._bindings.get(key)

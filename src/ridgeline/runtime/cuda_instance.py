@@ -28,7 +28,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, dtype_name, numpy_dtype
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
-from ridgeline.runtime.device_copies import Clones, Targets
+from ridgeline.runtime.device_copies import Clones, Destinations
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
@@ -181,7 +181,7 @@ class CudaBinding:
             (name, tuple(tensor.shape), numpy_dtype(dtype_name(tensor)), tensor.dtype)
             for name, tensor in instance.inputs.items()
         ]
-        self._targets = Targets(instance.inputs)
+        self._destinations = Destinations(instance.inputs)
         is_fixed = instance.dynamic_names.isdisjoint(instance.program.outputs)
         self._clones = Clones(instance.results()) if is_fixed else None
         self._pinned: dict[str, Tensor] = {}
@@ -227,7 +227,7 @@ class CudaBinding:
         """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
         self._order()
         if there == len(arrays):
-            self._targets.fill(arrays)
+            self._destinations.fill(arrays)
         else:
             self.load(arrays)
         self.instance.execute()

@@ -39,7 +39,7 @@ class Clones:
         return {n: made[n] if n in made else tensor.clone() for n, tensor in self._tensors.items()}
 
 
-class Targets:
+class Destinations:
     """Tensors that are written again and again, from others of the same shapes and types."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -50,8 +50,8 @@ class Targets:
 
     def fill(self, sources: Sequence[Tensor]) -> None:
         """Queue the copies; the sources come in the order of the tensors, and lie on the same device."""
-        for places, targets in self._groups:
-            torch._foreach_copy_(targets, [sources[place] for place in places])
-        for place, target in self._alone:
-            if sources[place].data_ptr() != target.data_ptr():
-                target.copy_(sources[place], non_blocking=True)
+        for places, tensors in self._groups:
+            torch._foreach_copy_(tensors, [sources[place] for place in places])
+        for place, tensor in self._alone:
+            if sources[place].data_ptr() != tensor.data_ptr():
+                tensor.copy_(sources[place], non_blocking=True)

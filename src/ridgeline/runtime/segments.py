@@ -6,8 +6,9 @@ they are, since that may lie elsewhere in every run; neighbouring others become 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from torch.cuda import CUDAGraph
@@ -74,11 +75,13 @@ def capture_segments(
     reasons = _why_eager(calls, values, dynamic_values, why_not)
     parts: list[Segment | Call] = []
     kept: dict[str, Any] = {}
-    for begin, end in _runs(reasons):
-        if reasons[begin] is not None:
-            parts += calls[begin:end]
+    for is_captured, places in groupby(range(len(calls)), key=lambda place: reasons[place] is None):
+        first, *others = places
+        here = slice(first, first + 1 + len(others))
+        if not is_captured:
+            parts += calls[here]
             continue
-        segment = _capture(calls[begin:end], values[begin:end], dict(kept), dynamic_values, record)
+        segment = _capture(calls[here], values[here], dict(kept), dynamic_values, record)
         kept |= segment.values
         parts.append(segment)
     if not any(isinstance(part, Segment) for part in parts):
@@ -106,15 +109,6 @@ def _why_eager(
             moving |= own.writes
         reasons.append(reason)
     return reasons
-
-
-def _runs(reasons: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """Neighbours that are all captured, or all not."""
-    begin = 0
-    for index in range(1, len(reasons) + 1):
-        if index == len(reasons) or (reasons[index] is None) != (reasons[begin] is None):
-            yield begin, index
-            begin = index
 
 
 def _capture(

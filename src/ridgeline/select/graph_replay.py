@@ -54,9 +54,8 @@ class GraphTrial:
 
     def __init__(self, context: SelectionContext) -> None:
         self._context, self._rounds = context, SITE_ROUNDS[context.options.level]
-        self._eager: dict[
-            int, dict[int, str]
-        ] = {}  # of contests where no candidate was captured, the reasons
+        # why no candidate of a contest could be captured, by contests where that is so
+        self._eager: dict[int, dict[int, str]] = {}
 
     def is_raced(self, contest: Contest) -> bool:
         """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes."""

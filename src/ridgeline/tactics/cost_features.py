@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.ir.body_class import compute_type
+from ridgeline.ir.body_class import POOLS, compute_type
 from ridgeline.ir.op_flops import FUNCTIONS
 from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import row_of
 from ridgeline.ir.work import body_bytes, op_flops
 
-POOLS = ("MaxPool", "AveragePool", "LpPool")
 # images that lie plane by plane are read element by element: as far apart as four doublings of a size
 PLANES = 16
 FUNCTION = 4  # instructions of a function for each operation that it counts as, beside those of the others

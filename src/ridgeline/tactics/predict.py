@@ -64,16 +64,16 @@ def _moving_us(site: Site, device: Device) -> float:
     return body_bytes(site.body, site.specs) / device.bytes
 
 
-def pointwise_us(site: Site, device: Device) -> float:
-    computing_us = body_flops(site.body, site.specs) / device.plain_flops
+def pointwise_us(site: Site, device: Device, *, further_flops: float = 0.0) -> float:
+    """`further_flops`: what the table of ops does not count."""
+    computing_us = (body_flops(site.body, site.specs) + further_flops) / device.plain_flops
     return POINTWISE_US + max(_moving_us(site, device), computing_us)
 
 
 def window_us(site: Site, taps: int, device: Device) -> float:
     """Windows of so many places: one operation for each of them."""
     made = max((spec.numel for spec in site.outputs), default=0)
-    computing_us = (body_flops(site.body, site.specs) + taps * made) / device.plain_flops
-    return POINTWISE_US + max(_moving_us(site, device), computing_us)
+    return pointwise_us(site, device, further_flops=taps * made)
 
 
 def rows_us(site: Site, config: Config, device: Device) -> float:

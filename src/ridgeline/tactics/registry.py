@@ -59,15 +59,8 @@ def cpu_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         *(AtenLinear(), MklLinear(), OneDnnLinear()),
         *(ConvAsGemm(), OneDnnConv(), OneDnnConvTranspose()),
         *(Sdpa(), AttentionBmm()),
-        *(
-            CppPointwise(),
-            CppReduce(),
-            CppRecurrent(),
-            CppMoves(),
-            CppPool(),
-            CppResize(),
-            CppDynamicLevels(),
-        ),
+        *(CppPointwise(), CppReduce(), CppRecurrent(), CppMoves()),
+        *(CppPool(), CppResize(), CppDynamicLevels()),
         Aten(options.opset_imports, options.limits),
         Ort(
             options.opset_imports,

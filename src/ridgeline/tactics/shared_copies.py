@@ -29,8 +29,8 @@ def shared_copy(made: Tensor, *stored: Tensor) -> Tensor:
 
     Copies are only read. One that nobody holds any more is forgotten.
     """
-    is_own = made.layout == torch.strided and made.numel() > 0 and made.data_ptr() % ALIGNED_BYTES == 0
-    if not is_own or any(made.data_ptr() == weight.data_ptr() for weight in stored):
+    can_be_shared = made.layout == torch.strided and made.numel() > 0 and made.data_ptr() % ALIGNED_BYTES == 0
+    if not can_be_shared or any(made.data_ptr() == weight.data_ptr() for weight in stored):
         return made
     bits = made.detach().view(_BITS[made.element_size()])
     key = (made.device, made.dtype, made.shape, made.stride(), int(bits.sum(dtype=torch.int64)))

@@ -29,7 +29,7 @@ def resize_source(found: ResizeSite, *, threads: int) -> tuple[Program, str]:
         raise RefusedError(f"numbers of type {found.x.dtype} are added up, want float32")
     if found.x.layout != found.y.layout and found.x.shape[1] > 1:
         raise RefusedError("input and output have different layouts")
-    inner = found.x.shape[1] if found.y.layout == "channels_last" else 1
+    inner = found.inner
     if inner == 1 and 4 * found.lines.count * found.out_size[1] > BUFFER_BYTES:
         raise RefusedError(f"lines of {found.out_size[1]} columns do not fit in a thread's buffer")
     (in_h, in_w), (out_h, out_w) = found.in_size, found.out_size

@@ -239,7 +239,7 @@ class Window(Windows, Problem):
     def in_groups(self, groups: int) -> Self:
         """The same, whose weight has these groups."""
         inner, outer = self.channels // groups, self.columns // groups
-        # the least that fills a tile: tensor cores multiply 32 columns in the time of 16
+        # with fewer, most of a tile is empty: tensor cores multiply 32 columns in the time of 16
         least = MANY_CHANNELS if self.runs_on_tensor_cores else LEAST_COLUMNS
         members = 1
         for many in range(2, MOST_CHANNELS // max(inner, outer) + 1):

@@ -16,10 +16,11 @@ from itertools import product as combinations
 from typing import TypeVar
 
 from ridgeline.base.architectures import REGISTERS, THREAD_REGISTERS
-from ridgeline.base.devices import Device, device_of
+from ridgeline.base.devices import FITTED_MHZ, Device, device_of
 from ridgeline.base.spec import TF32
 from ridgeline.kernels.triton.products import Block, Depthwise, Product, Tile, Window
 from ridgeline.kernels.triton.quant_products import CodedWeight
+from ridgeline.kernels.triton.text import power_of_two
 
 MAX_CONFIGS = 8
 # at most this many of the chosen have the same tile shape, or agree in whether they split the sum
@@ -30,11 +31,12 @@ MOST_SUMS = 128  # of a thread
 MOST_BLOCKS = 16  # with scales of their own in one step of a product with a packed weight
 # with more row tiles the weight is in L2 after the first of them, and prefetching it again only costs
 PREFETCH_ROW_TILES = 4
-SM_BYTES = 75e3 / 1700  # that one SM can load from L2 per cycle
-L1_BYTES = 200e3 / 1700  # the same from L1
+SM_BYTES = 75e3 / FITTED_MHZ  # that one SM can load from L2 per cycle
+L1_BYTES = 200e3 / FITTED_MHZ  # the same from L1
 STEP_US = 0.04  # the barriers of one step
-LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
+IN_FLIGHT_BYTES = 40e3  # about so much per SM hides the latency of memory
 DIRECT_BYTES = 192  # that a thread loads to registers in one step
+LOAD_US = 0.7  # latency of a load from L2 or memory to shared memory
 L1_LOAD_US = 0.2  # the same where most lines are in L1
 ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
 FIXED_US = 1.2  # a block's start, first load and epilogue
@@ -90,7 +92,7 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
 def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
     """Cuts for a few rows: enough blocks to keep every SM reading."""
     device = device_of(arch)
-    rows = 1 << (problem.rows - 1).bit_length()
+    rows = power_of_two(problem.rows)
     wide = WIDE_BYTES // problem.item_bytes
     found = []
     for bn, warps, split in combinations((1, 2, 4, 8, 16), (2, 4, 8), (1, 2, 4, 8)):
@@ -104,8 +106,7 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
     def cost(tile: Tile) -> float:
         blocks = -(-problem.columns // tile.bn) * tile.split
         in_flight = min(blocks / device.sms, 16 // tile.warps * 2) * tile.bn * tile.bk * problem.item_bytes
-        # about 40 KB in flight per SM hide the latency of memory
-        rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+        rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
         return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
 
     return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
@@ -114,7 +115,7 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
 def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
     """Cuts of a product with a packed weight: enough blocks to keep every SM reading it."""
     device = device_of(arch)
-    rows = min(64, max(16, 1 << (problem.rows - 1).bit_length()))
+    rows = min(64, max(16, power_of_two(problem.rows)))
     found = []
     for bm, bn, bk, split, stages in combinations(
         {rows, 8} if problem.rows <= 8 else {rows}, (32, 64, 128), (128, 256, 512), (1, 2, 4, 8), (3, 4, 6)
@@ -165,8 +166,7 @@ def coded_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     )
     busy = min(blocks, device.sms * side_by_side)
     in_flight = busy / device.sms * (tile.stages - 1) * _coded_step_bytes(problem, tile)
-    # about 40 KB in flight per SM hide the latency of memory
-    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
     numbers = problem.columns * problem.depth * -(-problem.rows // tile.bm)
     waves = math.ceil(blocks / (device.sms * side_by_side)) * device.sms * side_by_side / blocks
     decode_us = 2.0 * waves * numbers / (128 * device.sms * device.cycles_per_us)
@@ -188,7 +188,7 @@ def _one_row_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
     side_by_side = min(by_registers, device.warps // tile.warps, device.blocks)
     held = tile.bn * tile.bk * problem.touched_bytes[1] / (problem.columns * problem.depth)
     in_flight = min(blocks / device.sms, side_by_side) * held
-    rate = device.bytes * min(1.0, in_flight / 40_000, blocks / device.sms)
+    rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
     decode_us = DECODE_AND_ADD * problem.columns * problem.depth / (128 * device.sms * device.cycles_per_us)
     steps = math.ceil(problem.depth / (tile.bk * tile.split))
     whole = FIXED_US + max(problem.touched_bytes[1] / rate, decode_us) + (steps - 1) * LOAD_US
@@ -256,7 +256,7 @@ def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
             continue
         if high > window.made[0] or across > window.made[1]:
             continue
-        if high * across > 1 and _spans(window, (high, across)) > MOST_LOADS:
+        if high * across > 1 and math.prod(_reach(window, (high, across))) > MOST_LOADS:
             continue
         found.append(Block(high, across, positions, channels, warps))
 
@@ -290,15 +290,14 @@ def _rank_lines(window: Depthwise, device: Device) -> tuple[Block, ...]:
 
 def _line_registers(window: Depthwise, block: Block) -> int:
     """Of a thread: sums, a line of weights for each line of outputs, half a line of x, addresses."""
-    columns = _spans(replace(window, kernel=(1, window.kernel[1])), (1, block.wide))
-    x = columns * block.held * window.item_bytes // 8
+    x = _reach(window, (block.high, block.wide))[1] * block.held * window.item_bytes // 8
     return block.high * (block.wide + window.kernel[1]) * block.held + x + 30
 
 
 def _lines_us(window: Depthwise, block: Block, device: Device) -> float:
     """Of a window that is walked line by line; instructions as the compiler makes them for sm_90."""
     lines = window.kernel[0] + block.high - 1
-    columns = _spans(replace(window, kernel=(1, window.kernel[1])), (1, block.wide))
+    columns = _reach(window, (block.high, block.wide))[1]
     outputs, held = block.high * block.wide, block.held
     # x: a load, a mask, zeros in two registers at a time, a conversion per number of 16 bits
     x = 1.5 + held * (1.25 if window.item_bytes == 2 else 0.5)
@@ -324,15 +323,14 @@ def _footprint(window: Depthwise, block: Block) -> float:
     """Items of x under the windows of one program, which reads them again from L1."""
     along = min(block.positions * block.wide, window.made[1])
     down = block.high * max(1.0, block.positions * block.wide / window.made[1])
-    sides = zip((down, along), window.stride, window.kernel, window.dilation, strict=True)
-    return block.channels * math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in sides)
+    return block.channels * math.prod(_reach(window, (down, along)))
 
 
 def block_us(window: Depthwise, block: Block, device: Device) -> float:
     """Predicted time of one depthwise launch, from its instructions and its bytes."""
     if window.is_large:
         return _lines_us(window, block, device)
-    outputs, loads = block.high * block.wide, _spans(window, (block.high, block.wide))
+    outputs, loads = block.high * block.wide, math.prod(_reach(window, (block.high, block.wide)))
     # a load with conversion and mask; a multiplication per channel, tap and output; an epilogue per output
     instructions = loads * 16 + outputs * (math.prod(window.kernel) * 8 + 24)
     grid = math.prod(window.grid(block))
@@ -346,10 +344,11 @@ def block_us(window: Depthwise, block: Block, device: Device) -> float:
     return max(wait_us, moved * window.item_bytes / device.bytes) + 0.5 * issue_us
 
 
-def _spans(window: Depthwise, outputs: tuple[int, int]) -> int:
-    """Input positions under a block of outputs."""
-    axes = zip(outputs, window.stride, window.kernel, window.dilation, strict=True)
-    return math.prod((out - 1) * s + (k - 1) * d + 1 for out, s, k, d in axes)
+def _reach(window: Depthwise, outputs: tuple[float, int]) -> tuple[float, int]:
+    """Lines and columns of x under a block of outputs."""
+    (down, across), (high, wide) = outputs, window.stride
+    (k_high, k_wide), (d_high, d_wide) = window.kernel, window.dilation
+    return (down - 1) * high + (k_high - 1) * d_high + 1, (across - 1) * wide + (k_wide - 1) * d_wide + 1
 
 
 def _tiles(problem: TiledProblem, device: Device) -> Iterator[Tile]:
@@ -373,7 +372,7 @@ def _warps(bm: int, bn: int) -> tuple[int, ...]:
 
 def _suits(block: int, size: int) -> bool:
     """Whether a block is at most the size, rounded up to a power of two."""
-    return block <= max(16, 1 << (size - 1).bit_length())
+    return block <= max(16, power_of_two(size))
 
 
 def _is_worth(split: int, problem: TiledProblem, shape: tuple[int, int, int], device: Device) -> bool:

@@ -17,7 +17,7 @@ from ridgeline.kernels.triton.folds import Pass
 from ridgeline.kernels.triton.held_rows import held_stages
 from ridgeline.kernels.triton.row_text import RowCut, Rows, RowWriter
 from ridgeline.kernels.triton.stage import SCRATCH, WAIT, Stages
-from ridgeline.kernels.triton.text import pointers_of
+from ridgeline.kernels.triton.text import pointers_of, power_of_two
 
 EARLY_ITEMS = 16  # per thread: smaller tiles of constants are loaded before the wait
 
@@ -84,7 +84,7 @@ class _Writer(RowWriter):
         """Joins the parts of a row as if they were lanes, then stores this program's share of the outputs."""
         splits = self.cut.splits
         lines = [*self.row_head(f"tl.program_id(0) // {shares}"), *self.part_head(shares), *WAIT]
-        lanes = 1 << (splits - 1).bit_length()
+        lanes = power_of_two(splits)
         lines.append(f"lane = tl.arange(0, {lanes})[None, :]")
         for place, (name, start) in enumerate(one.states.items()):
             mask = f"mask=rmask & (lane < {splits}), other={start}"

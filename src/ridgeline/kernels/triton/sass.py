@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ridgeline.base.architectures import architecture_of
 from ridgeline.kernels.triton.source import GENERATED
 
 DISASSEMBLE_S = 60.0
@@ -30,7 +31,6 @@ PLAIN_WIDTH = 32
 LOADS = frozenset({"LDG", "LDGSTS"})
 BULK_LOADS = frozenset({"UTMALDG", "UBLKCP"})
 NOTHING = "NOP"
-RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,10 @@ def resource_usage(cubin: bytes, function: str = "") -> tuple[int, int]:
 def static_shared(cubin: bytes, arch: str, function: str = "") -> int:
     """Bytes of shared memory that the code itself declares; the rest is asked for at a launch."""
     stated = _resources(cubin, function).get("SHARED", 0)
+    if int(arch.removeprefix("sm_")) < 90:
+        return stated
     # from sm_90 on the figure holds what the system reserves, for kernels that declare any
-    return max(0, stated - RESERVED_SHARED) if int(arch.removeprefix("sm_")) >= 90 else stated
+    return max(0, stated - architecture_of(arch).reserved_bytes)
 
 
 def _resources(cubin: bytes, function: str) -> dict[str, int]:

@@ -47,6 +47,11 @@ from ridgeline.kernels.triton.math import *
 WIDE_ITEMS = 2**31  # larger offsets need 64 bits
 
 
+def power_of_two(count: int) -> int:
+    """The least one that is not smaller: sides of tiles are powers of two."""
+    return 1 << (max(1, count) - 1).bit_length()
+
+
 def lower(site: Site) -> Program:
     """The whole body of a site as a program for Triton."""
     return lower_body(site, ARITHMETIC | MOVES, TRITON)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ridgeline.base.spec import Site
 from ridgeline.kernels.cpp.resize import resize_source
-from ridgeline.kernels.resize import read_resize
 from ridgeline.tactics.cpu.cpp import CppReading, GeneratedCpp, by_threads
+from ridgeline.tactics.read.resize import read_resize
 
 
 class CppResize(GeneratedCpp):

@@ -9,15 +9,20 @@ from torch import Tensor
 
 from ridgeline.base.architectures import REGISTERS, architecture_of
 from ridgeline.base.choices import RefusedError
-from ridgeline.base.spec import TRAITS, Site
+from ridgeline.base.spec import Site
 from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, Compiled, CompileError, KernelStore
+from ridgeline.kernels.triton.compiler import (
+    COMPILED_HERE,
+    Compiled,
+    CompileError,
+    KernelStore,
+    compile_kernel,
+)
+from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Tactic
 
 WARP = 32
-FIRST_ARCH = 80  # the first with asynchronous copies
-FLOAT8_ARCH = TRAITS["cuda"].float8_from
-PDL_ARCH = TRAITS["cuda"].dependent_launch_from
 
 
 class KernelTactic(Tactic):
@@ -28,20 +33,25 @@ class KernelTactic(Tactic):
     def __init__(self, *, store: KernelStore = COMPILED_HERE) -> None:
         self.store = store
 
-    def require_kernels(self, site: Site, *, first_arch: int = 0) -> None:
-        """Refuse where no kernel of ours can run, whatever the region is."""
-        if site.target.arch_number < first_arch:
-            raise RefusedError(
-                f"{site.target.arch} has no asynchronous copies, want sm_{first_arch} or newer"
-            )
+    def require_kernels(self, site: Site, *, of_tiles: bool = False) -> None:
+        """Refuse where no kernel of ours can run, or none of tiles, whatever the region is."""
+        traits = site.target.traits
+        if of_tiles and not site.target.has_async_copies:
+            first = traits.async_copies_from
+            raise RefusedError(f"{site.target.arch} has no asynchronous copies, want sm_{first} or newer")
         float8 = [spec.dtype for spec in site.specs.values() if spec.dtype in FLOAT8_LARGEST]
         if float8 and not site.target.has_float8:
             raise RefusedError(
-                f"{site.target.arch} does not convert {float8[0]}, want sm_{FLOAT8_ARCH} or newer"
+                f"{site.target.arch} does not convert {float8[0]}, want sm_{traits.float8_from} or newer"
             )
         reason = self.store.why_none(site.target.arch)
         if reason is not None:
             raise RefusedError(reason)
+
+
+def launcher_of(kernel: Kernel, site: Site, store: KernelStore) -> Launcher:
+    """The kernel compiled for the site's target and loaded."""
+    return Launcher(require_fit(compile_kernel(kernel, site.target.arch, store=store)))
 
 
 def require_fit(made: Compiled | CompileError) -> Compiled:

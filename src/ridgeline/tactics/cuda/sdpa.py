@@ -29,7 +29,6 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 HALF = ("float16", "bfloat16")
-FLASH_ARCH = 80  # the first of which flash and cuDNN have kernels
 
 
 class CudaSdpa(Tactic):
@@ -55,7 +54,8 @@ def _backends(attention: AttentionSite, target: Target) -> list[str]:
     _, _, queries, keys = attention.scores
     # SDPA's triangle starts in the upper left corner; flash-style kernels begin it at the last key
     is_square = not attention.is_causal or queries == keys
-    is_half = attention.dtype in HALF and target.arch_number >= FLASH_ARCH
+    # flash and cuDNN have kernels of tiles alone
+    is_half = attention.dtype in HALF and target.has_async_copies
     found = ["cudnn"] if is_half and is_square else []
     if is_half and is_square and not attention.mask_dtype and attention.width == attention.value_width:
         found.append("flash")

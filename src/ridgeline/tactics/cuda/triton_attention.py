@@ -14,18 +14,12 @@ from torch import Tensor
 from ridgeline.base.architectures import REGISTERS
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import Device, device_of
-from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.base.spec import ITEM_BITS, TF32, Config, Site, Target
 from ridgeline.kernels.triton.products import EXACT
 from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.text import power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import (
-    FIRST_ARCH,
-    PDL_ARCH,
-    KernelTactic,
-    require_fit,
-)
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import attention_us
 from ridgeline.tactics.read.attention import (
     IN_REGION,
@@ -83,13 +77,13 @@ class TritonAttention(KernelTactic):
     name = "triton.attention"
 
     def offer(self, site: Site) -> Offer:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
-        attention, arch = read_attention(site), site.target.arch_number
+        self.require_kernels(site, of_tiles=True)
+        attention = read_attention(site)
         require_addressable(attention)
         return Offer(
-            [blocks.config() for blocks in rank_blocks(attention, arch)],
+            [blocks.config() for blocks in rank_blocks(attention, site.target)],
             bind=lambda config, weights: self._bind(site, attention, Blocks.of(config)),
-            kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch)],
+            kernels=lambda config: [kernel_of(attention, Blocks.of(config), site.target)],
             footprint=lambda config: Footprint(writes_out=True),
             extents=lambda config: extents(attention, len(site.body.inputs)),
             predict_us=partial(predict_attention_us, attention),
@@ -97,9 +91,8 @@ class TritonAttention(KernelTactic):
         )
 
     def _bind(self, site: Site, attention: AttentionSite, blocks: Blocks) -> Launch:
-        kernel = kernel_of(attention, blocks, site.target.arch_number)
-        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
-        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
+        kernel = kernel_of(attention, blocks, site.target)
+        launcher, grid = launcher_of(kernel, site, self.store), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
@@ -203,13 +196,15 @@ def has_fixed_sizes(attention: AttentionSite) -> bool:
     return max(attention.scores[2:]) <= FIXED_KEYS
 
 
-def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int, codes: CodeTypes | None = None) -> Kernel:
+def kernel_of(
+    attention: AttentionSite, blocks: Blocks, target: Target, codes: CodeTypes | None = None
+) -> Kernel:
     """The kernel for one shape of programs, as a description; of codes, with their types."""
     kind, strides = TYPES[attention.dtype], _Strides.of(attention)
     read, made = (kind, kind) if codes is None else (codes.read, codes.made)
     mask_kind = {"": "constexpr", "bool": "*i1"}.get(attention.mask_dtype, f"*{kind}")
     size_kind = "constexpr" if has_fixed_sizes(attention) else "i32"
-    constants = _constants(attention, blocks, strides) | {"PDL": arch >= PDL_ARCH}
+    constants = _constants(attention, blocks, strides) | {"PDL": target.has_dependent_launch}
     signature: list[tuple[str, Any]] = [
         *((f"{name}_ptr", f"*{read}") for name in "qkv"),
         ("mask_ptr", mask_kind), ("y_ptr", f"*{made}"), ("scales_ptr", "*fp32" if codes else "constexpr"),
@@ -235,7 +230,7 @@ def kernel_of(attention: AttentionSite, blocks: Blocks, arch: int, codes: CodeTy
         constants=tuple(constants.items()),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
-        pdl=arch >= PDL_ARCH,
+        pdl=target.has_dependent_launch,
         unaligned=tuple(f"{n}_ptr" for n, place in strides.places.items() if place.offset * sizes[n] % 16),
     )
 
@@ -265,12 +260,12 @@ def _constants(attention: AttentionSite, blocks: Blocks, strides: _Strides) -> d
 
 def _padded(size: int) -> int:
     """A power of two that a matrix instruction takes."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power_of_two(size))
 
 
-def rank_blocks(attention: AttentionSite, arch: int) -> list[Blocks]:
+def rank_blocks(attention: AttentionSite, target: Target) -> list[Blocks]:
     """The few shapes worth timing, best guess first; the two best of them with other warps or stages too."""
-    device = device_of(f"sm_{arch}")
+    device = device_of(target.arch)
     fitting = [
         b for b in block_shapes(attention, device) if _shared_bytes(attention, b) <= device.shared_bytes
     ]

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import ITEM_BITS, Op, Site
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.quant_products import CODE_TYPES
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import FIRST_ARCH, KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.cuda.read_codes import is_settled, known_number, settled_value
 from ridgeline.tactics.cuda.triton_attention import (
     TYPES,
@@ -74,13 +72,13 @@ class TritonCodeAttention(KernelTactic):
     reads_levels = True
 
     def offer(self, site: Site) -> Offer:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
-        found, arch = read_code_attention(site), site.target.arch_number
+        self.require_kernels(site, of_tiles=True)
+        found = read_code_attention(site)
         attention = found.attention
         return Offer(
-            [blocks.config() for blocks in rank_blocks(attention, arch)],
+            [blocks.config() for blocks in rank_blocks(attention, site.target)],
             bind=lambda config, weights: self._bind(found, Blocks.of(config), weights),
-            kernels=lambda config: [kernel_of(attention, Blocks.of(config), arch, found.types)],
+            kernels=lambda config: [kernel_of(attention, Blocks.of(config), site.target, found.types)],
             footprint=lambda config: Footprint(writes_out=True, packed_bytes=12),
             extents=lambda config: found.extents(),
             predict_us=partial(predict_attention_us, attention),
@@ -89,9 +87,8 @@ class TritonCodeAttention(KernelTactic):
 
     def _bind(self, found: CodeAttention, blocks: Blocks, weights: Mapping[str, Tensor]) -> Launch:
         site, attention = found.site, found.attention
-        kernel = kernel_of(attention, blocks, site.target.arch_number, found.types)
-        compiled = compile_kernel(kernel, site.target.arch, store=self.store)
-        launcher, grid = Launcher(require_fit(compiled)), grid_of(attention, blocks)
+        kernel = kernel_of(attention, blocks, site.target, found.types)
+        launcher, grid = launcher_of(kernel, site, self.store), grid_of(attention, blocks)
         slots = {operand.slot for operand in (*attention.operands, attention.mask) if operand is not None}
         scales = found.bind_scales(weights, "cuda")
 

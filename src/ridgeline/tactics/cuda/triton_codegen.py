@@ -28,7 +28,7 @@ from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, 
 from ridgeline.kernels.triton.row_text import RowCut, Rows
 from ridgeline.kernels.triton.rows import row_stages
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
-from ridgeline.kernels.triton.text import lower
+from ridgeline.kernels.triton.text import lower, power_of_two
 from ridgeline.tactics.base import Footprint, Freeze, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
 from ridgeline.tactics.predict import pointwise_us, rows_us
@@ -181,7 +181,7 @@ def row_cuts(program: Program, constants: Collection[int] = (), *, sms: int) -> 
 
 def _line_cuts(rows: Rows, sms: int) -> list[RowCut]:
     """Columns lie side by side: 16 to 32 of them a thread, fewer where rows are few."""
-    cols = 1 << (max(1, rows.columns) - 1).bit_length()
+    cols = power_of_two(rows.columns)
     are_few = rows.count < 4 * sms
     if cols > 16384:
         return _long_line_cuts(rows.columns, cols)
@@ -210,7 +210,7 @@ def _long_line_cuts(columns: int, cols: int) -> list[RowCut]:
 
 def _tail_cuts(rows: Rows) -> list[RowCut]:
     """Rows lie side by side: a tile is wide in rows, and a thread adds down its columns."""
-    cols = 1 << (max(1, rows.columns) - 1).bit_length()
+    cols = power_of_two(rows.columns)
     if cols <= 64:
         return [RowCut(wide, cols, max(1, wide * cols // 2048)) for wide in (64, 32, 16)]
     return [RowCut(32, 128, 8, cols == 128), RowCut(32, 64, 2, False), RowCut(64, 64, 4, False)]
@@ -236,9 +236,9 @@ def _held_cuts(rows: Rows, constants: Collection[int], sms: int) -> list[RowCut]
     if rows.columns % 8:  # rows start anywhere, accesses are narrow: one value to a register
         pieces = [(4096, SMALL_BYTES), (8192, SMALL_BYTES)]
     elif rows.count < sms:
-        pieces = [(max(2048, _power(rows.columns * rows.count // (2 * sms))), SMALL_BYTES)]
+        pieces = [(max(2048, power_of_two(rows.columns * rows.count // (2 * sms))), SMALL_BYTES)]
     elif rows.columns <= 2 * LONG_COLUMNS:
-        whole = _power(rows.columns)
+        whole = power_of_two(rows.columns)
         pieces = [(whole, THREAD_BYTES), (whole, 2 * THREAD_BYTES), (whole // 2, THREAD_BYTES)]
     else:
         pieces = [(piece, THREAD_BYTES) for piece in (8192, 16384, 32768)]
@@ -254,15 +254,10 @@ def _held_cuts(rows: Rows, constants: Collection[int], sms: int) -> list[RowCut]
 
 def _held_cut(columns: int, piece: int, column_bytes: int, of_thread: int) -> RowCut:
     """Pieces of so many columns among threads that keep so many bytes each."""
-    piece = max(piece, _power(-(-columns // MAX_SPLITS)))
-    warps = min(32, max(1, piece * _power(column_bytes) // of_thread // 32))
+    piece = max(piece, power_of_two(-(-columns // MAX_SPLITS)))
+    warps = min(32, max(1, piece * power_of_two(column_bytes) // of_thread // 32))
     tile = min(piece, max(piece // 8, 8 * 32 * warps))
     return RowCut(1, tile, warps, False, -(-columns // piece), held=piece // tile)
-
-
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << (max(1, count) - 1).bit_length()
 
 
 # from stages to a launch

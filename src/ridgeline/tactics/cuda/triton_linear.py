@@ -15,6 +15,7 @@ from ridgeline.base.devices import Device
 from ridgeline.base.spec import ITEM_BITS, Config, Op, Site, TensorSpec
 from ridgeline.kernels.triton.products import GEMV_ROWS, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemv
+from ridgeline.kernels.triton.text import power_of_two
 from ridgeline.tactics.cuda.triton_product import (
     GRID_LIMIT,
     Reading,
@@ -63,7 +64,7 @@ class TritonGemv(TritonProduct):
     def cut_of(self, problem: Any, config: Config) -> Tile:
         tile: Tile = super().cut_of(problem, config)
         # one program has all rows: of a larger batch there are more than were planned for
-        return replace(tile, bm=max(tile.bm, 1 << (problem.extent - 1).bit_length()))
+        return replace(tile, bm=max(tile.bm, power_of_two(problem.extent)))
 
 
 def _read_operands(site: Site) -> tuple[Op, TensorSpec, TensorSpec]:

@@ -13,13 +13,11 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site, TensorSpec
 from ridgeline.kernels.elements import to_torch
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type
+from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import FIRST_ARCH, KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import window_us
 from ridgeline.tactics.read.pool import FLOATS, LEAST, PoolSite, as_volume, read_pool
 from ridgeline.tactics.staging import staged_launch
@@ -48,8 +46,8 @@ class PoolKernel:
 
     pool: PoolSite
     tail: Epilogue
-    arch_number: int
     sms: int
+    is_packed: bool  # maxima of halves are taken two at a time
     pdl: bool
 
     @property
@@ -89,7 +87,7 @@ class PoolKernel:
             "IS_PADDED": self.leaves_image(cut), "IS_COUNTED": not pool.counts_all,
             "IS_LONG": pool.taps > MOST_TAPS, "IS_PLANES": self.is_planes,
             "CHANNEL_AXIS": 0 if self.is_turned else 1, "HIGH": cut.high, "WIDE": cut.wide,
-            "BP": cut.positions, "BC": cut.channels, "PACKED": self.arch_number >= FIRST_ARCH,
+            "BP": cut.positions, "BC": cut.channels, "PACKED": self.is_packed,
             "PDL": self.pdl, "EPILOGUE": self.tail.function,
         }  # fmt: skip
         signature = (
@@ -156,7 +154,7 @@ class PoolKernel:
 
     def _turned(self) -> list[tuple[int, int, int]]:
         """Enough of both axes for whole sectors of memory on both sides."""
-        channels = min(64, _power(self.pool.channels))
+        channels = min(64, power_of_two(self.pool.channels))
         return [(64, min(32, channels), 4), (64, channels, 8), (32, channels, 4)]
 
     def _rows(self) -> list[tuple[int, int, int]]:
@@ -184,9 +182,11 @@ class TritonPool(KernelTactic):
             raise RefusedError(f"{most:,} elements, a kernel counts {MOST_ITEMS:,}")
         tail = make_epilogue(site, pool.anchor.outputs[0], -1 if are_planes(pool) else 1)
         target = site.target
+        # the instruction that does so is as old as arithmetic in bfloat16
         return PoolKernel(
-            pool, tail, target.arch_number, device_of(target.arch).sms, target.has_dependent_launch
-        )
+            pool, tail, device_of(target.arch).sms, is_packed=target.has_bfloat16,
+            pdl=target.has_dependent_launch,
+        )  # fmt: skip
 
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site)
@@ -203,8 +203,7 @@ class TritonPool(KernelTactic):
         )
 
     def _bind(self, site: Site, found: PoolKernel, cut: Cut) -> Launch:
-        compiled = compile_kernel(found.describe(cut), site.target.arch, store=self.store)
-        launcher = Launcher(require_fit(compiled))
+        launcher = launcher_of(found.describe(cut), site, self.store)
         extras = [to_torch(array).to("cuda") for array in found.tail.extras]
         reads = frozenset((found.pool.slot, *found.tail.inputs))
 
@@ -249,12 +248,7 @@ def _extents(found: PoolKernel) -> Mapping[int, int]:
 
 def _channel_block(channels: int) -> int:
     """The widest block of which at most an eighth goes to waste, or the one that wastes least."""
-    sizes = [size for size in (128, 64, 32, 16) if size < 2 * channels] or [_power(channels)]
+    sizes = [size for size in (128, 64, 32, 16) if size < 2 * channels] or [power_of_two(channels)]
     covered = {size: -(-channels // size) * size for size in sizes}
     fitting = [size for size in sizes if 8 * covered[size] <= 9 * channels]
     return fitting[0] if fitting else min(sizes, key=covered.__getitem__)
-
-
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()

@@ -17,18 +17,16 @@ from ridgeline.base.devices import Device
 from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized
-from ridgeline.kernels.triton.compiler import KernelStore, compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.kernels.triton.compiler import KernelStore
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import EXACT, TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import (
-    FIRST_ARCH,
     KernelTactic,
     bytes_packed,
-    require_fit,
+    launcher_of,
     shapes_only,
 )
 from ridgeline.tactics.predict import product_us
@@ -84,7 +82,7 @@ class TritonProduct(KernelTactic):
         return ProductSite(site, reading, tail)
 
     def offer(self, site: Site) -> Offer | Refused:
-        self.require_kernels(site, first_arch=FIRST_ARCH)
+        self.require_kernels(site, of_tiles=True)
         found = self.product(site)
         problem = found.reading.problem
         cuts = self.cuts(site, problem)
@@ -138,8 +136,7 @@ class ProductSite:
         return found
 
     def bind(self, cut: Any, weights: Mapping[str, Tensor], store: KernelStore) -> Launch:
-        compiled = compile_kernel(self.kernel(cut), self.site.target.arch, store=store)
-        launcher = Launcher(require_fit(compiled))
+        launcher = launcher_of(self.kernel(cut), self.site, store)
         operands = self.operands(cut, weights, device="cuda")
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:

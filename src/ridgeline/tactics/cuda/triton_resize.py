@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,17 +12,16 @@ from torch import Tensor
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import ITEM_BITS, Config, Site, TensorSpec
-from ridgeline.kernels.resize import ResizeSite, read_resize
-from ridgeline.kernels.triton.compiler import compile_kernel
-from ridgeline.kernels.triton.driver import Launcher
+from ridgeline.base.spec import ITEM_BITS, Config, Site
+from ridgeline.kernels.resize import ResizeSite, channels_inside
 from ridgeline.kernels.triton.resize import Tables, longest_run
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS
-from ridgeline.kernels.triton.text import TYPES
+from ridgeline.kernels.triton.text import TYPES, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
-from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
+from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import pointwise_us
+from ridgeline.tactics.read.resize import read_resize
 from ridgeline.tactics.staging import staged_launch
 
 WIDE_BYTES = 16  # of one access
@@ -52,12 +51,12 @@ class Resizing:
     @property
     def inner(self) -> int:
         """Channels that lie side by side in the result."""
-        return _channels_inside(self.found.y)
+        return self.found.inner
 
     @property
     def split(self) -> int:
         """Channels of x that lie side by side, and not in the result; 1 where layouts agree."""
-        return _channels_inside(self.found.x) if self.inner == 1 else 1
+        return channels_inside(self.found.x) if self.inner == 1 else 1
 
     @property
     def item_bytes(self) -> int:
@@ -73,7 +72,7 @@ class Resizing:
 
     def strides(self) -> dict[str, int]:
         """Of x, in elements."""
-        (high, wide), step = self.found.in_size, _channels_inside(self.found.x)
+        (high, wide), step = self.found.in_size, channels_inside(self.found.x)
         plane = 1 if step > 1 else high * wide
         return {
             # where nothing is split, a plane is an image of `inner` channels
@@ -142,7 +141,7 @@ class Resizing:
     def _columns(self, lane_items: int) -> int:
         """Of a tile of planes: as many as leave few of them outside."""
         width = self.found.out_size[1]
-        wide = min(MOST_COLUMNS, 1 << (width - 1).bit_length())
+        wide = min(MOST_COLUMNS, power_of_two(width))
         while wide > 2 * lane_items and -(-width // wide) * wide > MOST_COVERED * width:
             wide //= 2
         return wide
@@ -162,7 +161,7 @@ class TritonResize(KernelTactic):
             raise RefusedError(f"{most} programs, a grid has {MAX_PROGRAMS}")
         x, y, place = resizing.found.x, resizing.found.y, resizing.found.place
         return Offer(
-            [config_of(cut) for cut in cuts],
+            [asdict(cut) for cut in cuts],
             bind=lambda config, weights: self._bind(site, resizing, cut_of(config)),
             kernels=lambda config: [resizing.describe(cut_of(config), pdl=pdl)],
             footprint=lambda config: Footprint(
@@ -175,7 +174,7 @@ class TritonResize(KernelTactic):
 
     def _bind(self, site: Site, resizing: Resizing, cut: Cut) -> Launch:
         kernel = resizing.describe(cut, pdl=site.target.has_dependent_launch)
-        launcher = Launcher(require_fit(compile_kernel(kernel, site.target.arch, store=self.store)))
+        launcher = launcher_of(kernel, site, self.store)
         place = resizing.found.place
         tables = [torch.from_numpy(array).to("cuda") for array in resizing.tables(cut).arrays]
 
@@ -188,17 +187,8 @@ class TritonResize(KernelTactic):
         )
 
 
-def _channels_inside(spec: TensorSpec) -> int:
-    """That lie side by side."""
-    return spec.shape[1] if spec.layout == "channels_last" else 1
-
-
-def config_of(cut: Cut) -> Config:
-    return {"depth": cut.depth, "high": cut.high, "wide": cut.wide, "warps": cut.warps}
-
-
 def cut_of(config: Config) -> Cut:
-    return Cut(int(config["depth"]), int(config["high"]), int(config["wide"]), int(config["warps"]))
+    return Cut(**{key: int(value) for key, value in config.items()})
 
 
 def _table_bytes(resizing: Resizing, cut: Cut) -> int:

@@ -9,10 +9,10 @@ from typing import cast
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
+from ridgeline.ir.body_class import POOLS
 from ridgeline.kernels.floor.pool import PoolAttrs, Window, window_of
 from ridgeline.kernels.scalar.program import FLOAT8_LARGEST
 
-POOLS = ("MaxPool", "AveragePool", "LpPool")
 FLOATS = ("float32", "float16", "bfloat16")
 # the least number of every type whose greatest is taken: what a window outside of the image makes
 LEAST: dict[str, float] = {
