@@ -373,3 +373,12 @@ def test_a_view_of_what_a_library_made_is_a_result_of_its_own() -> None:
     made["flat"].fill(7)
     np.testing.assert_array_equal(made["y"], np.maximum(rand(4, 8), 0))
     np.testing.assert_array_equal(made["y2"], made["y"])
+
+
+def test_an_item_that_is_asked_for_twice_is_two_results() -> None:
+    graph = """g (float[N,8] x) => (float[A,B] y, float[C,D] z) { a = Relu(x) s = SequenceConstruct(a, x)
+        second = Constant <value_int = 1> () last = Constant <value_int = -1> ()
+        y = SequenceAt(s, second) z = SequenceAt(s, last) }"""
+    made = quick(model_of(graph)).run({"x": rand(4, 8)})
+    made["y"].fill(7)
+    np.testing.assert_array_equal(made["z"], rand(4, 8))
