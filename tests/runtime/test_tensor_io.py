@@ -54,6 +54,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen parameter": lambda t: nn.Parameter(t.clone(), requires_grad=False),
     "subclass": lambda t: t.clone().as_subclass(Wrapped),
     "to be negated": negated,
+    "known to be zero": lambda t: torch._efficientzerotensor(t.shape),
     "inference": inference,
 }
 
@@ -148,8 +149,10 @@ def test_mistakes_are_said_as_in_a_first_call(engine: ridgeline.Engine) -> None:
         context.run({"x": feeds["x"]})
     with pytest.raises(InputError, match="does not fit this plan"):
         context.run({**feeds, "x": feeds["x"][:, 1:]})
-    with pytest.raises(InputError, match="cannot run with these values"):
+    with pytest.raises(InputError, match="to_dense"):
         context.run({**feeds, "x": feeds["x"].to_sparse()})
+    with pytest.raises(InputError, match="a meta tensor, which has no values"):
+        context.run({**feeds, "x": feeds["x"].to("meta")})
     require_right(context.run(feeds), feeds["x"], feeds["z"])
 
 

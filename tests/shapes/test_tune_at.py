@@ -246,6 +246,7 @@ def test_high_levels_take_both_ends(conv: onnx.ModelProto, level: int) -> None:
         ({"N": True}, "does not read as points"),
         ({"N": []}, "does not read as points"),
         (8, "is not a list of points"),
+        (" ".join(f"d{i}=1,2,3,4,5,6,7,8" for i in range(9)), "too many points"),
     ],
 )
 def test_points_that_do_not_fit_are_refused(conv: onnx.ModelProto, tune_at: object, text: str) -> None:
@@ -298,7 +299,28 @@ def test_a_plan_with_a_part_that_does_not_fit_is_refused(engine: ridgeline.Engin
         check_ports(replace(engine.plan, parts=(wrong,)), engine.program)
     memory = replace(wrong.memory, arena_bytes=-1)
     with pytest.raises(PlanError, match="arena_bytes"):
-        check_sizes(replace(engine.plan, parts=(replace(wrong, memory=memory),)))
+        check_sizes(replace(engine.plan, parts=(replace(engine.plan.parts[0], memory=memory),)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(17, 64), (0, 32)])
+def test_a_part_beyond_its_profile_is_refused(engine: ridgeline.Engine, low: int, high: int) -> None:
+    *others, last = engine.plan.parts
+    rows, *rest = last.part["x"]
+    wrong = replace(last, part={"x": (replace(rows, min=low, max=high), *rest)})
+    with pytest.raises(
+        PlanError, match=rf"takes x={low}\.\.32\.\.{high}x3x16x16, the profile x=1\.\.8\.\.32x"
+    ):
+        check_sizes(replace(engine.plan, parts=(*others, wrong)))
+    of_another = replace(last, profile=last.part)
+    with pytest.raises(PlanError, match="of another profile"):
+        check_sizes(replace(engine.plan, parts=(*others, of_another)))
+
+
+def test_a_size_that_no_part_takes_is_an_error_in_words(engine: ridgeline.Engine) -> None:
+    missing = ridgeline.Engine(engine.variants[:2], engine.planner)
+    assert missing.run({"x": rand(8, 3, 16, 16)})
+    with pytest.raises(InputError, match="no part of the plan takes these inputs"):
+        missing.run({"x": rand(32, 3, 16, 16)})
 
 
 def test_the_command_line_says_which_part_is_tuned_where(

@@ -14,6 +14,7 @@ from ridgeline.errors import OptionError, did_you_mean
 
 Corner: TypeAlias = Literal["min", "opt", "max"]
 CORNERS: tuple[str, ...] = get_args(Corner)
+MAX_POINTS = 256
 WANTED = "min, max, or NAME=SIZE,SIZE, such as N=1,8,32 or x=1x3x224x224,8x3x224x224"
 
 
@@ -35,11 +36,18 @@ def parse_points(given: Any) -> tuple[Point, ...]:
     listed = [given] if isinstance(given, (str, Mapping)) else given
     if not isinstance(listed, (list, tuple)):
         raise OptionError("tune_at is not a list of points", got=repr(given), want=WANTED)
-    points = [point for each in listed for point in _points(each)]
-    for place, point in enumerate(points):
-        if isinstance(point, NamedPoint) and point in points[:place]:
+    points: dict[Point, None] = {}
+    for point in (point for each in listed for point in _points(each)):
+        if isinstance(point, NamedPoint) and point in points:
             raise OptionError("tune_at names a point twice", got=str(point))
-    return tuple(dict.fromkeys(points))
+        points[point] = None
+        if len(points) > MAX_POINTS:
+            raise OptionError(
+                "tune_at names too many points: each is a plan of its own",
+                got=f"more than {MAX_POINTS}",
+                want=f"at most {MAX_POINTS}",
+            )
+    return tuple(points)
 
 
 def _points(given: Any) -> Iterator[Point]:

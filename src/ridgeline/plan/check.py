@@ -6,12 +6,12 @@ Configs are compared with what their tactics offer when a step is bound, since o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.base.spec import ITEM_BITS, TRAITS, Port, TensorSpec
 from ridgeline.errors import PlanError
-from ridgeline.options import MAX_DIM, MAX_THREADS, machine_bytes
+from ridgeline.options import MAX_DIM, MAX_THREADS, DimRange, machine_bytes
 from ridgeline.plan.plan import Plan
 
 if TYPE_CHECKING:  # `ridge show` checks a plan without importing what reads graphs
@@ -54,6 +54,8 @@ def check_ports(plan: Plan, program: Program) -> None:
 
 def check_sizes(plan: Plan) -> None:
     """Sizes that can be, and no more bytes planned than the machine has. Needs no graph."""
+    for profile in (plan, *plan.others):
+        _refuse(plan, _wrong_parts(profile))
     for part in _every_plan(plan):
         wrong = (*_wrong_target(part), *_wrong_memory(part), *_wrong_shapes(part.planned_shapes))
         _refuse(plan, wrong)
@@ -72,6 +74,24 @@ def _every_plan(plan: Plan) -> Iterator[Plan]:
     yield plan
     for inner in (*plan.others, *plan.parts, *plan.bodies.values()):
         yield from _every_plan(inner)
+
+
+def _wrong_parts(plan: Plan) -> Iterator[str]:
+    """Parts are of one profile and lie inside it: it is the profile that callers are held to."""
+    for part in (plan, *plan.parts):
+        if part.profile != plan.profile:
+            yield f"a part is of another profile: {_sizes(part.profile)}, want {_sizes(plan.profile)}"
+        for name, ranges in part.part.items():
+            whole = plan.profile.get(name, ())
+            is_inside = len(ranges) == len(whole) and all(
+                w.min <= r.min and r.max <= w.max for r, w in zip(ranges, whole, strict=True)
+            )
+            if not is_inside:
+                yield f"a part takes {_sizes({name: ranges})}, the profile {_sizes({name: whole})}"
+
+
+def _sizes(shapes: Mapping[str, Sequence[DimRange]]) -> str:
+    return " ".join(f"{name}={'x'.join(map(str, ranges)) or 'no dims'}" for name, ranges in shapes.items())
 
 
 def _wrong_ports(plan: Plan, program: Program) -> Iterator[str]:

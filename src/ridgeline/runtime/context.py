@@ -204,8 +204,8 @@ class Context:
             binding = self._bindings[key] = binding.successor()
         for i, array in enumerate(arrays):
             dtypes = self._torch_dtypes if isinstance(array, Tensor) else self._numpy_dtypes
-            if array.dtype != dtypes[i]:
-                self._signature.checked(feeds)
+            if getattr(array, "dtype", None) != dtypes[i]:  # a buffer has a shape, and no type of ours
+                arrays = self._signature.checked(feeds)
         if self._observer.observation is not None:
             self._observer.observation.count(dict(zip(self._names, key, strict=False)))
         self._latest = None if isinstance(binding, HAVE_SUCCESSORS) else binding

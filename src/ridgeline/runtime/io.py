@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.errors import InputError
 from ridgeline.kernels.elements import PLAIN, SUB_BYTE, as_numpy, as_torch, cloned, fill
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.non_tensor import handed_out
@@ -157,7 +158,8 @@ class IoBinding:
         """How a result is handed out: as an array, and as a tensor."""
         if name not in self.instance.tensors:
             values = self.instance.dynamic_values
-            return partial(_dynamic_value, values, name), partial(_dynamic_tensor, values, name)
+            as_array = _own_value if len(shared_outputs(self.instance, name)) > 1 else _dynamic_value
+            return partial(as_array, values, name), partial(_dynamic_tensor, values, name)
         tensor = self.instance.tensors[name]
         own, pointers = as_numpy(tensor), output_pointers(self.instance, name)
         if pointers:
@@ -219,8 +221,15 @@ def plain(array: Any) -> Any:
     """The same values in numpy's or torch's own class, without gradients, lying there as they are read."""
     if not isinstance(array, Tensor):
         return np.asarray(array)
+    if array.is_meta or array.layout is not torch.strided:
+        raise InputError(
+            "an input is a tensor whose values do not lie in memory one beside the other",
+            got="a meta tensor, which has no values" if array.is_meta else str(array.layout),
+            want="a dense tensor",
+            help="" if array.is_meta else "x.to_dense() makes one",
+        )
     array = array.detach()
-    is_as_read = array.layout is torch.strided and not (array.is_neg() or array.is_conj())
+    is_as_read = not (array.is_neg() or array.is_conj() or array._is_zerotensor())
     if array.__class__ is Tensor and is_as_read:
         return array
     made = torch.empty(array.shape, dtype=array.dtype, device=array.device)
@@ -241,6 +250,11 @@ def _dynamic_value(dynamic_values: Mapping[str, Any], name: str) -> Any:
     return as_numpy(value.contiguous()) if isinstance(value, Tensor) else handed_out(value)
 
 
+def _own_value(dynamic_values: Mapping[str, Any], name: str) -> Any:
+    """As `_dynamic_value`, where another output looks at the same memory."""
+    return handed_out(dynamic_values[name])
+
+
 def _dynamic_tensor(dynamic_values: Mapping[str, Any], name: str) -> Any:
     return handed_out(dynamic_values[name], as_torch=True)
 
@@ -251,12 +265,18 @@ def input_pointers(instance: Instance, name: str) -> Pointers:
     return () if name in looked_at else _pointers(instance, name)
 
 
+def shared_outputs(instance: Instance, name: str) -> list[str]:
+    """The outputs that lie in the memory of this one, itself among them."""
+    root, _ = instance.layout.root(name)
+    return [other for other in set(instance.program.outputs) if instance.layout.root(other)[0] == root]
+
+
 def output_pointers(instance: Instance, name: str) -> Pointers:
     """How to let the steps write an output elsewhere: all of its memory, and that of no other output."""
     layout, specs = instance.layout, instance.inferred.specs
     root, _ = layout.root(name)
-    shared = [other for other in set(instance.program.outputs) if layout.root(other)[0] == root]
-    if root not in layout.offsets or len(shared) > 1 or specs[root].numel != specs[name].numel:
+    is_shared = len(shared_outputs(instance, name)) > 1
+    if root not in layout.offsets or is_shared or specs[root].numel != specs[name].numel:
         return ()
     return _pointers(instance, root) if specs[name].layout == "contiguous" else ()
 

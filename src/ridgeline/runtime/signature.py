@@ -165,7 +165,14 @@ class Signature:
                 rows=rows,
                 help=f"rebuild with one more: --profile '{_line(specs)}'",
             )
-        name, got, want = next(self.bounds[0].misfits(specs))
+        misfits = [*self.bounds[0].misfits(specs)]
+        if not misfits:  # the file was changed: those of a build leave nothing out
+            return InputError(
+                "no part of the plan takes these inputs, and its profile does",
+                got=_line(specs),
+                help="the file was changed: ridge build MODEL.onnx makes it again",
+            )
+        name, got, want = misfits[0]
         return InputError(
             f"input {name!r} does not fit this plan", got=got, want=want, help=self._cover(name, specs[name])
         )

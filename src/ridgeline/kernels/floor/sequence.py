@@ -56,7 +56,8 @@ def sequence_erase(sequence: Items, position: Tensor | None = None) -> Items:
 
 @floor("SequenceAt", takes_strings=True)
 def sequence_at(sequence: Items, position: Tensor) -> Any:
-    return sequence[_place(sequence, position, last=len(sequence) - 1)]
+    # a copy: an item may be asked for twice, and each result is the caller's own
+    return _kept(sequence[_place(sequence, position, last=len(sequence) - 1)])
 
 
 @floor("SequenceLength", takes_strings=True)
