@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TextIO
 
-from ridgeline.base.spec import TF32, TensorSpec
+from ridgeline.base.spec import TensorSpec
 from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.builder import PLANNER, load_engine
 from ridgeline.errors import RidgelineError, failure
-from ridgeline.frontend.from_onnx import load
 from ridgeline.options import Options
 from ridgeline.plan.report import Check, PlannedAgain
 from ridgeline.plugins.entry_points import load_plugins
@@ -30,8 +29,7 @@ from ridgeline.select.replanning import Answer, Wanted
 from ridgeline.select.retune import plan_at
 from ridgeline.targets import machine_of
 from ridgeline.verify.compare import feeds_text
-from ridgeline.verify.limited_run import LimitedRun
-from ridgeline.verify.reference import Reference
+from ridgeline.verify.fused_reference import fused_reference
 from ridgeline.verify.trials import verify
 
 NICER = 10  # whoever runs the engine goes first
@@ -89,11 +87,7 @@ def _times(old: Engine, new: Engine, shapes: Mapping[str, TensorSpec]) -> tuple[
 
 def _verified(engine: Engine) -> tuple[Check, ...]:
     """Against the fused graph, which the build has compared with the model, run by another runtime."""
-    limits, plan = engine.program.limits, engine.plan
-    loaded = load(engine.fused_onnx(weights=True), limits)
-    limited = LimitedRun.of(loaded.model, limits)
-    reference = Reference(loaded, threads=plan.target.threads, limited=limited, rounds=plan.precision == TF32)
-    report = verify(engine, reference, Options(verify="fast", progress=False))
+    report = verify(engine, fused_reference(engine), Options(verify="fast", progress=False))
     return tuple(Check(**{**vars(check), "name": f"planned again: {check.name}"}) for check in report.checks)
 
 

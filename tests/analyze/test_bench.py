@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
+import onnx.numpy_helper
+import onnx.parser
 import pytest
 
 from fake_machine import make_machine, read_machine
@@ -15,6 +18,7 @@ from ridgeline.analyze.bench_settings import BenchSettings
 from ridgeline.analyze.headline import headline
 from ridgeline.analyze.show import summarise
 from ridgeline.errors import OptionError
+from ridgeline.options import DEFAULT_LIMITS
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Report
 
@@ -31,6 +35,22 @@ class Doubler:
     contexts: int = 0
     shows_steps: bool = True
     spoiled: float = 0.0  # what every context but the first adds to its result
+    program: ClassVar[Any] = SimpleNamespace(limits=DEFAULT_LIMITS)
+
+    def fused_onnx(self, *, weights: bool) -> onnx.ModelProto:
+        """y = 2x by way of a large sum, so that rounding carries it far."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 20]> g (float[4,4] x) => (float[4,4] y)'
+            " { s = Add(x, up) t = Add(s, x) sum = ReduceSum <keepdims = 0> (down, first) y = Add(t, sum) }"
+        )
+        made_of = {
+            "up": np.full((4, 4), 1000, np.float32),
+            "down": np.full((2, 4, 4), -500, np.float32),
+            "first": np.array([0], np.int64),
+        }
+        for name, array in made_of.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        return model
 
     def context(self, *, wait: bool) -> DoublerContext:
         assert wait, "what is measured is the planned engine, not what runs meanwhile"
@@ -91,6 +111,18 @@ def test_a_peer_gets_a_ratio_and_a_gate(engine: Doubler) -> None:
     assert (wrong.max_difference, wrong.agrees, wrong.output) == (1.0, False, "y")
     assert not result.passed
     assert rounds[-1][0] == rounds[-1][1]
+
+
+def test_what_verification_did_not_need_is_measured_at_the_inputs(engine: Doubler) -> None:
+    """It drew tolerances as far as its own inputs needed them; others may be carried farther."""
+    peers = [Peer(str(off), lambda feeds, off=off: {"y": feeds["x"] * 2 + off}) for off in (1e-6, 1e-4, 0.1)]
+    near, rounded, wrong = bench(engine, FEEDS, peers=peers, duration_s=0.01, warmup_ms=0).versus
+    assert near.agrees
+    assert near.tolerance is not None
+    assert near.tolerance < 1e-4
+    assert rounded.agrees
+    assert wrong.tolerance == rounded.tolerance
+    assert not wrong.agrees
 
 
 def test_without_verification_there_is_no_tolerance(engine: Doubler) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ridgeline.analyze import bench_warnings
+from ridgeline.analyze.bench_agreement import Agreement
 from ridgeline.analyze.bench_clocks import clock_warnings, watched_clocks
 from ridgeline.analyze.bench_figures import (
     Average,
@@ -36,7 +37,6 @@ from ridgeline.analyze.doctor_host import HostFacts
 from ridgeline.analyze.tensors import Difference, differences
 from ridgeline.base.notebook import Notebook, Table, View
 from ridgeline.base.nvml import Nvml, open_nvml
-from ridgeline.base.spec import EPSILON
 from ridgeline.base.timing import Timing, interleave
 from ridgeline.plan.report import Report
 from ridgeline.runtime.engine import Engine
@@ -182,7 +182,7 @@ def bench_alone(
         clocks = stack.enter_context(watched_clocks(open_gpus)) if is_gpu else None
         measured = measure(runners, settings, on_round=on_round)
         outputs = runners[0].outputs()
-        contexts = _compare_contexts(runners, engine.report)
+        contexts = _compare_contexts(runners, Agreement(engine, feeds))
     samples = Timing(tuple(query.latency_us for query in measured.queries))
     row = latency_row("ridgeline", samples, percentiles, qps=measured.throughput_qps)
     parts = part_rows(measured.queries, percentiles, on_gpu=is_gpu)
@@ -231,6 +231,7 @@ def bench_peers(
         runners, budget_s=settings.duration_s * len(runners), settle_s=SETTLE_S, on_round=on_round
     )
     walltime_s = perf_counter() - began
+    agreement = Agreement(engine, feeds)
     rows = [latency_row("ridgeline", timings[0], settings.percentiles)]
     rows += [
         latency_row(peer.name, timing, settings.percentiles, note=peer.note)
@@ -240,7 +241,7 @@ def bench_peers(
         **_about(engine, feeds),
         warmup_queries=warmup_queries, warmup_ms=settings.warmup_ms, walltime_s=walltime_s, rows=tuple(rows),
         versus=tuple(
-            _versus(peer, apart, timings[0], timing, engine.report)
+            _versus(peer, apart, timings[0], timing, agreement)
             for peer, apart, timing in zip(peers, versus_outputs, timings[1:], strict=True)
         ),
         warnings=tuple(_common_warnings(rows, engine.report, settings.percentiles)),
@@ -278,12 +279,12 @@ def _common_warnings(rows: Sequence[Latency], report: Report, percentiles: Seque
     ]
 
 
-def _compare_contexts(runners: Sequence[QueryRunner], report: Report) -> tuple[ContextCheck, ...]:
+def _compare_contexts(runners: Sequence[QueryRunner], agreement: Agreement) -> tuple[ContextCheck, ...]:
     """Every context ran the same inputs; a result that another one spoiled shows here."""
     first = runners[0].outputs()
     checks = []
     for index, runner in enumerate(runners[1:], start=1):
-        worst, tolerance = _worst(differences(runner.outputs(), first), report)
+        worst, tolerance = agreement.worst(differences(runner.outputs(), first))
         if worst is not None:
             checks.append(ContextCheck(index, worst.output, worst.max_difference, tolerance))
     return tuple(checks)
@@ -301,9 +302,11 @@ def _differing(contexts: Sequence[ContextCheck]) -> list[str]:
     ]
 
 
-def _versus(peer: Peer, apart: Sequence[Difference], ours: Timing, theirs: Timing, report: Report) -> Versus:
+def _versus(
+    peer: Peer, apart: Sequence[Difference], ours: Timing, theirs: Timing, agreement: Agreement
+) -> Versus:
     ratios = Timing(tuple(t / o for t, o in zip(theirs.samples_us, ours.samples_us, strict=True)))
-    worst, tolerance = _worst(apart, report)
+    worst, tolerance = agreement.worst(apart)
     return Versus(
         peer=peer.name,
         ratio=median(ratios.samples_us),
@@ -313,25 +316,3 @@ def _versus(peer: Peer, apart: Sequence[Difference], ours: Timing, theirs: Timin
         max_difference=worst.max_difference if worst else 0.0,
         tolerance=tolerance,
     )
-
-
-def _worst(apart: Sequence[Difference], report: Report) -> tuple[Difference | None, float | None]:
-    """The output that comes nearest to its tolerance, or goes furthest past it."""
-    judged = [(difference, _tolerance(difference, report)) for difference in apart]
-    return max(judged, key=lambda pair: _severity(*pair), default=(None, None))
-
-
-def _severity(difference: Difference, tolerance: float | None) -> float:
-    if tolerance:
-        return difference.max_difference / tolerance
-    return math.inf if difference.max_difference and tolerance == 0 else difference.max_difference
-
-
-def _tolerance(difference: Difference, report: Report) -> float | None:
-    """Verification's own for this output, doubled, since the peer rounds as well; and a few steps of the
-    values at hand, since other inputs than verification's may make larger ones. None for a lowered engine:
-    a budget is for samples like those that it was judged on, and inputs here may be any."""
-    if report.precision is not None and report.precision.is_lowered:
-        return None
-    known = [check.tolerance for check in report.checks if check.output == difference.output]
-    return 2 * max(known) + 8 * EPSILON["float32"] * difference.scale if known else None
