@@ -189,7 +189,7 @@ def build_typed(
             made = checks.run_first(reference, limited, fused.inference, every_shapes)
     corrections = correct_outputs(loaded.model.graph, contexts[0].inferred.specs, made)
     with clock.stage("select"):
-        limit_s = machine.time_limit_s(options)
+        limit_s = machine.time_limit_s(options, len(contexts))
         deadline = Deadline.of_choosing(limit_s, spent_s=clock.spent_s, is_verified=reference is not None)
         selections = select_every(contexts, machine, deadline)
         write_timings(contexts, selections)

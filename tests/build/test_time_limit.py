@@ -128,7 +128,9 @@ def test_without_a_limit_it_never_ends(clock: Clock) -> None:
 def test_each_level_has_its_limit(level: int, limit_s: float | None) -> None:
     machine = machine_of(target_named(Options()))
     assert machine.time_limit_s(Options(level=level)) == limit_s
+    assert machine.time_limit_s(Options(level=level), 3) == (limit_s and 3 * limit_s)
     assert machine.time_limit_s(Options(level=level, time_limit=7)) == 7
+    assert machine.time_limit_s(Options(level=level, time_limit=7), 3) == 7
 
 
 def test_no_contest_is_timed_when_the_time_is_over(clock: Clock, races: list[int]) -> None:

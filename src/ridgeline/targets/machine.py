@@ -45,8 +45,12 @@ class Machine:
         """The target that a user names; without an architecture it is this machine."""
         raise NotImplementedError
 
-    def time_limit_s(self, options: Options) -> float | None:
-        return self.time_limits_s[options.level] if options.time_limit is None else options.time_limit
+    def time_limit_s(self, options: Options, plans: int = 1) -> float | None:
+        """For a build of so many plans: what was asked for is for all of them, the level's own for each."""
+        own_s = self.time_limits_s[options.level]
+        if options.time_limit is not None or own_s is None:
+            return options.time_limit
+        return own_s * plans
 
     def own_tactics(self, options: TacticOptions) -> tuple[Tactic, ...]:
         """Those of ours, in order of preference when times are equal."""
