@@ -58,6 +58,21 @@ def test_a_slice_of_several_rows_moves_up_too() -> None:
     assert model.graph.outputs[0].name == "y"
 
 
+@pytest.mark.parametrize(("reader", "output"), [
+    ("y = Relu(t)", "float[B,2,8] y"),
+    ("y = ReduceMean<keepdims = 0>(t, s)", "float[B,8] y"),
+    ("m = ReduceMean<keepdims = 0>(t, s)\n z = Softmax<axis = -1>(m)\n y = Relu(z)", "float[B,8] y"),
+    ("v = MatMul(t, w)\n i = Constant<value_int = 1>()\n y = Gather<axis = 1>(v, i)", "float[B,8] y"),
+    ("f = Constant<value_ints = [0]>()\n y = Slice(t, f, s, s)", "float[B,1,8] y"),
+])  # fmt: skip
+def test_readers_of_a_selection_stay(reader: str, output: str) -> None:
+    bounds = "s = Constant<value_ints = [1]>()\n e = Constant<value_ints = [3]>()\n"
+    model = narrowed(LAYER.format(q="x") + bounds + "t = Slice(h, s, e, s)\n" + reader, output)
+    assert rows(model, "LayerNormalization") == [2]
+    for op_type in ("Relu", "ReduceMean", "Softmax"):
+        assert count(model, op_type) == reader.count(op_type)
+
+
 def test_constants_lose_the_same_rows() -> None:
     model = narrowed("t = Add(x, p)\n h = MatMul(t, w)\n" + HEAD.format(2))
     assert rows(model, "Add") == [1]

@@ -122,6 +122,8 @@ def _of_operand(rows: Rows | None, node: ir.Node, value: ir.Value) -> Rows | Non
 
 def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> None:
     parts: dict[tuple[ir.Value, Rows], ir.Value] = {}
+    # known before the first edit: whoever reads a selection reads a narrowed value once it is gone
+    selectors = [node for node in graph if node.inputs and node.inputs[0] in wanted and _picked(node)]
     for node in list(graph):
         rows = wanted.get(node.outputs[0]) if node.outputs else None
         if rows is not None:
@@ -132,8 +134,8 @@ def _narrow(graph: ir.Graph, wanted: Mapping[ir.Value, Rows], names: Names) -> N
                     if (value, asked) not in parts:
                         parts[value, asked] = _part(node, value, asked, names)
                     node.replace_input_with(index, parts[value, asked])
-        elif node.inputs and node.inputs[0] in wanted:
-            _put_aside(node, wanted[node.inputs[0]], names)
+    for node in selectors:
+        _put_aside(node, wanted[node.inputs[0]], names)
     for value, rows in wanted.items():
         dims = list(value.shape)
         dims[rows.axis] = len(rows.places)
