@@ -122,3 +122,11 @@ def test_constants_of_a_program_are_checked() -> None:
 
 def test_extents_by_argument() -> None:
     assert by_argument({"p1": 8, "q0": 4, "x0": 3, "w0": 9}, (2, 0), 3) == {0: 8, 3: 4}
+
+
+def test_extents_of_parts_that_are_read_backwards_or_in_steps() -> None:
+    # places 6, 5, ... of a join whose second part begins at 3
+    back = Memory("v0", "p0", "int8", {0: -1}, 3, (Guard(((0, -1),), -3, 1),))
+    assert extents_of(program(back, sizes={0: 7})) == {"p0": 4}
+    every_second = Memory("v0", "p0", "int8", {0: 2}, -3, (Guard(((0, 2),), 3, 7),))
+    assert extents_of(program(every_second, sizes={0: 4})) == {"p0": 4}

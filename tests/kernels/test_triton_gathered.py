@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -75,3 +77,73 @@ def test_a_group_norm_writes_channels_last() -> None:
         Op("Mul", ("n", "s"), ("y",)),
     ]
     check(TritonRows(), make_site(ops, inputs, ["y"], last=("n", "s", "y"), weights=("w", "b")), inputs)
+
+
+# a joined with b along the middle axis, 3 + 4 items; then what is taken of that
+JOINED = Op("Concat", ("a", "b"), ("j",), {"axis": 1})
+TAKEN: dict[str, list[Op]] = {
+    "the first part": [Op("Slice", ("j", "zero", "three", "one"), ("t",))],
+    "some of both": [Op("Slice", ("j", "two", "five", "one"), ("t",))],
+    "one of the first": [Op("Slice", ("j", "zero", "one", "one"), ("t",))],
+    "one of the second": [Op("Slice", ("j", "five", "six", "one"), ("t",))],
+    "every second": [Op("Slice", ("j", "zero", "all", "one", "two"), ("t",))],
+    "backwards": [Op("Slice", ("j", "back", "before", "one", "minus"), ("t",))],
+    "twice": [
+        Op("Slice", ("j", "one", "six", "one"), ("s",)),
+        Op("Slice", ("s", "one", "three", "one"), ("t",)),
+    ],
+    "joined again": [Op("Concat", ("j", "c"), ("k",), {"axis": 1}),
+                     Op("Slice", ("k", "two", "eight", "one"), ("t",))],
+    "padded": [Op("Pad", ("j", "pads"), ("k",)), Op("Slice", ("k", "one", "eight", "one"), ("t",))],
+    "rolled": [
+        Op("Slice", ("j", "five", "all", "one"), ("end",)),
+        Op("Slice", ("j", "zero", "five", "one"), ("start",)),
+        Op("Concat", ("end", "start"), ("t",), {"axis": 1}),
+    ],
+}  # fmt: skip
+PLACES = {
+    "zero": [0], "one": [1], "two": [2], "three": [3], "five": [5], "six": [6], "eight": [8], "all": [7],
+    "back": [6], "before": [-8], "minus": [-1], "pads": [0, 1, 0, 0, 2, 0],
+}  # fmt: skip
+
+
+def joined_site(taken: list[Op], after: list[Op]) -> tuple[Any, dict[str, Tensor]]:
+    inputs = {name: random(2, size, 5, seed=size) for name, size in (("a", 3), ("b", 4), ("c", 6))}
+    ops = [JOINED, *taken, *after]
+    inputs = {name: value for name, value in inputs.items() if any(name in op.inputs for op in ops)}
+    used = {name for op in ops for name in op.inputs}
+    constants = {name: np.array(value) for name, value in PLACES.items() if name in used}
+    return make_site(ops, inputs, ["y"], constants=constants), inputs
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_some_items_of_joined_parts(name: str) -> None:
+    site, inputs = joined_site(TAKEN[name], [Op("Neg", ("t",), ("y",))])
+    check(TritonPointwise(), site, inputs)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_rows_of_some_items_of_joined_parts(name: str) -> None:
+    site, inputs = joined_site(TAKEN[name], [Op("Softmax", ("t",), ("y",), {"axis": -1})])
+    check(TritonRows(), site, inputs)
+
+
+def test_a_joined_axis_that_is_split_and_cut() -> None:
+    """The index of the joined axis is that of its parts, of which only some are taken."""
+    inputs = {"a": random(2, 3, 5), "b": random(2, 5, 5, seed=1)}
+    constants = {"shape": np.array([2, 4, 2, 5]), "one": np.array([1]), "three": np.array([3])}
+    ops = [
+        JOINED,
+        Op("Reshape", ("j", "shape"), ("r",)),
+        Op("Slice", ("r", "one", "three", "one"), ("t",)),
+        Op("Neg", ("t",), ("y",)),
+    ]
+    check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 1), (2, 3), (1, 4)])
+@pytest.mark.parametrize("kind", ["ReduceSum", "ReduceMean", "ReduceMax"])
+def test_a_joined_axis_is_reduced(kind: str, sizes: tuple[int, ...]) -> None:
+    inputs = {f"x{i}": random(4, size, 6, seed=i) for i, size in enumerate(sizes)}
+    ops = [Op("Concat", tuple(inputs), ("j",), {"axis": 1}), Op(kind, ("j", "axes"), ("y",), {"keepdims": 0})]
+    check(TritonRows(), make_site(ops, inputs, ["y"], constants={"axes": np.array([1])}), inputs)

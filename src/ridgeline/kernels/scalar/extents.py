@@ -40,8 +40,9 @@ def _reach(memory: Memory, program: Program) -> tuple[int, int]:
     for guard in memory.guards:
         unit = _unit(guard, strides)
         if unit is not None:
-            top = sum(factor * (program.sizes[axis] - 1) for axis, factor in guard.coordinate)
-            spans.append((unit, max(guard.low, 0), min(guard.high - 1, top)))
+            ends = [factor * (program.sizes[axis] - 1) for axis, factor in guard.coordinate]
+            bottom, top = sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends)
+            spans.append((unit, max(guard.low, bottom), min(guard.high - 1, top)))
             for axis, _ in guard.coordinate:
                 del strides[axis]
     spans += [(stride, 0, program.sizes[axis] - 1) for axis, stride in strides.items()]

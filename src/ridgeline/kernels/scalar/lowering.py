@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Op, Site, TensorSpec
-from ridgeline.kernels.scalar.axes import ONE, Axes
+from ridgeline.kernels.scalar.axes import ONE, Axes, Coordinate
 from ridgeline.kernels.scalar.program import (
     FLOAT8_LARGEST,
     NARROW_FLOATS,
@@ -202,16 +202,43 @@ class Lowering:
         if term not in self._steps:
             raise RefusedError("items of a product are moved")
         step, val = self._steps[term]
+        if step.coordinate:
+            return self._moved_coordinate(step, val, move)
         place = self.axes.root(move.axis)
         if place in map(self.axes.root, step.over):
             return term
         args = tuple(self._moved(arg, move, done) for arg in step.args)
         if args == step.args and not any(self._is(axis, place) for axis in val.axes):
             return term
-        if step.coordinate:
-            raise RefusedError("an index is moved again")
         axes = self._replaced(val.axes, place, move)
         return self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes).term
+
+    def _moved_coordinate(self, step: Step, val: Val, move: Move) -> Term:
+        """The index of a joined axis, where only some of its items are taken."""
+        coordinate, shift = self._at(step.coordinate, move)
+        if coordinate == self.axes.coordinate(step.coordinate):
+            return step.name
+        if not coordinate:
+            return Number(shift, step.dtype)
+        axes = self._replaced(val.axes, self.axes.root(move.axis), move)
+        made = self._step(replace(step, name="", coordinate=coordinate), self.axes.sizes_of(axes), axes)
+        return self.map("{0} + {1}", made, self.constant(shift, step.dtype)).term if shift else made.term
+
+    def _at(self, coordinate: Coordinate, move: Move) -> tuple[Coordinate, int]:
+        """A coordinate in the axes that a move leaves, and what it is where those are zero."""
+        made: list[tuple[int, int]] = []
+        shift, leaves = 0, self.axes.leaves(move.axis)
+        for axis, factor in self.axes.coordinate(coordinate):
+            if axis not in leaves:
+                made.append((axis, factor))
+            elif len(leaves) > 1:
+                raise RefusedError("an axis is cut after it was split")
+            elif move.value is not None:
+                raise RefusedError("items of joined parts are gathered")
+            else:
+                shift += factor * move.start
+                made += [(by, factor * move.step) for by in move.by]
+        return tuple(made), shift
 
     def _replaced(self, axes: Iterable[int], root: int, move: Move) -> tuple[int, ...]:
         return tuple(a for axis in axes for a in (move.by if self._is(axis, root) else (axis,)))
@@ -219,7 +246,7 @@ class Lowering:
     def _is(self, axis: int, root: int) -> bool:
         return axis != ONE and self.axes.root(axis) == root
 
-    def _moved_load(self, term: str, move: Move) -> str:
+    def _moved_load(self, term: str, move: Move) -> Term:
         load, val = self._loads[term]
         strides = self.axes.spread(load.strides)
         (leaf, *more) = self.axes.leaves(move.axis)
@@ -228,9 +255,7 @@ class Lowering:
         if more:
             raise RefusedError("an axis is cut after it was split")
         stride = strides.pop(leaf)
-        guards, gathers = load.guards, load.gathers
-        if any(self.axes.root(axis) == leaf for guard in guards for axis, _ in guard.coordinate):
-            raise RefusedError("an axis is cut twice")
+        guards, gathers = [self._moved_guard(guard, move) for guard in load.guards], load.gathers
         offset = load.offset + move.start * stride
         if move.value is not None:
             gathers = (*gathers, (move.value, stride))
@@ -238,13 +263,20 @@ class Lowering:
             strides[move.by[0]] = stride * move.step
             size, room = self.axes.size(leaf), self.axes.size(move.by[0])
             if move.step == 1 and (move.start < 0 or move.start + room > size):
-                guards = (*guards, Guard(((move.by[0], 1),), -move.start, size - move.start))
+                guards.append(Guard(((move.by[0], 1),), -move.start, size - move.start))
+        if any(guard.is_never for guard in guards):
+            return Number(0, val.dtype)
+        guards = [guard for guard in guards if guard.coordinate]
         axes = self._replaced(val.axes, leaf, move)
-        key = ("load", load.pointer, tuple(sorted(strides.items())), offset, guards, repr(gathers))
+        key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
         if key not in self._seen:
-            made = replace(load, strides=strides, offset=offset, guards=guards, gathers=gathers)
+            made = replace(load, strides=strides, offset=offset, guards=tuple(guards), gathers=gathers)
             self._seen[key] = self._load(made, replace(val, shape=self.axes.sizes_of(axes), axes=axes))
-        return str(self._seen[key].term)
+        return self._seen[key].term
+
+    def _moved_guard(self, guard: Guard, move: Move) -> Guard:
+        coordinate, shift = self._at(guard.coordinate, move)
+        return Guard(coordinate, guard.low - shift, guard.high - shift)
 
     # the whole body
 
@@ -279,6 +311,7 @@ class Lowering:
         if not self.traits.has_float8 and dtypes & FLOAT8_LARGEST.keys():
             raise RefusedError(f"{self.traits.name} kernels have no {min(dtypes & FLOAT8_LARGEST.keys())}")
         used = {axis for m in (*loads, *stores) for axis in m.strides}
+        used |= {axis for step in kept for axis in step.over}
         return Program(
             sizes={axis: self.axes.size(axis) for axis in sorted(used)},
             loads=tuple(loads), steps=tuple(kept), stores=tuple(stores),

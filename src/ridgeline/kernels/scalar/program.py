@@ -54,6 +54,11 @@ class Guard:
     low: int
     high: int
 
+    @property
+    def is_never(self) -> bool:
+        """Whether nothing is ever read: no index is inside, or the only one there is lies outside."""
+        return self.low >= self.high or (not self.coordinate and not self.low <= 0 < self.high)
+
 
 @dataclass(frozen=True)
 class Memory:
