@@ -105,6 +105,12 @@ def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None
     return reason or (f"the driver ends the capture with CUDA error {code}" if code else None)
 
 
+def release_unused() -> None:
+    """Give back to the driver what PyTorch's allocator keeps. It refuses while any thread records a graph."""
+    with _recording:
+        torch.cuda.empty_cache()
+
+
 def segments() -> list[dict[str, Any]]:
     """What PyTorch's allocator holds of the driver's memory, block by block."""
     return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call, no-any-return]

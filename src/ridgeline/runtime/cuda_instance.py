@@ -252,6 +252,11 @@ class CudaBinding:
             elif array.data_ptr() != tensor.data_ptr() or array.device != tensor.device:
                 tensor.copy_(array, non_blocking=True)
 
+    def wait(self) -> None:
+        """Return when the latest run is over: until then nobody else may have this memory."""
+        if self._busy is not None:
+            self._busy.synchronize()
+
     def _order(self) -> None:
         """Two runs share memory: on another stream than the last, come after it."""
         busy = self._busy
