@@ -98,7 +98,7 @@ class CudaInstance(Instance):
             self.segments = self._capture_segments()
             how = "the steps run one by one" if self.segments is None else str(self.segments)
             self.why_eager = f"the run cannot be captured in one CUDA graph, and {how}: {error}"
-            if self.notes is not None:
+            if self.notes is not None and self.why_eager not in self.notes:  # as at other shapes
                 self.notes.append(self.why_eager)
             self.execute()
             return
