@@ -46,6 +46,7 @@ RESULTS = Path(__file__).parent / "results"
 CLIENT_ROWS = 4
 BATCHES = (4, 8, 16, 32, 64)
 CLIENTS = "1,4,16,32,64"
+WARMUP_S = 2.0
 INSTANCES = 2  # while one copies, the other computes
 GRPC_PROCESSES, GRPC_CALLS = 4, 8
 Keep = Callable[[], None]
@@ -174,21 +175,22 @@ def check(subject: Subject, engine: ridgeline.Engine, server: Served, model: str
 
 
 @contextmanager
-def spending(server: Served) -> Iterator[dict[str, float]]:
-    """Shares of a core that the server's processes had: of workers, of the server, of its front ends."""
+def spending(server: Served, busy_s: float) -> Iterator[dict[str, float]]:
+    """Shares of a core that the server's processes had: of workers, of the server, of its front ends.
+
+    Of the time in which they are asked, since clients take seconds to start.
+    """
     workers, told = server.pids(), {}
     others = [pid for pid in descendants(server.process.pid) if pid not in workers.values()]
     pids = {name: [pid] for name, pid in workers.items()} | {"front ends": others}
     before = {name: sum(map(cpu_s, mine)) for name, mine in pids.items()}
-    began = time.monotonic()
     yield told
-    seconds = time.monotonic() - began
-    told |= {name: (sum(map(cpu_s, mine)) - before[name]) / seconds for name, mine in pids.items()}
+    told |= {name: (sum(map(cpu_s, mine)) - before[name]) / busy_s for name, mine in pids.items()}
 
 
 def over_http(server: Served, model: str, clients: int, seconds: float) -> dict[str, Any]:
-    words = ["--concurrency", str(clients), "--batch", str(CLIENT_ROWS), "--warmup", "2"]
-    with spending(server) as cores:
+    words = ["--concurrency", str(clients), "--batch", str(CLIENT_ROWS), "--warmup", f"{WARMUP_S:g}"]
+    with spending(server, WARMUP_S + seconds) as cores:
         report = load_test(server, model, *words, "--duration", str(seconds))
     row = report["rows"][0]
     return {
@@ -205,7 +207,7 @@ def over_grpc(server: Served, model: str, seconds: float) -> dict[str, Any]:
     """Processes that each keep some calls under way, since one in Python is not enough."""
     port = str(server.grpc_port)
     command = [sys.executable, "-m", "bench.serving_gpu", "--grpc-client", port, "--models", model]
-    with spending(server) as cores:
+    with spending(server, seconds) as cores:
         processes = [
             subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True)
             for _ in range(GRPC_PROCESSES)
