@@ -212,6 +212,7 @@ def test_shapes_are_kept_while_they_are_small(
     """A server's batches have more sizes than a CPU keeps; what is let go of has run to its end."""
     nbytes = rig.context(engine).instance(draw(rows=1)).nbytes
     device = SimpleNamespace(memory_bytes=12 * nbytes / KEPT_SHARE)
+    monkeypatch.setattr(context, "LIBRARY_BYTES", 0)
     monkeypatch.setattr(context, "current_device", lambda: device)
     own = rig.context(engine)
     captured = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +32,46 @@ def test_memory_is_given_back_while_no_thread_records(monkeypatch: pytest.Monkey
     engine_runner.give_back_memory()
     assert seen == [False]
     assert is_free()
+
+
+class Stream:
+    """PyTorch's, which hands out two in turns."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Stream.made += 1
+        self.cuda_stream = 100 + Stream.made % 2
+
+    def synchronize(self) -> None: ...
+
+
+class Driver:
+    made = 0
+
+    def cuStreamCreate(self, handle: Any, flags: int) -> int:
+        assert flags == gpu_graph.NON_BLOCKING
+        self.made += 1
+        handle._obj.value = 1000 + self.made
+        return 0
+
+
+def test_streams_of_living_owners_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that were captured on one stream share what cuBLAS keeps for it, and may run side by side."""
+
+    class Owner: ...
+
+    driver = Driver()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle: SimpleNamespace(cuda_stream=handle))
+    monkeypatch.setattr(gpu_graph, "cuda_driver", lambda: driver)
+    monkeypatch.setattr(gpu_graph, "_made_handles", set())
+    monkeypatch.setattr(gpu_graph, "_free_streams", [])
+    owners = [Owner() for _ in range(5)]
+    handles = [gpu_graph.own_stream(owner).cuda_stream for owner in owners]
+    assert len(set(handles)) == len(owners)
+    assert driver.made == 3, "the driver makes those that PyTorch has not"
+    del owners[:2]
+    again = [Owner(), Owner()]
+    assert {gpu_graph.own_stream(owner).cuda_stream for owner in again} == set(handles[:2])

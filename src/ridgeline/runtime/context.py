@@ -28,7 +28,8 @@ from ridgeline.runtime.signature import Feeds, Signature, values_of
 
 KEPT_INSTANCES = 8
 # on a GPU, if all of them together hold no more than this share of its memory
-KEPT_ON_GPU, KEPT_SHARE = 64, 1 / 16
+KEPT_ON_GPU, KEPT_SHARE = 24, 1 / 16
+LIBRARY_BYTES = 32 << 20  # what cuBLAS keeps for the stream of each on a Hopper, which has most
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 # what asking for the shapes of something else than arrays by name may raise
@@ -249,7 +250,7 @@ class CudaContext(Context):
         """More than on a CPU where they are small: to bind and capture anew takes as long as many runs, and
         a server's batches have many sizes."""
         while len(self._bindings) > KEPT_INSTANCES:
-            held = sum(binding.instance.nbytes for binding in self._bindings.values())
+            held = sum(binding.instance.nbytes + LIBRARY_BYTES for binding in self._bindings.values())
             if len(self._bindings) <= KEPT_ON_GPU and held <= current_device().memory_bytes * KEPT_SHARE:
                 return
             _, old = self._bindings.popitem(last=False)
