@@ -61,17 +61,22 @@ def test_streams_of_living_owners_are_all_different(monkeypatch: pytest.MonkeyPa
 
     class Owner: ...
 
-    driver = Driver()
+    driver, device = Driver(), 0
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle: SimpleNamespace(cuda_stream=handle))
     monkeypatch.setattr(gpu_graph, "cuda_driver", lambda: driver)
     monkeypatch.setattr(gpu_graph, "_made_handles", set())
-    monkeypatch.setattr(gpu_graph, "_free_streams", [])
+    monkeypatch.setattr(gpu_graph, "_free_streams", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device)
     owners = [Owner() for _ in range(5)]
     handles = [gpu_graph.own_stream(owner).cuda_stream for owner in owners]
     assert len(set(handles)) == len(owners)
     assert driver.made == 3, "the driver makes those that PyTorch has not"
     del owners[:2]
+    device = 1
+    assert gpu_graph.own_stream(elsewhere := Owner()).cuda_stream not in handles, "it is of another device"
+    device = 0
     again = [Owner(), Owner()]
     assert {gpu_graph.own_stream(owner).cuda_stream for owner in again} == set(handles[:2])
+    assert elsewhere

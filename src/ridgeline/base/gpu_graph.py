@@ -27,7 +27,7 @@ NON_BLOCKING = (
 _recording = threading.RLock()
 _making = threading.Lock()
 _made_handles: set[int] = set()
-_free_streams: list[torch.cuda.Stream] = []
+_free_streams: dict[int, list[torch.cuda.Stream]] = {}  # by device
 
 
 class CaptureError(RuntimeError):
@@ -40,11 +40,12 @@ def own_stream(owner: object) -> torch.cuda.Stream:
     Libraries keep scratch memory per stream, and a graph goes on using that of the stream it was captured
     on: graphs that may run side by side must not share one.
     """
+    free = _free_streams.setdefault(torch.cuda.current_device(), [])
     try:
-        stream = _free_streams.pop()
+        stream = free.pop()
     except IndexError:
         stream = new_stream()
-    weakref.finalize(owner, _free_streams.append, stream).atexit = False
+    weakref.finalize(owner, free.append, stream).atexit = False
     return stream
 
 
