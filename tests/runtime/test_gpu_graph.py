@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from ridgeline.base import gpu_graph
+from ridgeline.runtime import pinned_memory
 from ridgeline.serve.hosts import engine_runner
 
 
@@ -80,3 +83,13 @@ def test_streams_of_living_owners_are_all_different(monkeypatch: pytest.MonkeyPa
     again = [Owner(), Owner()]
     assert {gpu_graph.own_stream(owner).cuda_stream for owner in again} == set(handles[:2])
     assert elsewhere
+
+
+def test_pinned_memory_is_kept_after_a_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To free it asks the device, which would end the process."""
+    tensor = torch.zeros(3)
+    alive: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary({id(tensor): tensor})
+    monkeypatch.setattr(pinned_memory, "_alive", alive)
+    before = sys.getrefcount(tensor)
+    pinned_memory.never_free_pinned()
+    assert sys.getrefcount(tensor) == before + 1
