@@ -171,14 +171,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CASES))
     args = parser.parse_args()
     out = Path(os.environ.get("OUT") or RESULTS) / f"limiter-gpu-{datetime.now(UTC):%Y-%m-%d}.json"
+    head = {"device": current_device().key, "torch": torch.__version__}
     rows: list[dict[str, Any]] = []
     files: list[Path] = []
+
+    def keep() -> None:
+        out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as folder:
         for i, name in enumerate(args.only):
             engine = ridgeline.build(model(name), target="cuda", level=1, verify="off")
             rows.append({"case": name, "ours": ours(engine)})
             files.append(engine.save(Path(folder) / f"{i}.ridge"))
             print(name, rows[-1]["ours"]["limiter"], rows[-1]["ours"]["evidence"], flush=True)
+            keep()
         try:
             measured = speed_of_light(args.ncu, files)
         except (OSError, RuntimeError) as error:
@@ -191,8 +197,7 @@ def main() -> None:
             family = FAMILY.get(row["ours"]["limiter"], "latency")
             row |= {"ncu": longest, "ncu_verdict": said, "agrees": family == said}
             print(row["case"], "| ours:", row["ours"]["limiter"], "| ncu:", said, "|", longest)
-    head = {"device": current_device().key, "torch": torch.__version__}
-    out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    keep()
     print(sum(row.get("agrees", False) for row in rows), "of", len(rows), "agree")
 
 

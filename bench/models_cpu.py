@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -191,8 +191,16 @@ def surroundings(*, threads: int, duration_s: float) -> dict[str, Any]:
         "threads": threads,
         "duration_s": duration_s,
         "load_average": list(os.getloadavg()),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
+
+
+def _version(package: str) -> str:
+    """Where only the sources are on the path, a package has none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _commit() -> str:

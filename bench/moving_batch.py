@@ -120,23 +120,18 @@ def tactics(engine: ridgeline.Engine, feeds: Feeds) -> dict[str, int]:
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
-def measure(name: str, points: Sequence[int], engines: Engines, *, half: bool, seconds: float) -> list[Row]:
-    rows = []
-    for batch in points:
-        feeds, fixed = feeds_of(name, batch, half=half), engines.fixed[batch]
-        every = (fixed, engines.tuned, engines.opt_only)
-        timings = times(every, feeds, seconds=seconds)
-        unsure = [label for label, each in zip(("fixed", "tuned", "opt only"), every, strict=True)
-                  if not each.report.verified]  # fmt: skip
-        rows.append(
-            Row(
-                name, batch, f"not verified: {', '.join(unsure)}" if unsure else "pass",
-                *(round(timing.median_us, 2) for timing in timings),
-                *(round(paired_ratio(timings[0], timing), 3) for timing in timings[1:]),
-                tactics(fixed, feeds), tactics(engines.tuned, feeds),
-            )
-        )  # fmt: skip
-    return rows
+def measure(name: str, batch: int, engines: Engines, *, half: bool, seconds: float) -> Row:
+    feeds, fixed = feeds_of(name, batch, half=half), engines.fixed[batch]
+    every = (fixed, engines.tuned, engines.opt_only)
+    timings = times(every, feeds, seconds=seconds)
+    unsure = [label for label, each in zip(("fixed", "tuned", "opt only"), every, strict=True)
+              if not each.report.verified]  # fmt: skip
+    return Row(
+        name, batch, f"not verified: {', '.join(unsure)}" if unsure else "pass",
+        *(round(timing.median_us, 2) for timing in timings),
+        *(round(paired_ratio(timings[0], timing), 3) for timing in timings[1:]),
+        tactics(fixed, feeds), tactics(engines.tuned, feeds),
+    )  # fmt: skip
 
 
 def describe(engines: Engines) -> dict[str, Any]:
@@ -173,15 +168,16 @@ def main() -> None:
         for name in given.networks:
             model = export(name, Path(folder), half=half, any_batch=True)
             engines = build_all(name, points, model, options)
-            rows = measure(name, points, engines, half=half, seconds=given.seconds)
-            made["engines"][name] = describe(engines)
-            made["rows"] += [asdict(row) for row in rows]
-            for row in rows:
+            for batch in points:
+                row = measure(name, batch, engines, half=half, seconds=given.seconds)
+                made["rows"].append(asdict(row))
                 sys.stdout.write(
                     f"{name:16} batch {row.batch:4}  fixed {row.fixed_us:10.1f} µs  tuned {row.tuned:6.3f}  "
                     f"opt only {row.opt_only:6.3f}   {row.gate}\n"
                 )
-            out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+                sys.stdout.flush()
+                made["engines"][name] = describe(engines)
+                out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     sys.exit(GATE_FAILED if any(row["gate"] != "pass" for row in made["rows"]) else 0)
 
 

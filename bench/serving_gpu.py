@@ -1,13 +1,15 @@
 """What serving leaves of an engine's throughput on a GPU, over HTTP and gRPC on the loopback address.
 
     PYTHONPATH=src[:WHEELS] python -m bench.serving_gpu [--models bert_classify,resnet50,bert_hidden]
-                            [--level 1] [--seconds 4] [--http-workers 1,4] [--target cuda]
+                            [--level 1] [--seconds 4] [--http-workers 1,4] [--clients 1,4,16,32,64]
+                            [--target cuda]
 
 The engine alone comes first, with arrays of the host in and out, batch by batch: its best rate is what
 serving is held against. Then `ridge serve` with dynamic batching, asked by clients that send four rows each.
 The processor time of the server and of the generator, and the bytes of requests, say which of them is the
-limit. Answers are compared with the engine's before anything is timed. One client on a quiet server tells
-what serving adds to a run. Results go to a JSON file in $OUT, or in bench/results.
+limit. Answers are compared with the engine's before anything is timed, and every size that a batch may have
+has been run. One client on a quiet server tells what serving adds to a run. Results go to a JSON file in
+$OUT, or in bench/results, each as soon as it is there; what fails leaves its error in its row.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +37,19 @@ from torch import Tensor, nn
 
 import ridgeline
 from bench.gpu_cases import Bert, half, randomise
-from bench.serving_rig import Served, cpu_s, load_test, served
+from bench.serving_rig import Served, cpu_s, descendants, load_test, served
 from ridgeline.runtime.device import current_device
+from ridgeline.serve.datatypes import BY_ENGINE
 from ridgeline.tactics.cache import cpu_name
 
 RESULTS = Path(__file__).parent / "results"
 CLIENT_ROWS = 4
 BATCHES = (4, 8, 16, 32, 64)
-CLIENTS = (1, 4, 16, 32, 64)
+CLIENTS = "1,4,16,32,64"
+WARMUP_S = 2.0
 INSTANCES = 2  # while one copies, the other computes
 GRPC_PROCESSES, GRPC_CALLS = 4, 8
+Keep = Callable[[], None]
 
 
 class BertClassifier(nn.Module):
@@ -108,9 +115,21 @@ def built(subject: Subject, folder: Path, args: argparse.Namespace) -> ridgeline
     )  # fmt: skip
     engine.save(folder / "1" / "model.ridge")
     (folder / "config.pbtxt").write_text(
-        f"max_batch_size: {BATCHES[-1]}\ninstance_group [{{ count: {INSTANCES} }}]\n"
+        f"max_batch_size: {BATCHES[-1]}\ninstance_group [{{ count: {INSTANCES} }}]\n{_warm_ups(engine)}"
     )
     return engine
+
+
+def _warm_ups(engine: ridgeline.Engine) -> str:
+    """Every batch that clients of four rows can make: on a GPU the first one of a size captures a graph."""
+    inputs = "".join(
+        f' inputs {{ key: "{port.name}" value {{ data_type: TYPE_{BY_ENGINE[port.dtype].name}'
+        f" dims: {list(port.dims[1:])} random_data: true }} }}"
+        for port in engine.inputs
+        if port.dims is not None
+    )
+    sizes = range(CLIENT_ROWS, BATCHES[-1] + 1, CLIENT_ROWS)
+    return "".join(f'model_warmup {{ name: "{n}" batch_size: {n} count: 2{inputs} }}\n' for n in sizes)
 
 
 def arrays(subject: Subject, rows: int, engine: ridgeline.Engine) -> dict[str, np.ndarray]:
@@ -156,18 +175,22 @@ def check(subject: Subject, engine: ridgeline.Engine, server: Served, model: str
 
 
 @contextmanager
-def spending(server: Served) -> Iterator[dict[str, float]]:
-    """Shares of a core that the server's processes had."""
-    pids, told = server.pids(), {}
-    before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
+def spending(server: Served, busy_s: float) -> Iterator[dict[str, float]]:
+    """Shares of a core that the server's processes had: of workers, of the server, of its front ends.
+
+    Of the time in which they are asked, since clients take seconds to start.
+    """
+    workers, told = server.pids(), {}
+    others = [pid for pid in descendants(server.process.pid) if pid not in workers.values()]
+    pids = {name: [pid] for name, pid in workers.items()} | {"front ends": others}
+    before = {name: sum(map(cpu_s, mine)) for name, mine in pids.items()}
     yield told
-    seconds = time.monotonic() - began
-    told |= {name: (cpu_s(pid) - before[name]) / seconds for name, pid in pids.items()}
+    told |= {name: (sum(map(cpu_s, mine)) - before[name]) / busy_s for name, mine in pids.items()}
 
 
 def over_http(server: Served, model: str, clients: int, seconds: float) -> dict[str, Any]:
-    words = ["--concurrency", str(clients), "--batch", str(CLIENT_ROWS), "--warmup", "2"]
-    with spending(server) as cores:
+    words = ["--concurrency", str(clients), "--batch", str(CLIENT_ROWS), "--warmup", f"{WARMUP_S:g}"]
+    with spending(server, WARMUP_S + seconds) as cores:
         report = load_test(server, model, *words, "--duration", str(seconds))
     row = report["rows"][0]
     return {
@@ -184,7 +207,7 @@ def over_grpc(server: Served, model: str, seconds: float) -> dict[str, Any]:
     """Processes that each keep some calls under way, since one in Python is not enough."""
     port = str(server.grpc_port)
     command = [sys.executable, "-m", "bench.serving_gpu", "--grpc-client", port, "--models", model]
-    with spending(server) as cores:
+    with spending(server, seconds) as cores:
         processes = [
             subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True)
             for _ in range(GRPC_PROCESSES)
@@ -243,35 +266,52 @@ def added(server: Served, model: str, run_us: float, seconds: float) -> dict[str
             "client_p50_us": report["rows"][0]["percentiles_us"]["50"]}  # fmt: skip
 
 
-def measure(name: str, root: Path, args: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, root: Path, args: argparse.Namespace, row: dict[str, Any], keep: Keep) -> None:
+    """Fills the row; `keep` writes what there is."""
     subject = SUBJECTS[name]
     repository = root / "served" / name
     began = time.monotonic()
     engine = built(subject, repository / name, args)
-    row: dict[str, Any] = {"model": name, "build_s": round(time.monotonic() - began, 1)}
+    row["build_s"] = round(time.monotonic() - began, 1)
     row["engine"] = engine_rows(subject, engine, args.seconds / 4)
     best = max(each["rows_per_s"] for each in row["engine"])
     row["engine_best_rows_per_s"] = best
+    keep()
     with served(repository, "--target", args.target, "--access-log", "--log-json", core=None) as server:
         check(subject, engine, server, name)
         row["one_client"] = added(server, name, row["engine"][0]["run_us"], args.seconds)
+    keep()
     row["served"] = []
-    for workers in args.http_workers.split(","):
-        words = ["--target", args.target, "--http-workers", workers]
-        with served(repository, *words, core=None, grpc=workers == "1") as server:
+    for workers in _numbers(args.http_workers):
+        words = ["--target", args.target, "--http-workers", str(workers)]
+        with served(repository, *words, core=None, grpc=workers == 1) as server:
             check(subject, engine, server, name)
-            for clients in CLIENTS:
-                found = over_http(server, name, clients, args.seconds)
-                row["served"].append(
-                    {"http_workers": int(workers), **found, "share": found["rows_per_s"] / best}
-                )
-                print(name, row["served"][-1], flush=True)
+            calls = [partial(over_http, server, name, clients, args.seconds)
+                     for clients in _numbers(args.clients)]  # fmt: skip
             if server.grpc_port:
-                found = over_grpc(server, name, args.seconds)
-                row["served"].append({"http_workers": 1, **found, "share": found["rows_per_s"] / best})
+                calls.append(partial(over_grpc, server, name, args.seconds))
+            for call in calls:
+                found = _found(call)
+                if "rows_per_s" in found:
+                    found["share"] = found["rows_per_s"] / best
+                row["served"].append({"http_workers": workers, **found})
                 print(name, row["served"][-1], flush=True)
-    row["best_share"] = max(each["share"] for each in row["served"] if each["wire"] == "http")
-    return row
+                keep()
+    shares = [each["share"] for each in row["served"] if each.get("wire") == "http"]
+    row["best_share"] = max(shares, default=None)
+    keep()
+
+
+def _found(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A measurement that fails must not lose the others."""
+    try:
+        return call()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[-2000:]}
+
+
+def _numbers(text: str) -> Sequence[int]:
+    return [int(each) for each in text.split(",")]
 
 
 def main() -> None:
@@ -282,6 +322,7 @@ def main() -> None:
     parser.add_argument("--tuned", type=int, default=32, help="the batch that tactics are chosen at")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--http-workers", default="1,4")
+    parser.add_argument("--clients", default=CLIENTS)
     parser.add_argument("--grpc-client", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.grpc_client:
@@ -292,12 +333,21 @@ def main() -> None:
         "device": str(current_device()) if args.target.startswith("cuda") else "",
         "torch": torch.__version__, "client_rows": CLIENT_ROWS, "instances": INSTANCES,
     }  # fmt: skip
-    rows = []
+    rows: list[dict[str, Any]] = []
     out = Path(os.environ.get("OUT") or RESULTS) / f"serving-share-{args.target}-{date.today()}.json"
+
+    def keep() -> None:
+        out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models.split(","):
-            rows.append(measure(name, Path(folder), args))
-            out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            rows.append({"model": name})
+            try:
+                measure(name, Path(folder), args, rows[-1], keep)
+            except Exception as error:
+                traceback.print_exc()
+                rows[-1]["error"] = f"{type(error).__name__}: {error}"[-2000:]
+                keep()
             print(name, {key: value for key, value in rows[-1].items() if not isinstance(value, list)})
 
 

@@ -26,6 +26,7 @@ from ridgeline.serve.clients.client import Client, ServerError
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 START_S = 180.0
+LOAD_TEST_S = 600.0
 PORT = re.compile(r"http +127\.0\.0\.1:(\d+)")
 GRPC_PORT = re.compile(r"grpc +127\.0\.0\.1:(\d+)")
 READY = re.compile(r'^ready|"event": "ready"', re.MULTILINE)
@@ -96,6 +97,7 @@ def served(
     end = time.monotonic() + START_S
     while not READY.search(log.read_text()):
         if process.poll() is not None or time.monotonic() > end:
+            process.kill()
             raise RuntimeError(f"the server did not start:\n{log.read_text()}")
         time.sleep(0.05)
     found = PORT.search(log.read_text())
@@ -105,17 +107,32 @@ def served(
         yield Served(process, int(found[1]), log, int(over_grpc[1]) if over_grpc else 0)
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def load_test(server: Served, model: str, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "ridgeline", "loadtest", f"127.0.0.1:{server.port}", model, *words,
          "--json", "-q"],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=False, timeout=LOAD_TEST_S,
         preexec_fn=lambda: os.sched_setaffinity(0, {CLIENT_CORE}),
     )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the load test failed: {done.stderr[-1000:]}\n{server.log.read_text()[-1000:]}")
     return json.loads(done.stdout)
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process that is there: whoever it started, and whoever they did."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
 
 
 def cpu_s(pid: int) -> float:

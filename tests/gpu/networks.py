@@ -141,12 +141,14 @@ def waits_for_data() -> onnx.ModelProto:
 
 
 def waits_in_the_middle() -> onnx.ModelProto:
-    """Products before and behind an op that asks the device for a size."""
+    """Products before and behind an op that asks the device for a size; the last reads what was counted."""
     net = Net()
     hidden = net("Relu", net("MatMul", "x", net.weight(64, 64)))
     best = net("Softmax", net("MatMul", hidden, net.weight(64, 64)), axis=-1)
     count = net("ReduceSum", net("Cast", net("NonZero", hidden), to=1), net.ints(0, 1), keepdims=1)
-    net("Tanh", net("Add", net("MatMul", best, net.weight(64, 64)), count))
+    near = net("Relu", net("MatMul", best, net.weight(64, 64)))
+    wide = net("Softmax", net("MatMul", near, net.weight(64, 64)), axis=-1)
+    net("Tanh", net("Add", net("MatMul", wide, net.weight(64, 64)), count))
     return net.model("float[8,64] x", "float[8,64]")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 
 import ridgeline
 from ridgeline.errors import InputError
-from ridgeline.runtime import cuda_instance
-from ridgeline.runtime.context import CudaContext
+from ridgeline.runtime import context, cuda_instance
+from ridgeline.runtime.context import KEPT_INSTANCES, KEPT_ON_GPU, KEPT_SHARE, CudaContext
 from ridgeline.runtime.cuda_instance import CudaInstance
 
 GRAPH = """g (float[N,8] x, float[N,8] z, int64[N,8] i) => (float[N,8] y, float[N,8] w, int64[N,8] k) {
@@ -202,3 +203,30 @@ def test_a_call_goes_through_few_functions(rig: Rig, engine: ridgeline.Engine) -
     # run, run, _run_tensors, _order, fill (a comprehension for the group of two), execute with
     # require_usable, make (one for the group, one for the results)
     assert len(ours) <= 12, ours
+
+
+@pytest.mark.usefixtures("there")
+def test_shapes_are_kept_while_they_are_small(
+    rig: Rig, engine: ridgeline.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's batches have more sizes than a CPU keeps; what is let go of has run to its end."""
+    nbytes = rig.context(engine).instance(draw(rows=1)).nbytes
+    device = SimpleNamespace(memory_bytes=12 * nbytes / KEPT_SHARE)
+    monkeypatch.setattr(context, "LIBRARY_BYTES", 0)
+    monkeypatch.setattr(context, "current_device", lambda: device)
+    own = rig.context(engine)
+    captured = 0
+    for rows in [*range(1, KEPT_INSTANCES + 3)] * 2:
+        own.run(tensors(draw(rows=rows)))
+        captured = max(captured, len(own.memory()))
+    assert captured == len(own.memory()) < KEPT_INSTANCES + 2
+    assert rig.taken().count("host waits for 0") > 0
+    device.memory_bytes *= 1000
+    for _ in range(2):
+        for rows in range(1, KEPT_ON_GPU + 1):
+            require_right(own.run(tensors(draw(rows=rows))), draw(rows=rows))
+    assert len(own.memory()) == KEPT_ON_GPU
+    assert "host waits for 0" not in rig.taken()
+    own.run(tensors(draw(rows=KEPT_ON_GPU + 1)))
+    assert len(own.memory()) == KEPT_ON_GPU
+    assert rig.taken().count("host waits for 0") == 1

@@ -21,8 +21,13 @@ from ridgeline.errors import first_line
 
 WARM_CALLS = 2
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: only what touches the captured stream itself is refused
+NON_BLOCKING = (
+    1  # CU_STREAM_NON_BLOCKING: work on the default stream does not hold it up, nor end its captures
+)
 _recording = threading.RLock()
-_free_streams: list[torch.cuda.Stream] = []
+_making = threading.Lock()
+_made_handles: set[int] = set()
+_free_streams: dict[int, list[torch.cuda.Stream]] = {}  # by device
 
 
 class CaptureError(RuntimeError):
@@ -35,14 +40,38 @@ def own_stream(owner: object) -> torch.cuda.Stream:
     Libraries keep scratch memory per stream, and a graph goes on using that of the stream it was captured
     on: graphs that may run side by side must not share one.
     """
-    stream = _free_streams.pop() if _free_streams else torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    weakref.finalize(owner, _free_streams.append, stream).atexit = False
+    free = _free_streams.setdefault(torch.cuda.current_device(), [])
+    try:
+        stream = free.pop()
+    except IndexError:
+        stream = new_stream()
+    weakref.finalize(owner, free.append, stream).atexit = False
     return stream
+
+
+def new_stream() -> torch.cuda.Stream:
+    """Another one than all that were made here before. PyTorch has 32 and hands them out in turns."""
+    with _making:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if stream.cuda_stream in _made_handles:
+            torch.cuda.current_stream().synchronize()  # makes the device's context this thread's own
+            handle = ctypes.c_void_p()
+            code = cuda_driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING)
+            if code:
+                raise RuntimeError(f"the driver makes no stream: CUDA error {code}")
+            stream = torch.cuda.ExternalStream(handle.value)  # type: ignore[no-untyped-call]
+        _made_handles.add(stream.cuda_stream)
+        return stream
 
 
 def raw_stream(device: int) -> int:
     """The driver's handle of the current stream. PyTorch takes far longer to make its object of it."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def finish_current() -> None:
+    """Return when all that was queued on this thread's current stream has run."""
+    torch.cuda.current_stream().synchronize()
 
 
 def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
@@ -103,6 +132,12 @@ def why_not(call: Callable[[], object], stream: torch.cuda.Stream) -> str | None
     if graph.value:
         driver.cuGraphDestroy(graph)
     return reason or (f"the driver ends the capture with CUDA error {code}" if code else None)
+
+
+def release_unused() -> None:
+    """Give back to the driver what PyTorch's allocator keeps. It refuses while any thread records a graph."""
+    with _recording:
+        torch.cuda.empty_cache()
 
 
 def segments() -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from ridgeline.base.gpu_graph import record, warm
+from ridgeline.base.gpu_graph import new_stream, record, warm
 from ridgeline.base.timing import Timing
 
 ROUNDS = 7
@@ -39,7 +39,7 @@ def capture(call: Callable[[], object], repeats: int = 1) -> torch.cuda.CUDAGrap
 @cache
 def _stream() -> torch.cuda.Stream:
     """One for all that is timed: libraries keep scratch memory for every stream they have seen."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return new_stream()
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, replays: int) -> float:

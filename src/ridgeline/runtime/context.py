@@ -17,6 +17,7 @@ from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, ProcessError, RidgelineError, first_line
 from ridgeline.kernels.elements import TORCH_DTYPES, numpy_dtype
 from ridgeline.runtime.cuda_instance import BoundRun, CudaBinding, CudaInstance, check_bound
+from ridgeline.runtime.device import current_device
 from ridgeline.runtime.forking import process
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.io import AnyBinding, plain
@@ -26,6 +27,9 @@ from ridgeline.runtime.real_shapes import UntunedBinding
 from ridgeline.runtime.signature import Feeds, Signature, values_of
 
 KEPT_INSTANCES = 8
+# on a GPU, if all of them together hold no more than this share of its memory
+KEPT_ON_GPU, KEPT_SHARE = 24, 1 / 16
+LIBRARY_BYTES = 32 << 20  # what cuBLAS keeps for the stream of each on a Hopper, which has most
 # more different values of shape tensors than this are no shapes any more: instances stop following them
 KEPT_VALUES = 64
 # what asking for the shapes of something else than arrays by name may raise
@@ -227,9 +231,12 @@ class Context:
         if not self._may_pad:
             self._signature.require(specs)
         binding = self._bindings[key] = self._make_binding(specs)
+        self._forget_old()
+        return binding
+
+    def _forget_old(self) -> None:
         while len(self._bindings) > KEPT_INSTANCES:
             self._bindings.popitem(last=False)
-        return binding
 
 
 class CudaContext(Context):
@@ -238,6 +245,17 @@ class CudaContext(Context):
     def __init__(self, signature: Signature, make_instance: MakeInstance) -> None:
         super().__init__(signature, lambda specs: CudaBinding(make_instance(specs, None)))
         self._make_instance = make_instance
+
+    def _forget_old(self) -> None:
+        """More than on a CPU where they are small: to bind and capture anew takes as long as many runs, and
+        a server's batches have many sizes."""
+        while len(self._bindings) > KEPT_INSTANCES:
+            held = sum(binding.instance.nbytes + LIBRARY_BYTES for binding in self._bindings.values())
+            if len(self._bindings) <= KEPT_ON_GPU and held <= current_device().memory_bytes * KEPT_SHARE:
+                return
+            _, old = self._bindings.popitem(last=False)
+            assert isinstance(old, CudaBinding), "every binding of a GPU is one"
+            old.wait()
 
     def bind(self, tensors: Mapping[str, Tensor]) -> BoundRun:
         """Capture the engine over these inputs: a run then is one graph launch that copies nothing."""

@@ -98,7 +98,7 @@ class CudaInstance(Instance):
             self.segments = self._capture_segments()
             how = "the steps run one by one" if self.segments is None else str(self.segments)
             self.why_eager = f"the run cannot be captured in one CUDA graph, and {how}: {error}"
-            if self.notes is not None:
+            if self.notes is not None and self.why_eager not in self.notes:  # as at other shapes
                 self.notes.append(self.why_eager)
             self.execute()
             return
@@ -251,6 +251,11 @@ class CudaBinding:
                 tensor.copy_(self._pinned[name], non_blocking=True)
             elif array.data_ptr() != tensor.data_ptr() or array.device != tensor.device:
                 tensor.copy_(array, non_blocking=True)
+
+    def wait(self) -> None:
+        """Return when the latest run is over: until then nobody else may have this memory."""
+        if self._busy is not None:
+            self._busy.synchronize()
 
     def _order(self) -> None:
         """Two runs share memory: on another stream than the last, come after it."""

@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.elements import PLAIN
-
+# what one launch copies: PyTorch's kernel has no other types, such as wide unsigned integers
+TYPES = frozenset(
+    (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+        torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    )
+)  # fmt: skip
 # an H200 copies this much in 3 µs, and to queue a copy takes the host longer
 TOGETHER_BYTES = 1 << 22
 
@@ -18,7 +23,7 @@ def together(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """The tensors that one launch can copy, with their names; at least two each."""
     groups: dict[Any, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if tensor.dtype in PLAIN and tensor.is_contiguous() and 0 < tensor.nbytes <= TOGETHER_BYTES:
+        if tensor.dtype in TYPES and tensor.is_contiguous() and 0 < tensor.nbytes <= TOGETHER_BYTES:
             groups.setdefault((tensor.dtype, tensor.device), {})[name] = tensor
     return [group for group in groups.values() if len(group) > 1]
 

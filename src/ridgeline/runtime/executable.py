@@ -8,6 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from ridgeline.base.gpu_graph import finish_current
 from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import merge
@@ -78,6 +79,8 @@ class Executable:
                 self.launches.compile_ahead([(index, site) for index, _, site in sites])
             bind = self.launches.launch if compiles else self.launches.uncompiled
             instance = fused.instance_type(fused.program, inferred, sites, fused.placed_weights, bind, given)
+            if fused.is_gpu:
+                finish_current()  # what was packed on this stream is there for whoever runs on another
         if isinstance(instance, CudaInstance):
             instance.notes = fused.notes
             self._instances.add(instance)

@@ -24,5 +24,7 @@ def new_pinned(like: Tensor) -> Tensor:
 
 
 def never_free_pinned() -> None:
-    for tensor in list(_alive.values()):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
+    # a list at once: other threads go on taking such memory
+    for reference in _alive.valuerefs():
+        if (tensor := reference()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ridgeline.base.gpu_graph import release_unused
 from ridgeline.base.spec import Port
 from ridgeline.builder import load_engine
 from ridgeline.errors import DeviceError, InputError, LimitError, RidgelineError, first_line
@@ -236,7 +237,7 @@ def give_back_memory() -> None:
     """To the system and to the device: what nobody uses, but allocators keep."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
+        release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
