@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -26,14 +26,15 @@ def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
     bound = executable.instance(executable.planned_shapes).steps
     notes = {step.index: step.launch.note for step in bound if step.launch is not None and step.launch.note}
     noted = (replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(steps))
-    return _memory(executable, [step.io for step in bound], executable.packed_bytes), tuple(noted)
+    ios = {step.index: step.io for step in bound}
+    return _memory(executable, ios, executable.packed_bytes), tuple(noted)
 
 
-def _foreseen(executable: Executable) -> tuple[list[StepIO], int]:
-    """What the tactics foresee of every step, and the bytes they pack: nothing is bound."""
+def _foreseen(executable: Executable) -> tuple[dict[int, StepIO], int]:
+    """What the tactics foresee of every step, by its place, and the bytes they pack: nothing is bound."""
     fused = executable.fused
     inferred = fused.inference.at(executable.planned_shapes)
-    ios, packed_bytes = [], 0
+    ios, packed_bytes = {}, 0
     for index, region, site in executable.sites(inferred):
         step = executable.steps[index]
         launch = None
@@ -43,15 +44,15 @@ def _foreseen(executable: Executable) -> tuple[list[StepIO], int]:
             if isinstance(offer, Offer) and offer.footprint is not None:
                 launch = offer.footprint(step.config)
             packed_bytes += launch.packed_bytes
-        ios.append(step_io(region, site, inferred, launch))
+        ios[index] = step_io(region, site, inferred, launch)
     return ios, packed_bytes
 
 
-def _memory(executable: Executable, ios: Sequence[StepIO], packed_bytes: int) -> Memory:
-    fused = executable.fused
+def _memory(executable: Executable, by_place: Mapping[int, StepIO], packed_bytes: int) -> Memory:
+    fused, ios = executable.fused, list(by_place.values())
     inferred = fused.inference.at(executable.planned_shapes)
     return account(
-        lay_out_steps(fused.program, ios, inferred),
+        lay_out_steps(fused.program, ios, inferred, executable.schedule, list(by_place)),
         ios,
         inferred.specs,
         io_bytes=sum(spec.nbytes for spec in executable.planned_shapes.values()),

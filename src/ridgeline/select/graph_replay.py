@@ -23,6 +23,7 @@ from ridgeline.select.heats import Heats, Timed, Trial
 from ridgeline.select.race import UNSTEADY
 from ridgeline.select.refine import Refinement
 from ridgeline.select.site_race import SiteRace
+from ridgeline.select.streams import compose_streams
 from ridgeline.select.wall_clock import REGIONS, Measuring, take_first
 from ridgeline.tactics.base import Launch
 
@@ -141,6 +142,7 @@ class GraphReplay(Measuring):
             refinement.time_the_rest(SITE_ROUNDS[level])
             made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
         super().compose(context, contests, made)
+        compose_streams(context, made, PLAN_ROUNDS[level])
 
 
 def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:

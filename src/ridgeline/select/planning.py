@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from ridgeline.base.choices import Candidate, Refusal
@@ -113,7 +114,11 @@ def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
-    return tuple(_planned_step(context, choice) for choice in selection.steps)
+    steps = tuple(_planned_step(context, choice) for choice in selection.steps)
+    if selection.schedule is None:
+        return steps
+    placed = zip(steps, selection.schedule.streams, selection.schedule.waits, strict=True)
+    return tuple(replace(step, stream=stream, waits=waits) for step, stream, waits in placed)
 
 
 def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:
