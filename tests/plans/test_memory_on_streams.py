@@ -1,4 +1,4 @@
-"""Memory of steps on several streams: whatever order they run in, no value is written over while it is read."""
+"""Memory of steps on several streams: whatever order they run in, no value in use is written over."""
 
 from __future__ import annotations
 

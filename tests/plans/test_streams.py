@@ -62,7 +62,8 @@ def reached(schedule: Schedule) -> list[set[int]]:
     """What is over before each step, by walking back along the streams and the waits."""
     made: list[set[int]] = []
     for i, stream in enumerate(schedule.streams):
-        earlier = [j for j in range(i) if schedule.streams[j] == stream][-1:] + [*schedule.waits[i]]
+        same = [j for j in range(i) if schedule.streams[j] == stream]
+        earlier = [*same[-1:], *schedule.waits[i]]
         made.append({*earlier, *(k for j in earlier for k in made[j])})
     return made
 
@@ -125,7 +126,7 @@ def test_a_right_schedule_has_no_problems() -> None:
 
 
 @pytest.mark.parametrize(
-    "place, changed, said",
+    ("place", "changed", "said"),
     [
         (3, {"waits": ()}, "d: reads what b makes on stream 1, and does not wait for it"),
         (1, {"waits": ()}, "b: reads what a makes on stream 0"),
@@ -163,7 +164,11 @@ def test_a_chain_stays_on_one_stream() -> None:
 
 
 def test_two_towers_run_side_by_side() -> None:
-    towers = [*chain(10), *(Task(10.0, 0.2, (i + 9,) if i else ()) for i in range(10)), Task(5.0, 0.2, (9, 19))]
+    towers = [
+        *chain(10),
+        *(Task(10.0, 0.2, (i + 9,) if i else ()) for i in range(10)),
+        Task(5.0, 0.2, (9, 19)),
+    ]
     made = best_schedule(towers)
     assert made.schedule.streams[:10] == (0,) * 10
     assert made.schedule.streams[10:20] == (1,) * 10

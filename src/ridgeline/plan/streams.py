@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Protocol
 
 MAX_STREAMS = 4
+# whole plans that compete, as they are called among a plan's alternatives
+ONE, SEVERAL = "one stream", "streams"
 
 
 class Named(Protocol):

@@ -47,7 +47,6 @@ class CudaInstance(Instance):
     _times_in_turn = staticmethod(times_in_turn)
     graph: torch.cuda.CUDAGraph | None = None
     segments: Segments | None = None  # what can be captured of a run that one graph cannot hold
-    is_streamed = False  # the graph has the streams of the plan
     why_eager = ""  # why there is no graph of the whole run, once a run has shown it
     fatal_error = ""  # the CUDA error after which nothing here can be trusted
     notes: list[str] | None = None  # where the engine keeps what did not go as planned

@@ -49,6 +49,7 @@ class Instance:
 
     device = "cpu"
     _times_in_turn = staticmethod(wall_times_in_turn)
+    is_streamed = False  # runs are on the streams of the plan
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from ridgeline.ir.sites import merge
 from ridgeline.ir.views import views_of
 from ridgeline.plan.make import work_of
 from ridgeline.plan.stream_choice import Forecast, Task, best_schedule, critical_us
-from ridgeline.plan.streams import Schedule, needs_of
+from ridgeline.plan.streams import ONE, SEVERAL, Schedule, needs_of
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.select.context import Selection, SelectionContext, StepChoice
 from ridgeline.select.plan_times import run_once
@@ -31,7 +31,6 @@ from ridgeline.select.race import MARGIN
 from ridgeline.tactics.base import Launch
 from ridgeline.tactics.cache import Entry
 
-ONE, SEVERAL = "one stream", "streams"
 # a race is run once more, for longer, before it is believed
 CONFIRMING = 2
 LEAST_DEMAND = 0.05  # of the device: a launch keeps something busy whatever it does
