@@ -24,10 +24,9 @@ from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.timing import Timing
 from ridgeline.cli.draw_plan import draw_summary
 from ridgeline.errors import PlanError
-from ridgeline.plan.plan import Plan, Step
+from ridgeline.plan.plan import Plan
 from ridgeline.plan.streams import ONE, SEVERAL, Schedule, needs_of, with_waits
-from ridgeline.runtime.executable import Executable
-from ridgeline.runtime.memory_report import planned_memory
+from ridgeline.runtime.memory_report import variant_on
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select import heats, streams
 from ridgeline.select.context import Selection, SelectionContext, StepChoice
@@ -169,20 +168,16 @@ def towers() -> ridgeline.Engine:
     return ridgeline.build(two_towers(), target="null:sm_90", verify="off")
 
 
-def on_streams(engine: ridgeline.Engine) -> tuple[Step, ...]:
+def apart(engine: ridgeline.Engine) -> Schedule:
     """The steps of the second tower on a stream of their own."""
     steps = engine.plan.steps
-    schedule = with_waits([int(step.name.startswith("b")) for step in steps], needs_of(steps))
-    placed = zip(steps, schedule.streams, schedule.waits, strict=True)
-    return tuple(replace(step, stream=stream, waits=waits) for step, stream, waits in placed)
+    return with_waits([int(step.name.startswith("b")) for step in steps], needs_of(steps))
 
 
-def forked(engine: ridgeline.Engine, steps: tuple[Step, ...]) -> Variant:
-    executable = Executable(engine.variants[0].executable.fused, steps, engine.plan.planned_shapes)
-    memory, noted = planned_memory(executable)
+def forked(engine: ridgeline.Engine, schedule: Schedule) -> Variant:
+    made = variant_on(engine.variants[0], schedule)
     times = (Candidate(SEVERAL, {"streams": 2, "waits": 1}, 40.0), Candidate(ONE, {}, 60.0))
-    plan = replace(engine.plan, steps=noted, memory=memory, alternatives=times)
-    return Variant(plan, executable)
+    return replace(made, plan=replace(made.plan, alternatives=times))
 
 
 def test_one_stream_is_not_written(towers: ridgeline.Engine) -> None:
@@ -192,7 +187,7 @@ def test_one_stream_is_not_written(towers: ridgeline.Engine) -> None:
 
 
 def test_streams_are_written_and_read(towers: ridgeline.Engine) -> None:
-    plan = forked(towers, on_streams(towers)).plan
+    plan = forked(towers, apart(towers)).plan
     assert Plan.from_json(plan.to_json()) == plan
     assert {step.stream for step in plan.steps} == {0, 1}
     # the towers share no memory while both run
@@ -200,21 +195,21 @@ def test_streams_are_written_and_read(towers: ridgeline.Engine) -> None:
 
 
 def test_a_file_that_lacks_a_wait_is_refused(towers: ridgeline.Engine) -> None:
-    steps = tuple(replace(step, waits=()) for step in on_streams(towers))
+    schedule = apart(towers)
     with pytest.raises(PlanError, match="does not wait for it"):
-        forked(towers, steps)
+        forked(towers, replace(schedule, waits=((),) * len(schedule.waits)))
     with pytest.raises(PlanError, match="stream 7, want 0 to 3"):
-        forked(towers, tuple(replace(step, stream=7 * step.stream) for step in on_streams(towers)))
+        forked(towers, replace(schedule, streams=tuple(7 * stream for stream in schedule.streams)))
 
 
 def test_an_engine_with_streams_is_saved_and_loaded(towers: ridgeline.Engine, tmp_path: Path) -> None:
-    engine = ridgeline.Engine([forked(towers, on_streams(towers))], None)  # type: ignore[arg-type]
+    engine = ridgeline.Engine([forked(towers, apart(towers))], None)  # type: ignore[arg-type]
     engine.save(tmp_path / "towers.ridge")
     assert ridgeline.load(tmp_path / "towers.ridge").plan == engine.plan
 
 
 def test_it_is_said_which_step_is_on_which_stream(towers: ridgeline.Engine) -> None:
-    plan = forked(towers, on_streams(towers)).plan
+    plan = forked(towers, apart(towers)).plan
     summary = summarise(plan, towers.report)
     assert summary.streams == "2 side by side, 1 wait between them: 40.0 µs a run, 60.0 µs on one stream"
     assert {row.stream for row in summary.steps} == {"main", "1"}

@@ -7,9 +7,11 @@ Sets of steps are whole numbers, one bit a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
+
+from ridgeline.plan.plan import Step
 
 MAX_STREAMS = 4
 # whole plans that compete, as they are called among a plan's alternatives
@@ -115,6 +117,12 @@ def schedule_of(steps: Sequence[Placed]) -> Schedule | None:
     if not any(step.stream or step.waits for step in steps):
         return None
     return Schedule(tuple(step.stream for step in steps), tuple(step.waits for step in steps))
+
+
+def on_streams(steps: Sequence[Step], schedule: Schedule) -> tuple[Step, ...]:
+    """A plan's steps, each on its stream."""
+    placed = zip(steps, schedule.streams, schedule.waits, strict=True)
+    return tuple(replace(step, stream=stream, waits=waits) for step, stream, waits in placed)
 
 
 def schedule_problems(steps: Sequence[Placed], *, may_fork: bool) -> Iterator[str]:

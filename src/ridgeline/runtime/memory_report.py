@@ -9,6 +9,7 @@ from itertools import chain
 from ridgeline.ir.views import views_of
 from ridgeline.plan.memory import StepIO, account
 from ridgeline.plan.plan import Memory, Step
+from ridgeline.plan.streams import Schedule, on_streams
 from ridgeline.runtime.device import is_here
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.instance import lay_out_steps, step_io
@@ -28,6 +29,15 @@ def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
     noted = (replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(steps))
     ios = {step.index: step.io for step in bound}
     return _memory(executable, ios, executable.packed_bytes), tuple(noted)
+
+
+def variant_on(variant: Variant, schedule: Schedule) -> Variant:
+    """The variant with its steps on these streams, whatever selection chose: to test and to measure."""
+    old = variant.executable
+    steps = on_streams(variant.plan.steps, schedule)
+    executable = Executable(old.fused, steps, old.planned_shapes, old.islands)
+    memory, steps = planned_memory(executable)
+    return replace(variant, plan=replace(variant.plan, steps=steps, memory=memory), executable=executable)
 
 
 def _foreseen(executable: Executable) -> tuple[dict[int, StepIO], int]:

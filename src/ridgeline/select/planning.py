@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypedDict
 
 from ridgeline.base.choices import Candidate, Refusal
@@ -16,6 +15,7 @@ from ridgeline.ir.provenance import layers_of
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, work_of
 from ridgeline.plan.plan import Guess, Plan, RegionNote, Step
+from ridgeline.plan.streams import on_streams
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
@@ -115,10 +115,7 @@ def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
     steps = tuple(_planned_step(context, choice) for choice in selection.steps)
-    if selection.schedule is None:
-        return steps
-    placed = zip(steps, selection.schedule.streams, selection.schedule.waits, strict=True)
-    return tuple(replace(step, stream=stream, waits=waits) for step, stream, waits in placed)
+    return steps if selection.schedule is None else on_streams(steps, selection.schedule)
 
 
 def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:
