@@ -220,3 +220,11 @@ def test_estimates_lie_between_the_critical_path_and_one_stream(seed: int) -> No
     assert all(set(task.needs) <= before[i] for i, task in enumerate(tasks))
     streams = assign(tasks, by_critical_path(tasks), MAX_STREAMS)
     assert set(streams) <= set(range(MAX_STREAMS))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_that_stay_are_never_side_by_side(seed: int) -> None:
+    rng = random.Random(seed)
+    tasks = [Task(10.0, 0.1, own, stays=rng.random() < 0.3) for own in random_needs(rng, 25)]
+    made = best_schedule(tasks)
+    assert len({stream for task, stream in zip(tasks, made.schedule.streams, strict=True) if task.stays}) <= 1

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ridgeline.base import gpu_graph
+from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.plan.streams import MAX_STREAMS, Schedule, with_waits
-from ridgeline.runtime.streamed import StreamedRun, parts_of
+from ridgeline.runtime.streamed import StreamedRun, parts_of, require_apart
 
 # Work is a set of steps, one bit each: what has ended when the next work of a stream begins.
 
@@ -111,3 +112,25 @@ def test_steps_with_several_calls_and_with_none() -> None:
     parts = parts_of(schedule, [int, str, float], [0, 2, 2])
     assert [part.calls for part in parts] == [(int,), (), (str, float)]
     assert [part.is_waited_for for part in parts] == [True, True, False]
+
+
+def test_a_call_that_fails_leaves_no_stream_in_the_capture(device: Device) -> None:
+    schedule = with_waits([0, 1, 2, 0], [(), (0,), (0,), (1, 2)])
+
+    def fail() -> None:
+        device.call(2)
+        raise ValueError("broken on purpose")
+
+    calls = [partial(device.call, 0), partial(device.call, 1), fail, partial(device.call, 3)]
+    streams: Any = [Stream(101), Stream(102)]
+    with pytest.raises(ValueError, match="on purpose"):
+        StreamedRun(parts_of(schedule, calls, [0, 1, 2, 3]), streams)()
+    assert device.main.queued == 0b111
+
+
+def test_programs_that_wait_for_one_another_are_on_one_stream() -> None:
+    schedule = Schedule((0, 1, 1, 0), ((), (), (), (2,)))
+    require_apart(schedule, {1, 2})
+    require_apart(schedule, ())
+    with pytest.raises(CaptureError, match="2 steps whose programs wait"):
+        require_apart(schedule, {0, 1})

@@ -27,6 +27,7 @@ class Task:
     us: float  # alone on the device
     demand: float = 0.5  # of the device, from 0 to 1
     needs: tuple[int, ...] = ()  # earlier tasks
+    stays: bool = False  # never runs beside another one that does: all of them are on one stream
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,16 @@ def by_critical_path(tasks: Sequence[Task]) -> list[int]:
 
 
 def assign(tasks: Sequence[Task], order: Sequence[int], n_streams: int) -> list[int]:
-    """Each task in turn where it ends first; on a tie, behind what it needs, then on the lowest stream."""
+    """Each task in turn where it ends first; on a tie, behind what it needs, then on the lowest stream.
+
+    Those that stay are on the first.
+    """
     free = [0.0] * n_streams
     streams, ends = [0] * len(tasks), [0.0] * len(tasks)
     for i in order:
         task = tasks[i]
         options = []
-        for stream in range(n_streams):
+        for stream in range(1 if task.stays else n_streams):
             ready = max((ends[n] + WAIT_US * (streams[n] != stream) for n in task.needs), default=0.0)
             end = max(ready, free[stream]) + task.us
             is_elsewhere = bool(task.needs) and all(streams[n] != stream for n in task.needs)
@@ -139,7 +143,8 @@ def simulate(tasks: Sequence[Task], schedule: Schedule) -> float:
 def _with_returns(tasks: Sequence[Task], best: Forecast) -> Forecast:
     """Stretches of a stream that gain nothing where they are go back to the main stream."""
     needs = [task.needs for task in tasks]
-    for stretch in _stretches(best.schedule)[:MOST_RETURNS]:
+    movable = [each for each in _stretches(best.schedule) if not any(tasks[i].stays for i in each)]
+    for stretch in movable[:MOST_RETURNS]:
         streams = list(best.schedule.streams)
         for i in stretch:
             streams[i] = 0

@@ -5,13 +5,14 @@ Captured in a CUDA graph, streams and waits become edges between kernels; run as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
-from ridgeline.base.gpu_graph import wait_for
+from ridgeline.base.gpu_graph import CaptureError, wait_for
 from ridgeline.plan.streams import Schedule
 
 Call: TypeAlias = Callable[[], object]
@@ -39,6 +40,16 @@ def parts_of(schedule: Schedule, calls: Sequence[Call], call_steps: Sequence[int
     ]
 
 
+def require_apart(schedule: Schedule, waiting: Collection[int]) -> None:
+    """Raise where steps whose programs wait for one another are on different streams.
+
+    Side by side, each could hold processors that the other waits for.
+    """
+    streams = {schedule.streams[step] for step in waiting}
+    if len(streams) > 1:
+        raise CaptureError(f"{len(waiting)} steps whose programs wait for one another are on several streams")
+
+
 @dataclass
 class StreamedRun:
     """Queues a run on the current stream and on auxiliary ones, which begin after it and end before it."""
@@ -53,22 +64,34 @@ class StreamedRun:
         streams = [main, *self.auxiliary]
         begin = self._record(-1, main)
         joined = {0}
-        for step, part in enumerate(self.parts):
-            stream = streams[part.stream]
-            if part.stream not in joined:
-                # even where a wait of its own brings the stream in: memory of the run before may be in use
-                wait_for(stream, begin)
-                joined.add(part.stream)
-            for other in part.waits:
-                wait_for(stream, self._events[other])
-            if part.calls:
-                with torch.cuda.stream(stream):
-                    for call in part.calls:
-                        call()
-            if part.is_waited_for:
-                self._record(step, stream)
-        for number in sorted(joined - {0}):
-            wait_for(main, self._record(-1 - number, streams[number]))
+        try:
+            for step, part in enumerate(self.parts):
+                stream = streams[part.stream]
+                if part.stream not in joined:
+                    # even where a wait of its own brings the stream in: the run before uses the same memory
+                    wait_for(stream, begin)
+                    joined.add(part.stream)
+                self._queue(step, part, stream)
+        except Exception:
+            # a capture on trial ends here: no stream may be left in it
+            with suppress(RuntimeError):
+                self._join(streams, joined)
+            raise
+        self._join(streams, joined)
+
+    def _queue(self, step: int, part: Part, stream: torch.cuda.Stream) -> None:
+        for other in part.waits:
+            wait_for(stream, self._events[other])
+        if part.calls:
+            with torch.cuda.stream(stream):
+                for call in part.calls:
+                    call()
+        if part.is_waited_for:
+            self._record(step, stream)
+
+    def _join(self, streams: Sequence[torch.cuda.Stream], joined: Collection[int]) -> None:
+        for number in sorted(set(joined) - {0}):
+            wait_for(streams[0], self._record(-1 - number, streams[number]))
 
     def _record(self, key: int, stream: torch.cuda.Stream) -> torch.cuda.Event:
         if key not in self._events:

@@ -20,6 +20,7 @@ from ridgeline.base.timing import Timing, paired_ratio
 from ridgeline.errors import BuildError, failure
 from ridgeline.ir.sites import merge
 from ridgeline.ir.views import views_of
+from ridgeline.kernels.triton.stage import waits_inside
 from ridgeline.plan.make import work_of
 from ridgeline.plan.stream_choice import Forecast, Task, best_schedule, critical_us
 from ridgeline.plan.streams import ONE, SEVERAL, Schedule, needs_of
@@ -70,14 +71,18 @@ def tasks_of(context: SelectionContext, steps: Sequence[StepChoice]) -> list[Tas
     """The steps as the estimate sees them; None where some have no time."""
     device = device_of(context.fused.target.arch)
     regions = [merge(context.fused.program, step.regions) for step in steps]
-    tasks = []
+    tasks, stays = [], dict[str, bool]()
     for step, needs in zip(steps, needs_of(regions), strict=True):
         if views_of(step.site):
             tasks.append(Task(0.0, 0.0, needs))
         elif step.median_us is None:
             return None
         else:
-            tasks.append(Task(step.median_us, _demand(step, device), needs))
+            # equal sites have equal choices, and a tactic reads a site once
+            if step.site.key not in stays:
+                kernels = context.kernels(step.site, step.tactic, step.config)
+                stays[step.site.key] = any(map(waits_inside, kernels))
+            tasks.append(Task(step.median_us, _demand(step, device), needs, stays[step.site.key]))
     return tasks
 
 
