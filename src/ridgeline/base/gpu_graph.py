@@ -21,12 +21,13 @@ from ridgeline.errors import first_line
 
 WARM_CALLS = 2
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: only what touches the captured stream itself is refused
+NON_BLOCKING = (
+    1  # CU_STREAM_NON_BLOCKING: work on the default stream does not hold it up, nor end its captures
+)
 _recording = threading.RLock()
-_free_streams: list[torch.cuda.Stream] = []
-_handed_out: set[int] = set()  # every stream that ever had an owner
-NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no order with the default stream
-# streams whose next launch comes right behind a wait for another stream
-joined_streams: set[int] = set()
+_making = threading.Lock()
+_made_handles: set[int] = set()
+_free_streams: dict[int, list[torch.cuda.Stream]] = {}  # by device
 
 
 class CaptureError(RuntimeError):
@@ -39,32 +40,28 @@ def own_stream(owner: object) -> torch.cuda.Stream:
     Libraries keep scratch memory per stream, and a graph goes on using that of the stream it was captured
     on: graphs that may run side by side must not share one.
     """
-    stream = _free_streams.pop() if _free_streams else _new_stream()
-    weakref.finalize(owner, _free_streams.append, stream).atexit = False
+    free = _free_streams.setdefault(torch.cuda.current_device(), [])
+    try:
+        stream = free.pop()
+    except IndexError:
+        stream = new_stream()
+    weakref.finalize(owner, free.append, stream).atexit = False
     return stream
 
 
-def _new_stream() -> torch.cuda.Stream:
-    """PyTorch has 32 streams, which it hands out in turn: where all are taken, one of the driver's."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    if stream.cuda_stream in _handed_out:
-        handle = ctypes.c_void_p()
-        code = cuda_driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING)
-        if code or handle.value is None:
-            raise RuntimeError(f"the driver makes no further stream: CUDA error {code}")
-        stream = torch.cuda.ExternalStream(handle.value)  # type: ignore[no-untyped-call]
-    _handed_out.add(stream.cuda_stream)
-    return stream
-
-
-def wait_for(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-    """Let the stream wait for another one. Its next launch of ours is a plain one (`kernels/triton/driver`).
-
-    A dependent launch lets a kernel begin before the one in front of it on its stream has ended. What it
-    means for a kernel with several in front of it, and to what a capture makes of it there, nothing is said.
-    """
-    stream.wait_event(event)
-    joined_streams.add(stream.cuda_stream)
+def new_stream() -> torch.cuda.Stream:
+    """Another one than all that were made here before. PyTorch has 32 and hands them out in turns."""
+    with _making:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if stream.cuda_stream in _made_handles:
+            torch.cuda.current_stream().synchronize()  # makes the device's context this thread's own
+            handle = ctypes.c_void_p()
+            code = cuda_driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING)
+            if code:
+                raise RuntimeError(f"the driver makes no stream: CUDA error {code}")
+            stream = torch.cuda.ExternalStream(handle.value)  # type: ignore[no-untyped-call]
+        _made_handles.add(stream.cuda_stream)
+        return stream
 
 
 def raw_stream(device: int) -> int:
@@ -79,6 +76,20 @@ def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
         for _ in range(WARM_CALLS):
             call()
     stream.synchronize()
+
+
+# streams whose next launch comes right behind a wait for another stream
+joined_streams: set[int] = set()
+
+
+def wait_for(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+    """Let the stream wait for another one. Its next launch of ours is a plain one (`kernels/triton/driver`).
+
+    A dependent launch lets a kernel begin before the one in front of it on its stream has ended. What it
+    means for a kernel with several in front of it, and what a capture makes of it there, CUDA does not say.
+    """
+    stream.wait_event(event)
+    joined_streams.add(stream.cuda_stream)
 
 
 def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int = 1) -> torch.cuda.CUDAGraph:
