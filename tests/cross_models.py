@@ -47,6 +47,20 @@ def mlp() -> bytes:
     return _model(text, {name: _array(rng, *shape) for name, shape in sizes.items()})
 
 
+def two_towers(depth: int = 3) -> bytes:
+    """Chains of products of the same input, side by side, and their sum."""
+    rng = np.random.default_rng(4)
+    weights, lines = {}, []
+    for tower in "ab":
+        made = "x"
+        for i in range(depth):
+            weights[f"{tower}w{i}"] = _array(rng, 64, 64)
+            lines += [f"{tower}m{i} = MatMul ({made}, {tower}w{i})", f"{tower}{i} = Relu ({tower}m{i})"]
+            made = f"{tower}{i}"
+    lines.append(f"y = Add (a{depth - 1}, b{depth - 1})")
+    return _model(f"towers (float16[8,64] x) => (float16[8,64] y) {{ {' '.join(lines)} }}", weights)
+
+
 def transformer(layers: int = 2) -> bytes:
     rng = np.random.default_rng(2)
     lines = "".join(LAYER.format(i=i, next=i + 1) for i in range(layers))

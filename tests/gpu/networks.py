@@ -121,6 +121,34 @@ def _conv(
     return str(net("Conv", x, weight, net.weight(columns), pads=pads, strides=[stride, stride], group=group))
 
 
+def branches(dtype: str = "float16") -> onnx.ModelProto:
+    """x[N, 16, 16, 16] through two blocks of four branches each, joined along the channels."""
+    net = Net(dtype)
+    h, channels = "x", 16
+    for _ in range(2):
+        one = net("Relu", _conv(net, h, channels, 16, kernel=1))
+        three = net("Relu", _conv(net, net("Relu", _conv(net, h, channels, 8, kernel=1)), 8, 16, kernel=3))
+        five = net("Relu", _conv(net, net("Relu", _conv(net, h, channels, 8, kernel=1)), 8, 16, kernel=5))
+        pool = net("MaxPool", h, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 1])
+        pool = net("Relu", _conv(net, pool, channels, 16, kernel=1))
+        h, channels = net("Concat", one, three, five, pool, axis=1), 64
+    net("Relu", _conv(net, h, channels, 16, kernel=1))
+    return net.model(f"{net.kind}[N,16,16,16] x", f"{net.kind}[N,16,16,16]")
+
+
+def two_towers(dtype: str = "float16", *, width: int = 128, depth: int = 6) -> onnx.ModelProto:
+    """x[N, E] through two chains of products, norms and activations that know nothing of each other."""
+    net = Net(dtype)
+    ends = []
+    for _ in range(2):
+        h = "x"
+        for _ in range(depth):
+            h = _norm(net, net("Relu", _linear(net, h, width, width)), width)
+        ends.append(h)
+    net("Softmax", net("Mul", *ends), axis=-1)
+    return net.model(f"{net.kind}[N,{width}] x", f"{net.kind}[N,{width}]")
+
+
 def heavy(*, pairs: int = 10) -> onnx.ModelProto:
     """x[64, 2048] through weights of 16 MiB each, so that the driver's own rounding is small beside them."""
     net = Net("float16")

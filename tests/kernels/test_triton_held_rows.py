@@ -15,7 +15,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.spec import Body, Config, Op, Site, Target, TensorSpec
 from ridgeline.kernels.triton.compiler import Compiled
 from ridgeline.kernels.triton.held_rows import ABSENT, FIRST_WORD
-from ridgeline.kernels.triton.stage import WORDS
+from ridgeline.kernels.triton.stage import WORDS, waits_inside
 from ridgeline.tactics.cuda.triton_codegen import TritonRows
 
 TACTIC = TritonRows()
@@ -107,6 +107,16 @@ def test_refusals() -> None:
     tail = make_site([Op("Softmax", ("x",), ("y",), {"axis": 0})], {"x": torch.zeros(64, 4)}, ["y"])
     with pytest.raises(RefusedError, match="columns lie side by side"):
         stages_of(TACTIC, tail, cut(64, 1, 1))
+
+
+def test_who_waits_for_others_is_known_by_its_kernel() -> None:
+    """Such launches never run side by side: a plan has them on one stream."""
+    site = make_site([OPS["Softmax"]], {"x": torch.zeros(4, 128)}, ["y"])
+    shared, alone = (stages_of(TACTIC, site, cut(32, held, 4 // held)) for held in (2, 4))
+    split = stages_of(TACTIC, site, {**cut(32, 0, 2), "stages": 2})
+    assert [stages.together for stages in (shared, alone, split)] == [2, 1, 1]
+    waits = [any(waits_inside(stage.kernel) for stage in each.launches) for each in (shared, alone, split)]
+    assert waits == [True, False, False]
 
 
 def test_what_is_stated_of_memory() -> None:

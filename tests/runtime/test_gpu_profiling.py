@@ -81,3 +81,29 @@ def test_only_the_device_s_work_is_read() -> None:
     ]
     found = read_work({"traceEvents": events})
     assert found == [DeviceWork("kernel", "k", 5.5, 1.25), DeviceWork("kernel", "l", 9.0, 1.0, 96)]
+
+
+def test_steps_side_by_side_get_their_own_kernels() -> None:
+    # a, then b → c beside d → e, then f
+    steps = [[work(name, 0, 1)] for name in "abcdef"]
+    before = [0, 0b1, 0b11, 0b1, 0b1001, 0b11111]
+    seen = [work(name, i, 1) for i, name in enumerate("adbecf")]
+    (made,) = assign_replays(seen, steps, 1, before)
+    assert [step[0].name for step in made] == list("abcdef")
+    assert [step[0].start_us for step in made] == [0, 2, 4, 1, 3, 5]
+    with pytest.raises(UnmatchedError, match="runs 'd' where a step launches 'b'"):
+        assign_replays(seen, steps, 1)
+    with pytest.raises(UnmatchedError, match="runs 'f' where a step launches 'a'"):
+        assign_replays([work("f", 0, 1), *seen[:-1]], steps, 1, before)
+
+
+def test_time_beside_another_stream_is_overlap_and_no_gap() -> None:
+    first = [[work("a", 0, 10)], [work("b", 10, 10)], [work("c", 10, 20)], []]
+    # c, the later step, covers the time until b starts: nothing was idle then
+    second = [[work("a", 30, 10)], [work("b", 55, 10)], [work("c", 40, 20)], []]
+    (a,), (b,), (c,), (nothing,) = lay_on_timeline([first, second])
+    assert (a.gap_us, a.busy_us, a.overlap_us) == (0, 10, 0)
+    assert (b.gap_us, b.busy_us, b.overlap_us) == (0, 10, 5)
+    assert (c.gap_us, c.busy_us, c.overlap_us) == (0, 20, 0)
+    assert (nothing.start_us, nothing.busy_us) == (35, 0)
+    assert sum(run.busy_us + run.gap_us - run.overlap_us for run in (a, b, c)) == 65 - 30

@@ -1,4 +1,4 @@
-"""What scripts of `bench/` write beside their figures, where only the sources of a package are on the path."""
+"""What `bench/` writes beside its figures, where only the sources of a package are on the path."""
 
 from __future__ import annotations
 

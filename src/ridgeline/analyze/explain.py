@@ -19,6 +19,7 @@ from ridgeline.analyze.findings.in_plan import GRAPH_KIND_NAMES, find_in_plan, r
 from ridgeline.analyze.findings.rates import reached_ceilings
 from ridgeline.analyze.parts import plan_place, which_text
 from ridgeline.analyze.show import short_ops
+from ridgeline.analyze.streams import stream_notes
 from ridgeline.base.ceilings import Ceilings
 from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.grouping import grouped
@@ -270,7 +271,7 @@ def _step_story(index: int, step: Step) -> StepStory:
         nodes=step.sources,
         contest=_contest((chosen, *step.losers)),
         why=step.why,
-        notes=step.notes,
+        notes=(*step.notes, *stream_notes(step)),
     )
 
 

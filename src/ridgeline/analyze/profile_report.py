@@ -45,6 +45,7 @@ class ProfileRow:
     limiter: Limiter
     evidence: str
     kernels: int
+    stream: int = 0  # of the captured run; 0 is the main one
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,7 @@ def _row(step: StepTime, limit: Limit, total: float) -> ProfileRow:
         limiter=limit.limiter,
         evidence=limit.evidence,
         kernels=len(step.kernels),
+        stream=step.stream,
     )
 
 

@@ -141,7 +141,7 @@ def _step(step: Step, told: StepStory, us: float | None, share: float | None, gi
         bytes=step.work.bytes,
         contest=told.contest,
         why=step.why,
-        notes=step.notes,
+        notes=told.notes,
         kernels=step.kernels,
     )
     if seen is not None:

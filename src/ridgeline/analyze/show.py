@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from ridgeline.analyze.parts import PartRow, part_rows, profile_text
+from ridgeline.analyze.streams import stream_names, streams_text
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step, total_us
@@ -45,6 +46,7 @@ class StepRow:
     bytes: int
     notes: tuple[str, ...] = ()
     predicted_us: float | None = None
+    stream: str = ""  # "main", or its number; empty where all steps are on one
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Summary:
     profiles: tuple[str, ...] = ()  # the sizes that each takes; steps and times are those of the first
     pads: bool = False
     parts: tuple[PartRow, ...] = ()  # of profiles that are tuned at several points
+    streams: str = ""  # what came of running steps side by side
     planned_again: str = ""  # at the first real shapes, where they were guessed: what came of it
 
 
@@ -127,7 +130,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         inputs=tuple(_input_row(plan, port) for port in plan.inputs),
         outputs=tuple(PortRow(port.name, port.dtype, _dims(port)) for port in plan.outputs),
         nodes=report.nodes,
-        steps=tuple(_step_row(index, step, total, islands) for index, step in enumerate(plan.steps, start=1)),
+        steps=_step_rows(plan.steps, islands),
         steps_us=total,
         tactics=_tactic_rows(plan.steps),
         memory=_memory_rows(plan, report),
@@ -146,6 +149,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         profiles=tuple(profile_text(each) for each in (plan, *plan.others)),
         pads=plan.pads,
         parts=part_rows(plan),
+        streams=streams_text(plan),
         planned_again=str(report.planned_again or ""),
     )
 
@@ -197,7 +201,12 @@ def _dims(port: Port) -> tuple[int | str | None, ...] | None:
     return tuple(None if dim == f"{port.name}.{axis}" else dim for axis, dim in enumerate(port.dims))
 
 
-def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) -> StepRow:
+def _step_rows(steps: Sequence[Step], islands: Set[str]) -> tuple[StepRow, ...]:
+    total, numbered = total_us(steps), enumerate(zip(steps, stream_names(steps), strict=True), start=1)
+    return tuple(_step_row(index, step, stream, total, islands) for index, (step, stream) in numbered)
+
+
+def _step_row(index: int, step: Step, stream: str, total: float | None, islands: Set[str]) -> StepRow:
     return StepRow(
         index=index,
         name=step.name,
@@ -211,6 +220,7 @@ def _step_row(index: int, step: Step, total: float | None, islands: Set[str]) ->
         notes=step.notes,
         # the time of a step whose work depends on data cannot be predicted
         predicted_us=None if islands & {*step.regions} else step.predicted_us,
+        stream=stream,
     )
 
 

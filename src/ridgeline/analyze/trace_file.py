@@ -104,7 +104,7 @@ def _names(events: Sequence[Event]) -> Iterator[Event]:
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
     for pid, tid in used:
         first = max(track for place, track in TRACKS if place == pid and track <= tid)
-        name = TRACKS[pid, first] + (f", started early ({tid - first})" if tid > first else "")
+        name = TRACKS[pid, first] + (f", beside others ({tid - first})" if tid > first else "")
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
 
@@ -126,6 +126,7 @@ def _host(trace: Trace) -> Iterator[Event]:
 
 
 def _device(placed: Sequence[Placed]) -> Iterator[Event]:
+    is_forked = any(each.step.stream for each in placed)
     for each in placed:
         step = each.step
         yield _slice(
@@ -133,7 +134,7 @@ def _device(placed: Sequence[Placed]) -> Iterator[Event]:
             step=step.index, median_us=step.median_us, p10_us=step.p10_us, p90_us=step.p90_us,
             gap_us=step.gap_us, overlap_us=step.overlap_us, tactic=step.tactic, config=dict(step.config),
             precision=step.precision, op_class=step.op_class, bytes=step.bytes, flops=step.flops,
-            nodes=list(step.sources),
+            nodes=list(step.sources), **({"stream": step.stream} if is_forked else {}),
         )  # fmt: skip
         for kernel, lane in zip(step.kernels, each.kernel_lanes, strict=True):
             facts = {"step": step.index, "blocks": kernel.blocks}

@@ -83,6 +83,20 @@ def warm(call: Callable[[], object], stream: torch.cuda.Stream) -> None:
     stream.synchronize()
 
 
+# streams whose next launch comes right behind a wait for another stream
+joined_streams: set[int] = set()
+
+
+def wait_for(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+    """Let the stream wait for another one. Its next launch of ours is a plain one (`kernels/triton/driver`).
+
+    A dependent launch lets a kernel begin before the one in front of it on its stream has ended. What it
+    means for a kernel with several in front of it, and what a capture makes of it there, CUDA does not say.
+    """
+    stream.wait_event(event)
+    joined_streams.add(stream.cuda_stream)
+
+
 def record(call: Callable[[], object], stream: torch.cuda.Stream, repeats: int = 1) -> torch.cuda.CUDAGraph:
     """A graph of `repeats` calls in a row, or `CaptureError`. The call has been warmed on that stream."""
     # a device-wide wait in one thread breaks a capture in another, so there is one at a time; the collector

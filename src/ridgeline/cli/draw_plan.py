@@ -24,6 +24,7 @@ def draw_built(summary: Summary, console: Console) -> None:
             ("tuned", "; ".join(f"at {row.tuned_at} for {row.takes}" for row in summary.parts)),
             ("steps", _steps_text(summary)),
             ("tactics", _tactics_text(summary)),
+            ("streams", summary.streams),
             ("memory", _memory_text(summary)),
             ("time", _time_text(summary)),
             ("precision", _built_precision_text(summary)),
@@ -43,6 +44,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _parts(summary, console)
     _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
+    _paragraph("Streams", summary.streams, console)
     _memory(summary, console)
     _paragraph("Precision", _precision_text(summary), console)
     _kept(summary, console)
@@ -111,12 +113,14 @@ def _steps(summary: Summary, console: Console) -> None:
     title += f", {duration(summary.steps_us)}" if timed else ""
     is_predicted = any(row.predicted_us is not None for row in summary.steps)
     figures = ["median", "share", ""] if timed else ["predicted"] if is_predicted else []
-    columns = ["#", "step", "ops", "tactic", *figures]
+    is_forked = any(row.stream for row in summary.steps)
+    columns = ["#", "step", "ops", "tactic", *(["stream"] if is_forked else []), *figures]
     grid = table(*columns, numeric=("#", "median", "share", "predicted"), keep=("tactic",))
     for row in summary.steps:
         times = [duration(row.median_us), percent(row.share), bar(row.share)] if timed else []
         times = [duration(row.predicted_us)] if is_predicted and not timed else times
-        grid.add_row(str(row.index), row.name, row.ops, row.tactic, *times)
+        stream = [row.stream] if is_forked else []
+        grid.add_row(str(row.index), row.name, row.ops, row.tactic, *stream, *times)
     put(grid, console, title=title)
 
 

@@ -33,6 +33,9 @@ def draw_profile(report: ProfileReport, console: Console, top: int = 0) -> None:
     _sums(report, console)
 
 
+TEXTS = ("class", "stream")  # columns that hold no numbers
+
+
 def _headline(report: ProfileReport, console: Console) -> None:
     shapes = ", ".join(f"{name} {spec}" for name, spec in report.shapes.items())
     machine = f"  {report.target}, {plural(report.threads, 'thread')}, {report.device}"
@@ -43,7 +46,7 @@ def _steps(report: ProfileReport, console: Console, top: int) -> None:
     rows = sorted(report.rows, key=lambda row: -row.median_us)[:top] if top else list(report.rows)
     extra = _extra_columns(report, console)
     columns = ("#", "step", "ops", "tactic", "time", "share", "", *extra, "limited by")
-    grid = table(*columns, numeric=("#", "time", "share", *(name for name in extra if name != "class")))
+    grid = table(*columns, numeric=("#", "time", "share", *(name for name in extra if name not in TEXTS)))
     for row in rows:
         grid.add_row(
             str(row.index), row.name, row.ops, row.tactic, duration(row.median_us), percent(row.share),
@@ -59,6 +62,8 @@ def _extra_columns(report: ProfileReport, console: Console) -> dict[str, Callabl
     columns: dict[str, Callable[[ProfileRow], str]] = {}
     if console.width >= WIDE:
         columns |= {"class": lambda row: row.op_class, "calls": lambda row: str(row.calls)}
+    if any(row.stream for row in report.rows):
+        columns["stream"] = lambda row: str(row.stream or "main")
     if report.gaps_us is not None:
         columns["gap"] = _gap
     if any(row.roofline is not None for row in report.rows):

@@ -13,6 +13,7 @@ from ridgeline.base.spec import ITEM_BITS, TRAITS, Port, TensorSpec
 from ridgeline.errors import PlanError
 from ridgeline.options import MAX_DIM, MAX_THREADS, DimRange, machine_bytes
 from ridgeline.plan.plan import Plan
+from ridgeline.plan.streams import schedule_problems
 
 if TYPE_CHECKING:  # `ridge show` checks a plan without importing what reads graphs
     from ridgeline.ir.body import Program, Region
@@ -39,6 +40,7 @@ def check_steps(plan: Plan, program: Program, steps: Sequence[Region], tactics: 
             wrong.append(f"{step.name}: other inputs or outputs than its regions")
         here.update(region.outputs)
     wrong += [f"output {name!r} is made by no step" for name in program.outputs if name not in here]
+    wrong += schedule_problems(plan.steps, may_fork=plan.target.traits.is_gpu)
     if wrong:
         raise PlanError(
             f"the steps of the plan for {plan.model!r} do not fit its graph",

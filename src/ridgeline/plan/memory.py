@@ -37,6 +37,7 @@ class ArenaLayout:
     library: set[str] = field(default_factory=set)
     arena_bytes: int = 0
     lifetimes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    order: StreamOrder | None = None  # None: one step after the other
 
     def root(self, value: str) -> tuple[str, int]:
         """The value that owns the memory, and where in it this one begins, in elements."""
@@ -46,6 +47,48 @@ class ArenaLayout:
             first += more
         return value, first
 
+    def live_together(self, one: str, other: str) -> bool:
+        """Whether two root values may be in use at the same time."""
+        if self.order is not None:
+            return self.order.live_together(one, other)
+        (first, last), (other_first, other_last) = self.lifetimes[one], self.lifetimes[other]
+        return first <= other_last and other_first <= last
+
+    def ends_at(self, root: str, step: int) -> bool:
+        """Whether the step is the last to use the value, and all other uses are over when it begins."""
+        if self.order is not None:
+            return self.order.ends_at(root, step)
+        return self.lifetimes[root][1] == step
+
+
+@dataclass
+class StreamOrder:
+    """Which steps use each root value, and which steps are over when another begins; one bit a step.
+
+    The run's end counts as one more step, behind all others.
+    """
+
+    before: Sequence[int]
+    uses: dict[str, int] = field(default_factory=dict)
+    _over: dict[str, int] = field(default_factory=dict)
+
+    def ends_at(self, root: str, step: int) -> bool:
+        mine = 1 << step
+        return bool(self.uses[root] & mine) and not self.uses[root] & ~mine & ~self.before[step]
+
+    def live_together(self, one: str, other: str) -> bool:
+        return bool(self.uses[one] & ~self._over_at(other) and self.uses[other] & ~self._over_at(one))
+
+    def _over_at(self, root: str) -> int:
+        """Steps that are over before any use of the value."""
+        if root not in self._over:
+            over = -1
+            for step, before in enumerate((*self.before, (1 << len(self.before)) - 1)):
+                if self.uses[root] >> step & 1:
+                    over &= before
+            self._over[root] = over
+        return self._over[root]
+
 
 def lay_out(
     steps: Sequence[StepIO],
@@ -53,9 +96,14 @@ def lay_out(
     *,
     borders: Iterable[str],
     outputs: Sequence[str],
+    before: Sequence[int] | None = None,
 ) -> ArenaLayout:
-    """Place every value that some step makes. `borders` (inputs, weights, host values) lie elsewhere."""
-    layout = ArenaLayout()
+    """Place every value that some step makes. `borders` (inputs, weights, host values) lie elsewhere.
+
+    `before`: for each step those that are over when it begins (`Schedule.before`), where steps run on several
+    streams. Then two values share bytes only if every use of one is over before the other is made.
+    """
+    layout = ArenaLayout(order=None if before is None else StreamOrder(before))
     made_at: dict[str, int] = {}
     for i, step in enumerate(steps):
         made_at.update((name, i) for name in step.outputs)
@@ -101,6 +149,8 @@ def _lifetimes(
         root, _ = layout.root(name)
         first, last = spans.get(root, (at, at))
         spans[root] = (min(first, at), max(last, at))
+        if layout.order is not None:
+            layout.order.uses[root] = layout.order.uses.get(root, 0) | 1 << at
     return spans
 
 
@@ -120,32 +170,33 @@ def _share_in_place(
             root, _ = layout.root(name) if name else ("", 0)
             if root != name or name in outside or name in layout.library or name not in specs:
                 continue
-            if specs[name] != specs[result] or layout.lifetimes[root][1] != i or step.inputs.count(name) != 1:
+            if specs[name] != specs[result] or not layout.ends_at(root, i) or step.inputs.count(name) != 1:
                 continue
             if any(layout.root(other)[0] == root for other in step.inputs if other and other != name):
                 continue
             first, last = layout.lifetimes[result]
             layout.aliases[result] = (root, 0)
             layout.lifetimes[root] = (min(layout.lifetimes[root][0], first), last)
+            if layout.order is not None:
+                layout.order.uses[root] |= layout.order.uses[result]
             break
 
 
 def _place(needs: list[tuple[int, str]], layout: ArenaLayout) -> None:
     """Greedy by size: the largest first, each in the lowest gap that no living neighbour takes."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    placed: list[tuple[int, int, str]] = []  # offset, end, value
     for nbytes, name in sorted(needs, key=lambda need: (-need[0], need[1])):
-        first, last = layout.lifetimes[name]
         size = aligned(nbytes)
         offset = 0
-        for begin, end, other_first, other_last in sorted(placed):
-            if other_last < first or last < other_first:
+        for begin, end, other in sorted(placed):
+            if not layout.live_together(name, other):
                 continue
             if begin - offset >= size:
                 break
             offset = max(offset, end)
-        placed.append((offset, offset + size, first, last))
+        placed.append((offset, offset + size, name))
         layout.offsets[name] = offset
-    layout.arena_bytes = max((end for _, end, _, _ in placed), default=0)
+    layout.arena_bytes = max((end for _, end, _ in placed), default=0)
 
 
 def aligned(nbytes: int) -> int:

@@ -18,6 +18,7 @@ from ridgeline.base.typed_json import parse_json, read_as
 from ridgeline.options import DimRange, ValueRange
 
 FORMAT = 1
+LEFT_OUT = {"left out": True}  # of a field that is not written where it has its default
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Step:
     notes: tuple[str, ...] = ()
     predicted_us: float | None = None
     kernels: tuple[str, ...] = ()  # digests of our own GPU kernels that it launches
+    # of a captured run (`plan/streams.py`): 0 is the main stream. Steps are counted from 0
+    stream: int = field(default=0, metadata=LEFT_OUT)
+    waits: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)  # steps of other streams that end before it
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ def total_us(steps: Sequence[Step]) -> float | None:
 def _plain(value: Any) -> Any:
     """As `asdict`, which copies every leaf: a plan has tens of thousands."""
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        given = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: _plain(each) for f, each in given if not f.metadata or each != f.default}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -18,6 +18,7 @@ from ridgeline.base.spec import Config
 from ridgeline.base.typed_json import Misfit, parse_json, read_as
 from ridgeline.base.units import duration, percent
 from ridgeline.errors import OptionError, first_line
+from ridgeline.plan.plan import LEFT_OUT
 
 FORMAT = "ridgeline/trace/1"
 MAKE_ANOTHER = "ridge profile ENGINE --save profile.json makes a trace"
@@ -97,6 +98,7 @@ class StepTime:
     kernels: tuple[KernelTime, ...] = ()  # where they are known
     inside: tuple[NodeTime, ...] = ()  # of a library's span
     work: tuple[NodeWork, ...] = ()
+    stream: int = field(default=0, metadata=LEFT_OUT)  # of the captured run; 0 is the main one
 
     @property
     def net_us(self) -> float:
@@ -276,7 +278,8 @@ def _sum(parts: Sequence[float | None]) -> float | None:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        given = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: _plain(each) for f, each in given if not f.metadata or each != f.default}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

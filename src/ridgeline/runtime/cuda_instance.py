@@ -33,6 +33,7 @@ from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
 from ridgeline.runtime.segments import Segments, capture_segments
+from ridgeline.runtime.streamed import StreamedRun, parts_of, require_apart
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Launch
 
@@ -54,6 +55,12 @@ class CudaInstance(Instance):
     def stream(self) -> torch.cuda.Stream:
         """Where the steps are captured, and where runs go that come without a stream of their own."""
         return own_stream(self)
+
+    @cached_property
+    def auxiliary(self) -> list[torch.cuda.Stream]:
+        """Streams beside it, on which the plan has steps: a library's scratch memory is a stream's own."""
+        count = 0 if self.schedule is None else max(self.schedule.streams)
+        return [own_stream(self) for _ in range(count)]
 
     def _require_memory(self, inputs: Mapping[str, TensorSpec]) -> None:
         input_bytes = sum(spec.nbytes for spec in inputs.values())
@@ -91,6 +98,8 @@ class CudaInstance(Instance):
 
     def _capture(self) -> None:
         """Run, so that libraries load and choose; capture; and leave the results of a run behind."""
+        if self._capture_streamed():
+            return
         warm(super().execute, self.stream)
         try:
             self.graph = record(super().execute, self.stream)
@@ -103,6 +112,25 @@ class CudaInstance(Instance):
             self.execute()
             return
         self.graph.replay()
+
+    def _capture_streamed(self) -> bool:
+        """The whole run on the streams of its plan, if it has several and a graph can hold it."""
+        if self.schedule is None:
+            return False
+        run = StreamedRun(parts_of(self.schedule, self.calls, self.call_steps), self.auxiliary)
+        # libraries time their algorithms in the first run, undisturbed by other streams
+        warm(super().execute, self.stream)
+        try:
+            require_apart(self.schedule, {s.index for s in self.steps if s.launch and s.launch.waits_inside})
+            warm(run, self.stream)
+            self.graph = record(run, self.stream)
+        except CaptureError as error:
+            if self.notes is not None:
+                self.notes.append(f"the run is not captured on several streams: {error}")
+            return False
+        self.is_streamed = True
+        self.graph.replay()
+        return True
 
     def _capture_segments(self) -> Segments | None:
         """What can be captured between steps that cannot; None where nothing can, or a capture fails."""
@@ -150,7 +178,7 @@ class CudaInstance(Instance):
             "inputs": sum(inputs.values()),
             "scratch": sum(size for place, size in scratch.items() if place not in apart),
             "graph": sum(pool_bytes(graph) for graph in self._graphs()),
-            "libraries": stream_bytes(self.stream),
+            "libraries": sum(map(stream_bytes, (self.stream, *self.auxiliary))),
         }
 
 

@@ -13,6 +13,7 @@ from ridgeline.base.spec import Site, TensorSpec
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import merge
 from ridgeline.plan.plan import Step
+from ridgeline.plan.streams import schedule_of
 from ridgeline.runtime.cuda_instance import CudaInstance, gpu_memory
 from ridgeline.runtime.device import gpu_errors, require_here
 from ridgeline.runtime.fused_model import FusedModel
@@ -35,6 +36,7 @@ class Executable:
     ) -> None:
         self.fused, self.steps, self.planned_shapes = fused, tuple(steps), dict(planned_shapes)
         by_name = {region.name: region for region in fused.program.regions}
+        self.schedule = schedule_of(self.steps)
         self.regions = [merge(fused.program, [by_name[n] for n in step.regions]) for step in steps]
         self.islands = islands or Islands(fused, {})
         self.launches = Launches(fused, self.steps, self.regions, self.islands, self.planned_sites)
@@ -78,7 +80,9 @@ class Executable:
             if compiles:
                 self.launches.compile_ahead([(index, site) for index, _, site in sites])
             bind = self.launches.launch if compiles else self.launches.uncompiled
-            instance = fused.instance_type(fused.program, inferred, sites, fused.placed_weights, bind, given)
+            instance = fused.instance_type(
+                fused.program, inferred, sites, fused.placed_weights, bind, given, self.schedule
+            )
             if fused.is_gpu:
                 finish_current()  # what was packed on this stream is there for whoever runs on another
         if isinstance(instance, CudaInstance):

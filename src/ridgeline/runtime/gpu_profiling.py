@@ -108,9 +108,16 @@ def split_at_markers(work: Sequence[DeviceWork], count: int) -> list[list[Device
 
 
 def assign_replays(
-    work: Sequence[DeviceWork], by_step: Sequence[Sequence[DeviceWork]], replays: int
+    work: Sequence[DeviceWork],
+    by_step: Sequence[Sequence[DeviceWork]],
+    replays: int,
+    before: Sequence[int] | None = None,
 ) -> list[list[list[DeviceWork]]]:
-    """For each replay, for each step, its work; `UnmatchedError` unless every name and count agrees."""
+    """For each replay, for each step, its work; `UnmatchedError` unless every name and count agrees.
+
+    `before`: for each step, those that are over when it begins, one bit a step; None: all before it.
+    """
+    order = [(1 << i) - 1 for i in range(len(by_step))] if before is None else before
     ordered = sorted(
         (each for each in work if MARKER not in each.name), key=lambda each: (each.start_us, each.end_us)
     )
@@ -119,15 +126,29 @@ def assign_replays(
         raise UnmatchedError(
             f"{replays} replays ran {len(ordered)} kernels, the steps one by one launch {len(expected)}"
         )
-    made = []
-    for replay in range(replays):
-        own = iter(ordered[replay * len(expected) : (replay + 1) * len(expected)])
-        steps = [[next(own) for _ in step] for step in by_step]
-        for got, want in zip(steps, by_step, strict=True):
-            for one, other in zip(got, want, strict=True):
-                if not one.is_as(other):
-                    raise UnmatchedError(f"a replay runs {one.name!r} where a step launches {other.name!r}")
-        made.append(steps)
+    n = len(expected)
+    return [_assign(ordered[i * n : (i + 1) * n], by_step, order) for i in range(replays)]
+
+
+def _assign(
+    work: Sequence[DeviceWork], by_step: Sequence[Sequence[DeviceWork]], before: Sequence[int]
+) -> list[list[DeviceWork]]:
+    """One replay. Of steps that may run now, the first that launches such work next has it."""
+    made: list[list[DeviceWork]] = [[] for _ in by_step]
+    done = sum(1 << i for i, step in enumerate(by_step) if not step)
+    first = 0
+    for each in work:
+        while done >> first & 1:
+            first += 1
+        for i in range(first, len(by_step)):
+            may_run = not done >> i & 1 and not before[i] & ~done
+            if may_run and each.is_as(by_step[i][len(made[i])]):
+                made[i].append(each)
+                done |= (len(made[i]) == len(by_step[i])) << i
+                break
+        else:
+            wanted = by_step[first][len(made[first])]
+            raise UnmatchedError(f"a replay runs {each.name!r} where a step launches {wanted.name!r}")
     return made
 
 
@@ -148,18 +169,40 @@ def lay_on_timeline(replays: Sequence[Sequence[Sequence[DeviceWork]]]) -> list[l
     covered = max(each.end_us for step in replays[0] for each in step)
     for steps in replays[1:]:
         origin = covered
-        for rows, work in zip(made, steps, strict=True):
-            gap = busy = 0.0
-            before, own_end = covered, float("-inf")
-            for each in work:
-                gap += max(each.start_us - covered, 0.0)
-                busy += max(each.end_us - max(each.start_us, own_end), 0.0)
-                own_end = max(own_end, each.end_us)
-                covered = max(covered, each.end_us)
-            start = work[0].start_us - origin if work else covered - origin
+        tallies = [_Tally() for _ in steps]
+        # by time, not by step: on several streams a later step may run before an earlier one
+        started = sorted((each.start_us, each.end_us, i) for i, step in enumerate(steps) for each in step)
+        for start_us, end_us, i in started:
+            covered = tallies[i].add(start_us, end_us, covered)
+        latest = origin
+        for rows, work, tally in zip(made, steps, tallies, strict=True):
+            start = work[0].start_us if work else latest
+            latest = max([latest, *(each.end_us for each in work)])
             kernels = [KernelTime(each.name, each.start_us - origin, each.us, each.blocks) for each in work]
-            rows.append(StepRun(start, busy, gap, max(busy + gap - (covered - before), 0.0), tuple(kernels)))
+            rows.append(StepRun(start - origin, tally.busy, tally.gap, tally.overlap, tuple(kernels)))
     return made
+
+
+@dataclass
+class _Tally:
+    """What one step adds to the time in which anything ran."""
+
+    busy: float = 0.0
+    gap: float = 0.0
+    added: float = 0.0  # of the run, gaps included
+    end_us: float = float("-inf")  # of its own kernels
+
+    @property
+    def overlap(self) -> float:
+        return max(self.busy + self.gap - self.added, 0.0)
+
+    def add(self, start_us: float, end_us: float, covered: float) -> float:
+        """With a further kernel; up to when something ran."""
+        self.gap += max(start_us - covered, 0.0)
+        self.busy += max(end_us - max(start_us, self.end_us), 0.0)
+        self.end_us = max(self.end_us, end_us)
+        self.added += max(covered, end_us) - covered
+        return max(covered, end_us)
 
 
 def record_work(work: Callable[[], object]) -> list[DeviceWork]:
@@ -203,7 +246,9 @@ def _replayed_steps(instance: CudaInstance, rounds: int) -> list[list[StepRun]]:
         for _ in range(rounds + 1):
             graph.replay()
 
-    return lay_on_timeline(assign_replays(record_work(replay), by_step, rounds + 1))
+    schedule = instance.schedule if instance.is_streamed else None
+    before = None if schedule is None else schedule.before_among(instance.call_steps)
+    return lay_on_timeline(assign_replays(record_work(replay), by_step, rounds + 1, before))
 
 
 def _call_times(runs: Sequence[StepRun], alone: Timing) -> CallTimes:

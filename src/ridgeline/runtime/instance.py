@@ -24,6 +24,7 @@ from ridgeline.ir.views import joins_of, views_of
 from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
 from ridgeline.options import machine_bytes
 from ridgeline.plan.memory import ArenaLayout, StepIO, lay_out
+from ridgeline.plan.streams import Schedule
 from ridgeline.runtime.segments import CallValues
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
@@ -48,6 +49,7 @@ class Instance:
 
     device = "cpu"
     _times_in_turn = staticmethod(wall_times_in_turn)
+    is_streamed = False  # runs are on the streams of the plan
 
     def __init__(
         self,
@@ -57,13 +59,16 @@ class Instance:
         weights: Mapping[str, Tensor],
         bind: Bind,
         given: Mapping[str, Tensor] | None = None,  # memory of the inputs, if the caller has it
+        schedule: Schedule | None = None,  # of all steps of the plan; None: one after the other
     ) -> None:
-        self.program, self.inferred = program, inferred
+        """Parameters: what an executable knows of all its instances, then what is this one's own."""
+        self.program, self.inferred, self.schedule = program, inferred, schedule
         require_made(program, [region for _, region, _ in sites], inferred)
         require_room(inferred)
         inputs = {name: inferred.specs[name] for name in program.inputs if name in inferred.specs}
         self.steps = self._bind_steps(sites, bind)
-        self.layout: ArenaLayout = lay_out_steps(program, [step.io for step in self.steps], self.inferred)
+        ios, places = [step.io for step in self.steps], [step.index for step in self.steps]
+        self.layout: ArenaLayout = lay_out_steps(program, ios, self.inferred, schedule, places)
         self._allocate({} if given else inputs)
         self.inputs: Mapping[str, Tensor] = given or self._own_inputs
         self.tensors: dict[str, Tensor] = dict(self.inputs)
@@ -127,7 +132,7 @@ class Instance:
         """The steps as calls without arguments; values that libraries allocate are looked up at each call."""
         dynamic_values: dict[str, Any] = {}
         dynamic_names = {n for step in self.steps for n in step.io.outputs if n not in self.tensors}
-        kept = set(self.program.outputs)
+        kept = {*self.program.outputs, *self._crossing()}
         last_use = {n: i for i, step in enumerate(self.steps) for n in step.io.inputs}
         calls: list[Callable[[], object]] = []
         self.call_steps: list[int] = []  # for each call, its step in the plan
@@ -161,6 +166,21 @@ class Instance:
         self.dynamic_values = dynamic_values
         self.dynamic_names = dynamic_names
         return calls
+
+    def _crossing(self) -> set[str]:
+        """Values that are used on another stream than where they are made.
+
+        The allocator gives memory that a library let go of to the next one on the same stream, and knows
+        nothing of the other streams: so these are kept until the next run.
+        """
+        if self.schedule is None:
+            return set()
+        streams: dict[str, set[int]] = {}
+        for step in self.steps:
+            for name in filter(None, (*step.io.inputs, *step.io.outputs)):
+                streams.setdefault(self.layout.root(name)[0], set()).add(self.schedule.streams[step.index])
+        names = (name for step in self.steps for name in step.io.outputs)
+        return {name for name in names if len(streams[self.layout.root(name)[0]]) > 1}
 
     def _dynamic_views(
         self, dynamic_values: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
@@ -262,10 +282,17 @@ def step_io(region: Region, site: Site, inferred: Inferred, launch: Launch | Foo
     )
 
 
-def lay_out_steps(program: Program, ios: Sequence[StepIO], inferred: Inferred) -> ArenaLayout:
-    """Where everything lies that these steps make."""
+def lay_out_steps(
+    program: Program,
+    ios: Sequence[StepIO],
+    inferred: Inferred,
+    schedule: Schedule | None = None,
+    places: Sequence[int] = (),
+) -> ArenaLayout:
+    """Where everything lies that these steps make; `places` are theirs in the plan, and in its schedule."""
     borders = {*program.inputs, *program.weights, *inferred.values}
-    return lay_out(ios, inferred.specs, borders=borders, outputs=program.outputs)
+    before = None if schedule is None else schedule.before_among(places)
+    return lay_out(ios, inferred.specs, borders=borders, outputs=program.outputs, before=before)
 
 
 @dataclass

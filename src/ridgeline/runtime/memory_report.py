@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from ridgeline.ir.views import views_of
 from ridgeline.plan.memory import StepIO, account
 from ridgeline.plan.plan import Memory, Step
+from ridgeline.plan.streams import Schedule, on_streams
 from ridgeline.runtime.device import is_here
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.instance import lay_out_steps, step_io
@@ -26,14 +27,24 @@ def planned_memory(executable: Executable) -> tuple[Memory, tuple[Step, ...]]:
     bound = executable.instance(executable.planned_shapes).steps
     notes = {step.index: step.launch.note for step in bound if step.launch is not None and step.launch.note}
     noted = (replace(step, notes=(notes[i],)) if i in notes else step for i, step in enumerate(steps))
-    return _memory(executable, [step.io for step in bound], executable.packed_bytes), tuple(noted)
+    ios = {step.index: step.io for step in bound}
+    return _memory(executable, ios, executable.packed_bytes), tuple(noted)
 
 
-def _foreseen(executable: Executable) -> tuple[list[StepIO], int]:
-    """What the tactics foresee of every step, and the bytes they pack: nothing is bound."""
+def variant_on(variant: Variant, schedule: Schedule) -> Variant:
+    """The variant with its steps on these streams, whatever selection chose: to test and to measure."""
+    old = variant.executable
+    steps = on_streams(variant.plan.steps, schedule)
+    executable = Executable(old.fused, steps, old.planned_shapes, old.islands)
+    memory, steps = planned_memory(executable)
+    return replace(variant, plan=replace(variant.plan, steps=steps, memory=memory), executable=executable)
+
+
+def _foreseen(executable: Executable) -> tuple[dict[int, StepIO], int]:
+    """What the tactics foresee of every step, by its place, and the bytes they pack: nothing is bound."""
     fused = executable.fused
     inferred = fused.inference.at(executable.planned_shapes)
-    ios, packed_bytes = [], 0
+    ios, packed_bytes = {}, 0
     for index, region, site in executable.sites(inferred):
         step = executable.steps[index]
         launch = None
@@ -43,15 +54,15 @@ def _foreseen(executable: Executable) -> tuple[list[StepIO], int]:
             if isinstance(offer, Offer) and offer.footprint is not None:
                 launch = offer.footprint(step.config)
             packed_bytes += launch.packed_bytes
-        ios.append(step_io(region, site, inferred, launch))
+        ios[index] = step_io(region, site, inferred, launch)
     return ios, packed_bytes
 
 
-def _memory(executable: Executable, ios: Sequence[StepIO], packed_bytes: int) -> Memory:
-    fused = executable.fused
+def _memory(executable: Executable, by_place: Mapping[int, StepIO], packed_bytes: int) -> Memory:
+    fused, ios = executable.fused, list(by_place.values())
     inferred = fused.inference.at(executable.planned_shapes)
     return account(
-        lay_out_steps(fused.program, ios, inferred),
+        lay_out_steps(fused.program, ios, inferred, executable.schedule, list(by_place)),
         ios,
         inferred.specs,
         io_bytes=sum(spec.nbytes for spec in executable.planned_shapes.values()),

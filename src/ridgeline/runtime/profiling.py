@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, cast
@@ -50,6 +51,8 @@ def profile_run(variant: Variant, context: Context, feeds: Feeds, rounds: int) -
     by_step = grouped(zip(instance.call_steps, measured.calls, strict=True))
     bound = {step.index: step for step in instance.steps}
     steps = [_step_time(variant, bound[index], calls, inside) for index, calls in sorted(by_step.items())]
+    if instance.is_streamed:
+        steps = [replace(step, stream=plan.steps[step.index - 1].stream) for step in steps]
     specs = instance.inferred.specs
     return Trace(
         model=plan.model,

@@ -19,6 +19,7 @@ from ridgeline.ir.sites import make_site
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.values import taken_in
 from ridgeline.options import Options
+from ridgeline.plan.streams import Schedule
 from ridgeline.plugins.catalog import CATALOG
 from ridgeline.runtime.examples import example_feeds
 from ridgeline.runtime.fused_model import FusedModel
@@ -55,6 +56,7 @@ class Selection:
     entries: dict[str, Entry] = field(default_factory=dict)  # by region name
     sites: dict[str, Site] = field(default_factory=dict)  # by region name
     alternatives: Entry | None = None
+    schedule: Schedule | None = None  # None: one step after the other
     keys: list[str] = field(default_factory=list)  # cache keys this build used, in order
     timed: int = 0
     unsteady: int = 0  # of those timed

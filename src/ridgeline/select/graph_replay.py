@@ -23,6 +23,7 @@ from ridgeline.select.heats import Heats, Timed, Trial
 from ridgeline.select.race import UNSTEADY
 from ridgeline.select.refine import Refinement
 from ridgeline.select.site_race import SiteRace
+from ridgeline.select.streams import compose_streams
 from ridgeline.select.wall_clock import REGIONS, Measuring, take_first
 from ridgeline.tactics.base import Launch
 
@@ -131,16 +132,24 @@ class GraphReplay(Measuring):
             take_first(context, contests, trial)
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
-        """Try the best few of each fresh site in the whole plan."""
+        """Try the best few of each fresh site in the whole plan, then independent steps side by side."""
         fresh = [contest for contest in contests if not contest.is_known]
         level = context.options.level
         if fresh and SITE_ROUNDS[level]:
-            refinement = Refinement(context, contests, made)
-            if PLAN_ROUNDS[level]:
-                refinement.run(fresh, PLAN_ROUNDS[level])
-            refinement.time_the_rest(SITE_ROUNDS[level])
-            made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
+            _refine(context, contests, made, fresh)
         super().compose(context, contests, made)
+        compose_streams(context, made, PLAN_ROUNDS[level])
+
+
+def _refine(
+    context: SelectionContext, contests: Sequence[Contest], made: Selection, fresh: Sequence[Contest]
+) -> None:
+    """What it captures is let go of with it, before other whole plans are made."""
+    level, refinement = context.options.level, Refinement(context, contests, made)
+    if PLAN_ROUNDS[level]:
+        refinement.run(fresh, PLAN_ROUNDS[level])
+    refinement.time_the_rest(SITE_ROUNDS[level])
+    made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
 
 
 def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:

@@ -15,6 +15,7 @@ from ridgeline.ir.provenance import layers_of
 from ridgeline.ir.sites import merge
 from ridgeline.plan.make import candidates, reason, work_of
 from ridgeline.plan.plan import Guess, Plan, RegionNote, Step
+from ridgeline.plan.streams import on_streams
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
@@ -113,7 +114,8 @@ def slow_ops(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def planned_steps(context: SelectionContext, selection: Selection) -> tuple[Step, ...]:
-    return tuple(_planned_step(context, choice) for choice in selection.steps)
+    steps = tuple(_planned_step(context, choice) for choice in selection.steps)
+    return steps if selection.schedule is None else on_streams(steps, selection.schedule)
 
 
 def _planned_step(context: SelectionContext, choice: StepChoice) -> Step:

@@ -19,6 +19,7 @@ from ridgeline.errors import LimitError, failure
 from ridgeline.ir.body import Region
 from ridgeline.ir.sites import merge
 from ridgeline.kernels.elements import fill
+from ridgeline.plan.streams import Schedule
 from ridgeline.runtime.instance import Instance, sites_of
 from ridgeline.select.context import Selection, SelectionContext, StepChoice, check_workspace, left_out, stale
 from ridgeline.select.experience import ON_CPU
@@ -36,7 +37,7 @@ BORDER_US = 10.0
 def compose_timed(context: SelectionContext, made: Selection) -> None:
     """The fastest whole plan: region by region, one span for all, or spans where the library is better."""
     plans = _plans(context, made)
-    key = _plan_key(context, made, list(plans))
+    key = plan_key(context, made, list(plans))
     entry = context.find(key)
     if entry is None:
         if context.lock is not None:
@@ -81,7 +82,7 @@ def compose_untimed(context: SelectionContext, made: Selection, try_regions: Cal
             raise none_runs([*refused, Candidate(REGIONS, {}, refused=broken)])
         rivals = [Candidate(REGIONS, {}), *refused]
     entry = Entry("whole plan", tuple(rivals))
-    _settle(context, made, _plan_key(context, made, [c.tactic for c in rivals]), entry)
+    _settle(context, made, plan_key(context, made, [c.tactic for c in rivals]), entry)
 
 
 def _settle(context: SelectionContext, made: Selection, key: str, entry: Entry) -> None:
@@ -196,6 +197,7 @@ def instance_of(
     steps: Sequence[StepChoice],
     make: type[Made],
     launches: dict[object, Launch] | None = None,
+    schedule: Schedule | None = None,
 ) -> Made:
     """A plan of these steps that can be run, over drawn inputs. `launches` are kept from plan to plan."""
     regions = [merge(context.fused.program, step.regions) for step in steps]
@@ -214,7 +216,8 @@ def instance_of(
 
     with torch.inference_mode():
         sites = sites_of(context.fused.program, regions, context.inferred, context.fused.target)
-        instance = make(context.fused.program, context.inferred, sites, context.fused.placed_weights, bind)
+        program, weights = context.fused.program, context.fused.placed_weights
+        instance = make(program, context.inferred, sites, weights, bind, None, schedule)
         for name, value in context.feeds.items():
             if name in instance.inputs:
                 fill(instance.inputs[name], value)
@@ -241,7 +244,7 @@ def _why_not(attempt: Callable[[], object]) -> str | None:
     return None
 
 
-def _plan_key(context: SelectionContext, made: Selection, names: Sequence[str]) -> str:
+def plan_key(context: SelectionContext, made: Selection, names: Sequence[str]) -> str:
     sites = hashlib.sha256("|".join(site.key for site in made.sites.values()).encode()).hexdigest()
     rivals = "|".join([*names, *(context.key(site) for site in made.sites.values())])
     return f"plan{sites[:28]}-{hashlib.sha256(rivals.encode()).hexdigest()[:8]}"

@@ -73,6 +73,8 @@ class Launch:
     wants_host_values: bool = False  # inputs known on the host stay there, also on a GPU
     reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
     scratch_bytes: int = 0  # memory that each frozen call makes for itself
+    # its programs wait for one another, so all of some must be under way: no two such run side by side
+    waits_inside: bool = False
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
     # bytes from the start of an argument up to the last that a call touches, by argument: the inputs, then
     # the outputs. None: a library that looks at the tensors it is given does the work

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.base.gpu_graph import cuda_driver, raw_stream
+from ridgeline.base.gpu_graph import cuda_driver, joined_streams, raw_stream
 from ridgeline.errors import RidgelineError
 from ridgeline.kernels.triton.compiler import Compiled
 
@@ -113,8 +113,15 @@ class Launcher:
         held = (slots, attribute, [arg for arg in args if isinstance(arg, Tensor)])
 
         def call(_held: object = held) -> None:
-            config.stream = raw_stream(device)
-            code = launch(reference, function, pointers, None)
+            config.stream = stream = raw_stream(device)
+            if joined_streams and stream in joined_streams:
+                # behind a wait for another stream everything must have ended first: no dependent launch
+                joined_streams.discard(stream)
+                config.count = 0
+                code = launch(reference, function, pointers, None)
+                config.count = int(compiled.pdl)
+            else:
+                code = launch(reference, function, pointers, None)
             if code:
                 _check(code, f"launching {name}")
 

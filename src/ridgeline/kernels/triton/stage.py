@@ -42,6 +42,11 @@ class Stages:
         return 4 * (self.scratch_items + self.word_items)
 
 
+def waits_inside(kernel: Kernel) -> bool:
+    """Whether programs of the kernel wait for one another, so that all of a row must be under way at once."""
+    return not kernel.module and any(name == WORDS for name, _ in kernel.signature)
+
+
 def make_stage(
     name: str,
     lines: Sequence[str],

@@ -87,6 +87,7 @@ class GeneratedTriton(KernelTactic):
             in_place=footprint.in_place,
             packed_bytes=footprint.packed_bytes,
             scratch_bytes=footprint.scratch_bytes,
+            waits_inside=stages.together > 1,
         )
 
 
