@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from bench import kernels_gpu, quant_gpu
+from bench import kernels_gpu, quant_gpu, rows_gpu
 from bench.kernel_cases import FAMILIES, Case, conv, depthwise, pool
 from torch import Tensor
 
-from ridgeline.base.spec import Target, TensorSpec
+from ridgeline.base.spec import Config, Site, Target, TensorSpec
 from ridgeline.base.timing import Timing
+from ridgeline.tactics.base import Offer, Tactic
 from ridgeline.tactics.shared_copies import shared_copy
 
 TARGET = Target("cuda", "sm_90")
@@ -106,3 +107,15 @@ def test_every_case_is_offered_kernels(family: str) -> None:
         assert found, case.name
         assert math.isfinite(case.flops)
         assert len(set(labels)) == len(labels), case.name
+
+
+def test_rows_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr(rows_gpu, "COLUMNS", (1024,))
+    monkeypatch.setattr(rows_gpu, "precompile", lambda given: jobs.extend(offered(*job) for job in given))
+
+    def offered(tactic: Tactic, site: Site, offer: Offer, config: Config) -> int:
+        return len(offer.kernels(config))
+
+    rows_gpu.compile_all(TARGET)
+    assert len(jobs) >= len(rows_gpu.OPS)
