@@ -209,9 +209,33 @@ def measure(case: Case, found: Sequence[Candidate], l2_bytes: int) -> list[Row]:
 
 def weight_sets(rival: Rival, data: Mapping[str, Tensor], l2_bytes: int) -> list[dict[str, Tensor]]:
     """The rival's weights, and as many copies as L2 cannot hold."""
-    weights = rival.weights(data)
-    copies = max(1, math.ceil(COLD_FACTOR * l2_bytes / max(rival.weight_bytes, 1)))
-    return [weights, *({n: cloned(t) for n, t in weights.items()} for _ in range(copies - 1))]
+    return copies_of(
+        rival.weights(data), max(1, math.ceil(COLD_FACTOR * l2_bytes / max(rival.weight_bytes, 1)))
+    )
+
+
+def copies_of(weights: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """These, and copies that differ in one bit: launches whose packed weights are equal share one.
+
+    Zero points stay what they are: kernels are chosen by them.
+    """
+    most = max(t.numel() for t in weights.values())
+    differ = {n for n, t in weights.items() if t.numel() == most or (t.is_floating_point() and t.numel() > 1)}
+    return [
+        weights,
+        *(
+            {n: _changed(t, i) if n in differ else cloned(t) for n, t in weights.items()}
+            for i in range(count - 1)
+        ),
+    ]
+
+
+def _changed(weight: Tensor, place: int) -> Tensor:
+    """A copy, with the last bit of an element turned."""
+    made = cloned(weight)
+    items = torch.empty(0, dtype=torch.uint8, device=made.device).set_(made.untyped_storage())
+    items[place % made.numel() * made.element_size()] ^= 1
+    return made
 
 
 def bind_ours(

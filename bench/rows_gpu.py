@@ -99,7 +99,7 @@ def compile_all(target: Target) -> float:
     start, tactic = perf_counter(), TritonRows()
     sites = [make_site(op, ELEMENTS // n, n, target) for op in OPS.values() for n in COLUMNS]
     offers = [(site, require_offer(tactic, site)) for site in sites]
-    precompile(tactic, [(site, offer, config) for site, offer in offers for config in offer.configs])
+    precompile([(tactic, site, offer, config) for site, offer in offers for config in offer.configs])
     return round(perf_counter() - start, 1)
 
 

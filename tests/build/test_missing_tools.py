@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,3 +60,20 @@ def test_a_build_without_a_compiler_says_so_once(tiny_model: Path) -> None:
 def test_a_gpu_build_without_triton_says_so(tiny_model: Path) -> None:
     engine = ridgeline.build(tiny_model, target="cuda:sm_90", level=0, verify="off")
     assert any(warning.startswith("Triton is not installed") for warning in engine.report.warnings)
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import ridgeline
+engine = ridgeline.build({path!r}, level=0, verify="off", profiles={{"x": "1x3x32x32"}})
+engine.run(engine.example_inputs())
+ridgeline.build({path!r}, target="cuda:sm_90", level=0, verify="off", profiles={{"x": "1x3x32x32"}})
+"""
+
+
+def test_nothing_that_is_imported_needs_triton(tiny_model: Path) -> None:
+    """In a process of its own: here the modules of kernels are imported already."""
+    code = WITHOUT_TRITON.format(path=str(tiny_model))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

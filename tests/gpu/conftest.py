@@ -6,6 +6,8 @@ The kernels of all cases are asked for first and compiled together, since one by
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +23,12 @@ import networks
 import on_gpu
 
 import ridgeline
+from ridgeline.kernels.triton.compiler import CACHE_DIR
 from ridgeline.runtime.device import why_no_gpu
 
 HERE = Path(__file__).parent
 WHY_NOT = why_no_gpu()
+KERNELS = "RIDGELINE_TESTS_KERNELS"  # a folder that `compile_ahead.py` filled elsewhere
 SMALL = {"level": 1, "verify": "fast"}
 
 
@@ -42,6 +46,8 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
     """Every case runs once without running: it only says which kernels it wants."""
     if WHY_NOT is not None:
         return
+    if KERNELS in os.environ:
+        shutil.copytree(os.environ[KERNELS], CACHE_DIR.expanduser(), dirs_exist_ok=True)
     with on_gpu.asking():
         for item in request.session.items:
             patches: list[on_gpu.Patch] = getattr(getattr(item, "module", None), "PATCHES", [])

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import on_gpu
 import pytest
 import test_triton_pointwise as pointwise
 import test_triton_rows as rows
+import torch
+
+from offers import offered
+from ridgeline.base.spec import Body, Op, Site, TensorSpec
+from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
 PATCHES = [(module, "check", on_gpu.check_generated) for module in (pointwise, rows)]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
@@ -25,3 +32,20 @@ globals().update(
         integers nan_inf_and_nothing mean_of_large_numbers_keeps_its_spread""",
     )
 )
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    shape = ((1 << 20) + 1, 2048)
+    specs = {name: TensorSpec("int8", shape) for name in ("x", "y")}
+    body = Body(("x",), ("y",), (Op("Neg", ("x",), ("y",)),))
+    site = on_gpu.here(Site(body, specs, frozenset(), {}, pointwise.GPU))
+    offer = offered(TritonPointwise(), site)
+    if on_gpu.WANTED.is_asking:
+        on_gpu.WANTED.kernels += offer.kernels(offer.configs[0])
+        return
+    if on_gpu.driver_free_bytes() < 5 * math.prod(shape):
+        pytest.skip("the GPU has too little memory")
+    x = torch.randint(-100, 100, shape, dtype=torch.int8, device="cuda")
+    y = torch.zeros_like(x)
+    offer.bind(offer.configs[0], {}).frozen([x], [y])()
+    assert torch.equal(y, -x)

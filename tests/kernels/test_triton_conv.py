@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from product_cases import (
+    GPU,
     BiasRelu,
     machine_code,
     make_site,
@@ -21,10 +22,11 @@ from product_cases import (
 from torch import Tensor
 
 from offers import offered, why_not
+from ridgeline.base.spec import Body, Site, TensorSpec
 from ridgeline.kernels.triton.conv import conv_ref
 from ridgeline.kernels.triton.products import Tile, Window
 from ridgeline.kernels.triton.ranking import rank_gemm
-from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1
+from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_product import TritonProduct
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -205,6 +207,36 @@ def test_refuses(weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, re
     tensors = {"x": random(1, 16, 5, 5, dtype=HALF), "w": random(*weight, dtype=HALF)}
     site, _ = make_site(tensors, [op("Conv", "x w", "y", **attrs)], weights="w", channels_last="x y")
     assert reason in str(why_not(tactic, site))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "attrs", "tactic", "last", "counted"),
+    [
+        ((1, 64, 6000, 6000), (64, 64, 3, 3), {}, TritonConv(), "x y", 64 * 6000**2),
+        ((1, 64, 6000, 6000), (64, 8, 3, 3), {"group": 8}, TritonConv(), "x y", 64 * 6000**2),
+        ((1, 64, 6000, 6000), (64, 1, 7, 7), {"group": 64}, TritonDepthwise(), "x y", 64 * 6000**2),
+        ((1, 64, 6000, 6000), (64, 64, 1, 1), {}, TritonConv1x1(), "", 63 * 6000**2),
+        ((1 << 13, 8, 515, 515), (8, 8, 3, 3), {}, TritonConv(), "x y", (1 << 13) * 513**2),
+    ],
+    ids=["one group", "groups", "depthwise", "planes", "positions"],
+)
+def test_what_32_bits_do_not_count_is_refused(
+    x: tuple[int, ...], weight: tuple[int, ...], attrs: dict, tactic: TritonProduct, last: str, counted: int
+) -> None:
+    """An offset would wrap around, and the kernel would read elsewhere. Many images are no matter."""
+
+    def reason_at(x: tuple[int, ...]) -> str | None:
+        lost = [weight[2] - 1, weight[3] - 1]
+        y = (x[0], weight[0], *(side - less for side, less in zip(x[2:], lost, strict=True)))
+        specs = {
+            name: TensorSpec("float16", shape, "channels_last" if name in last.split() else "contiguous")
+            for name, shape in {"x": x, "w": weight, "y": y}.items()
+        }
+        body = Body(("x", "w"), ("y",), (op("Conv", "x w", "y", **attrs),))
+        return why_not(tactic, Site(body, specs, frozenset("w"), {}, GPU))
+
+    assert f"{counted:,} items" in str(reason_at(x))
+    assert reason_at((128, x[1], 600, 600)) is None  # as many elements or more, in images of their own
 
 
 # ranking and machine code

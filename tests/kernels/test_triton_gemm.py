@@ -19,7 +19,7 @@ from product_cases import (
 
 from offers import offered, why_not
 from ridgeline.base.devices import device_of
-from ridgeline.base.spec import Target
+from ridgeline.base.spec import Body, Site, Target, TensorSpec
 from ridgeline.kernels.triton.gemm import gemm_ref
 from ridgeline.kernels.triton.products import TYPES, FewRows, Product, Tile, pack_weight, row_stride
 from ridgeline.kernels.triton.ranking import rank_gemm, rank_gemv, shared_bytes
@@ -180,6 +180,17 @@ def test_refuses_the_machine_or_the_type(dtype: torch.dtype, target: Target, rea
     tensors = {"x": random(4, 16, dtype=dtype), "w": random(16, 8, dtype=dtype)}
     site, _ = make_site(tensors, [op("MatMul", "x w", "y")], weights="w", target=target)
     assert reason in str(why_not(TritonGemm(), site))
+
+
+def test_a_matrix_that_32_bits_do_not_count_is_refused() -> None:
+    """Rows of x have pointers of their own; down a weight whose columns lie together, offsets count."""
+    depth, columns = 1 << 16, (1 << 15) + 8
+    shapes = {"x": (32, depth), "w": (depth, columns), "y": (32, columns)}
+    specs = {name: TensorSpec("float16", shape) for name, shape in shapes.items()}
+    body = Body(("x", "w"), ("y",), (op("MatMul", "x w", "y"),))
+    given, packed = (Site(body, specs, frozenset(weights), {}, GPU) for weights in ("", "w"))
+    assert f"{columns * (depth - 1):,} items" in str(why_not(TritonGemm(), given))
+    assert why_not(TritonGemm(), packed) is None
 
 
 # ranking and machine code

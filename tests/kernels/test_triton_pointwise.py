@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from cpp_cases import random
+from product_cases import for_interpreter
 from triton_cases import AMPERE, GPU, check, machine_code, make_site
 
+from interpreted import interpret
 from offers import offered, stages_of, why_not
-from ridgeline.base.spec import Op, Target
-from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
+from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.kernels.triton.driver import CudaError, _slot
+from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 
 UNARY = [
     "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Sin",
@@ -219,6 +222,34 @@ def test_other_batch_is_the_same_kernel() -> None:
         return [stages_of(TACTIC, site, {"width": 512, "warps": 4, "height": 0}).launches[0].kernel.digest]
 
     assert kernels(2) == kernels(3)
+
+
+@pytest.mark.parametrize(
+    ("tactic", "node", "shape"),
+    [
+        (TritonPointwise(), Op("Neg", ("x",), ("y",)), (1 << 20, 4096)),
+        (TritonRows(), Op("Softmax", ("x",), ("y",), {"axis": -1}), (1 << 31, 2)),
+    ],
+    ids=["elements", "rows"],
+)
+def test_more_than_32_bits_count(tactic: GeneratedTriton, node: Op, shape: tuple[int, int]) -> None:
+    """The first program alone, over the little that it touches: what there is in all must not wrap around."""
+    specs = {name: TensorSpec("float16", shape) for name in ("x", "y")}
+    site = Site(Body(("x",), ("y",), (node,)), specs, frozenset(), {}, GPU)
+    assert why_not(tactic, site) is None
+    (stage,) = stages_of(tactic, site, offered(tactic, site).configs[0]).launches
+    x, y = torch.ones(1024, shape[1]).half(), torch.zeros(1024, shape[1]).half()
+    interpret(for_interpreter(stage.kernel), (1,), [x, y, *stage.numbers])
+    assert y.flatten()[:1024].all()
+
+
+def test_a_size_that_no_argument_holds_is_refused() -> None:
+    specs = {name: TensorSpec("float16", ((1 << 31) + 1,)) for name in ("x", "y")}
+    site = Site(Body(("x",), ("y",), (Op("Neg", ("x",), ("y",)),)), specs, frozenset(), {}, GPU)
+    assert "32 bits do not hold it" in str(why_not(TritonPointwise(), site))
+    with pytest.raises(CudaError, match="2147483649 of a kernel does not fit"):
+        _slot("i32", (1 << 31) + 1)
+    assert _slot("i32", -(1 << 31)).value == -(1 << 31)
 
 
 def test_refusals() -> None:

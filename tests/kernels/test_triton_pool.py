@@ -20,7 +20,8 @@ from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.floor import call_floor
 from ridgeline.kernels.triton.pool import pool_ref
-from ridgeline.tactics.cuda.triton_pool import MOST_ITEMS, Cut, TritonPool, arguments, cut_of
+from ridgeline.kernels.triton.text import MOST_ITEMS
+from ridgeline.tactics.cuda.triton_pool import Cut, TritonPool, arguments, cut_of
 from ridgeline.tactics.read.pool import AXES, PoolSite, read_pool
 
 TACTIC = TritonPool()

@@ -18,7 +18,8 @@ from torch import Tensor
 from interpreted import interpret
 from offers import offered, why_not
 from ridgeline.base.spec import Body, Config, Site, TensorSpec
-from ridgeline.kernels.triton.resize import Tables, longest_run, resize_ref
+from ridgeline.kernels.triton.resize import resize_ref
+from ridgeline.kernels.triton.resize_tables import Tables, longest_run
 from ridgeline.tactics.cuda.triton_resize import Resizing, TritonResize, cut_of
 from ridgeline.tactics.read.resize import read_resize
 

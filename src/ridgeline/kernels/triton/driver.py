@@ -133,4 +133,8 @@ def _slot(kind: str, arg: Tensor | int | float) -> Any:
         return ctypes.c_void_p(arg.data_ptr())
     if kind.startswith("*"):
         return ctypes.c_void_p(int(arg))
-    return SCALARS[kind](arg)
+    made = SCALARS[kind](arg)
+    # ctypes would cut it off, and the kernel do less than it should
+    if kind[0] in "iu" and made.value != arg:
+        raise CudaError(f"the argument {arg} of a kernel does not fit", want=kind)
+    return made

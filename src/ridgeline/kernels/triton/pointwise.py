@@ -96,7 +96,7 @@ def _flat(program: Program, constants: Collection[int], cut: Cut) -> tuple[list[
     wide = ".to(tl.int64)" if is_wide(program) else ""
     lines = [
         f"i = tl.program_id(0){wide} * {cut.width} + tl.arange(0, {cut.width})",
-        f"mask = i < size * {unit}",
+        f"mask = i < size{wide} * {unit}",
         *_inside(program, {"i": Flat("i", axes)}, {"i": "mask"}, constants),
     ]
     return lines, -(-total // cut.width), total // unit

@@ -91,6 +91,11 @@ class Problem:
         """Items of the two operands, up to the last that is read."""
         raise NotImplementedError
 
+    @property
+    def counted(self) -> int:
+        """The most that the kernel counts in 32 bits: rows, and items from one of its pointers on."""
+        raise NotImplementedError
+
     def describe(self, cut: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
         raise NotImplementedError
 
@@ -187,6 +192,13 @@ class Product(Problem):
         x = zip(self.x_strides, (self.batch, self.rows, self.depth), strict=True)
         w = zip(self.w_strides, (self.batch, self.columns, self.depth), strict=True)
         return 1 + sum(s * (n - 1) for s, n in x), 1 + sum(s * (n - 1) for s, n in w)
+
+    @property
+    def counted(self) -> int:
+        # rows and columns have pointers of their own
+        return max(
+            self.batch * self.rows, *(s[2] * (self.depth - 1) for s in (self.x_strides, self.w_strides))
+        )
 
     @property
     def access_bytes(self) -> int:
@@ -292,6 +304,11 @@ class Window(Windows, Problem):
         items = 1 + sum(s * (n - 1) for s, n in zip(self.x_strides, sizes, strict=True))
         rows = self.batch * self.columns
         return items, (rows - 1) * row_stride(self.depth, self.item_bytes) + self.depth
+
+    @property
+    def counted(self) -> int:
+        # every image has a pointer of its own, the weight has one
+        return max(self.rows, replace(self, images=1).touched[0], self.touched[1])
 
     def grid(self, cut: Any) -> tuple[int, int, int]:
         """Tiles of all products, parts of the sum: products that read the same positions run together."""

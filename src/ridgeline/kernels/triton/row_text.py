@@ -137,7 +137,7 @@ class RowWriter:
         block = f"({block})" if cast and "/" in block else block
         return [
             f"r = ({block}{cast} * {self.cut.rows} + tl.arange(0, {self.cut.rows}))[:, None]",
-            f"rmask = r < size * {self.unit}",
+            f"rmask = r < size{cast} * {self.unit}",
             *self.rows.along_r.unpacked(self.program.sizes, indexed_axes(self.program)),
         ]
 

@@ -11,6 +11,7 @@ from ridgeline.kernels.triton.text import HEAD, Pointers, indented
 SCRATCH = "w0"
 WORDS = "w1"
 MAX_PROGRAMS = 2**31 - 1
+LARGEST_NUMBER = 2**31 - 1  # that an argument of 32 bits holds
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from ridgeline.kernels.triton.math import *
 @triton.jit
 """
 WIDE_ITEMS = 2**31  # larger offsets need 64 bits
+MOST_ITEMS = WIDE_ITEMS - (1 << 16)  # that 32 bits count: the last program goes a little past the last one
 
 
 def power_of_two(count: int) -> int:

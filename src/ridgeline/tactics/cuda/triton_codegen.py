@@ -27,7 +27,7 @@ from ridgeline.kernels.triton.held_rows import MAX_SPLITS, kept_bytes, kept_load
 from ridgeline.kernels.triton.pointwise import Cut, crossing, pointwise_stages, why_not_pointwise
 from ridgeline.kernels.triton.row_text import RowCut, Rows
 from ridgeline.kernels.triton.rows import row_stages
-from ridgeline.kernels.triton.stage import MAX_PROGRAMS, SCRATCH, WORDS, Stages
+from ridgeline.kernels.triton.stage import LARGEST_NUMBER, MAX_PROGRAMS, SCRATCH, WORDS, Stages
 from ridgeline.kernels.triton.text import lower, power_of_two
 from ridgeline.tactics.base import Footprint, Freeze, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, require_fit
@@ -57,9 +57,12 @@ class GeneratedTriton(KernelTactic):
         program = lower(site)
         configs = self.configs(site, program)
         stages = partial(self.stages, site, program)
-        most = max((stage.programs for stage in stages(configs[0]).launches), default=0)
+        launches = stages(configs[0]).launches
+        most = max((stage.programs for stage in launches), default=0)
         if most > MAX_PROGRAMS:
             return Refused(f"{most} programs, a grid has {MAX_PROGRAMS}")
+        if any(number > LARGEST_NUMBER for stage in launches for number in stage.numbers):
+            return Refused("a size is no multiple of others, and 32 bits do not hold it")
         may_overlap = may_lie_on_inputs(site, program)
         return Offer(
             configs,

@@ -15,7 +15,7 @@ from ridgeline.base.spec import ITEM_BITS, Config, Site, TensorSpec
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.source import Kernel
-from ridgeline.kernels.triton.text import WIDE_ITEMS, pointer_type, power_of_two
+from ridgeline.kernels.triton.text import MOST_ITEMS, pointer_type, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import window_us
@@ -26,7 +26,6 @@ MOST_TAPS = 64  # of a window whose places are all written out; a longer one is 
 SHARED_TAPS = 32  # of a window that several outputs of a thread share
 WIDE_BYTES = 16  # of one load
 THREADS = 256  # of a processor: with fewer, each makes less
-MOST_ITEMS = WIDE_ITEMS - (1 << 16)  # the last program counts a little past the last position
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.products import EXACT, TYPES, Block, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
+from ridgeline.kernels.triton.text import MOST_ITEMS
 from ridgeline.tactics.base import Footprint, Launch, Offer, Refused
 from ridgeline.tactics.cuda.own_kernels import (
     KernelTactic,
@@ -85,6 +86,8 @@ class TritonProduct(KernelTactic):
         self.require_kernels(site, of_tiles=True)
         found = self.product(site)
         problem = found.reading.problem
+        if problem.counted > MOST_ITEMS:
+            raise RefusedError(f"{problem.counted:,} items, a kernel counts {MOST_ITEMS:,}")
         cuts = self.cuts(site, problem)
         if not cuts:
             return Refused("no tile suits these sizes")

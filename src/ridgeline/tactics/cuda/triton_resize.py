@@ -14,7 +14,7 @@ from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
 from ridgeline.kernels.resize import ResizeSite, channels_inside
-from ridgeline.kernels.triton.resize import Tables, longest_run
+from ridgeline.kernels.triton.resize_tables import Tables, longest_run
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS
 from ridgeline.kernels.triton.text import TYPES, power_of_two
