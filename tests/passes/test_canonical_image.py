@@ -76,6 +76,36 @@ def test_patches_are_rows_of_a_channels_last_image() -> None:
     ]
 
 
+def test_so_are_patches_that_something_was_added_to() -> None:
+    lines = "z = Add(c, c)\n h = Relu(z)\n q = Reshape(h, to)\n y = Transpose<perm = [0, 2, 1]>(q)"
+    body = PATCHES.replace("r = Reshape(c, to)", "").format(lines=lines, more="", s=4)
+    assert after(body, "w")[0] == ["Conv", "Add", "Relu", "Transpose", "Reshape"]
+
+
+ROWS = """g (float[N,16,6] x, float[6,1,3,3] w) => ({output}) {{
+    image = Constant<value_ints = [0, 6, 4, 4]>()
+    to = Constant<value_ints = [0, 6, -1]>()
+    t = Transpose<perm = [0, 2, 1]>(x)
+    r = Reshape(t, image)
+    {lines}
+}}"""
+DEPTHWISE = "c = Conv<group = 6, pads = [1, 1, 1, 1]>({}, w)\n"
+
+
+@pytest.mark.parametrize(("before", "kinds"), [("", []), ("s = Sigmoid(r)\n", ["Sigmoid"])])
+def test_rows_become_an_image_of_channels_last_and_rows_again(before: str, kinds: list[str]) -> None:
+    lines = before + DEPTHWISE.format("s" if before else "r")
+    lines += "a = Add(c, r)\n f = Reshape(a, to)\n y = Transpose<perm = [0, 2, 1]>(f)"
+    made, _ = after(ROWS.format(output="float[N,16,6] y", lines=lines), "w")
+    assert made == ["Reshape", "Transpose", *kinds, "Conv", "Add", "Transpose", "Reshape"]
+
+
+def test_rows_that_no_convolution_reads_keep_their_order() -> None:
+    kinds, (refusal,) = after(ROWS.format(output="float[N,6,4,4] y", lines="y = Relu(r)"), "w")
+    assert kinds == ["Transpose", "Reshape", "Relu"]
+    assert refusal.reason == "no convolution reads the image"
+
+
 def test_an_image_from_elsewhere_keeps_its_order() -> None:
     body = """g (float[N,3,8,8] x) => (float[N,64,3] y) {
         to = Constant<value_ints = [0, 3, -1]>()
@@ -84,7 +114,7 @@ def test_an_image_from_elsewhere_keeps_its_order() -> None:
     }"""
     kinds, (refusal,) = after(body)
     assert kinds == ["Reshape", "Transpose"]
-    assert refusal.reason == "image does not come from a Conv"
+    assert refusal.reason == "image does not come from a convolution"
 
 
 TOKEN = """s = Shape<start = 0, end = 1>(x)

@@ -28,6 +28,11 @@ def test_what_is_computed_for_a_convolution_is_written_as_it_wants_it() -> None:
     assert last("s = Sigmoid(x)\n" + CONV) == {"s", "c"}
 
 
+def test_what_is_added_behind_the_convolution_is_read_as_that_wants_it() -> None:
+    block = "c = Conv<pads = [1, 1, 1, 1]>(s, w)\nd = Add(c, s)\ny = Relu(d)\n"
+    assert last("s = Sigmoid(x)\n" + block) >= {"c", "d"}
+
+
 def test_what_others_read_too_lies_as_it_was_made() -> None:
     lines = "s = Sigmoid(x)\n" + CONV + "z = MatMul(s, s)"
     assert last(lines, "float[1,16,4,4] y, float[1,16,4,4] z") == {"c"}

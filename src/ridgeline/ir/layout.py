@@ -90,7 +90,8 @@ def _convolved(program: Program) -> tuple[set[str], set[str]]:
         first |= {op.inputs[0] for op in region.body.ops if dequantizes(op) and op.outputs[0] in first}
         for inner, outer in zip(region.body.inputs, region.inputs, strict=True):
             uses = [op for op in region.body.ops if inner in op.inputs]
-            (images if inner in first and len(uses) == 1 else others).add(outer)
+            keeps = sum(has(op, Trait.KEEPS_LAYOUT) for op in uses)  # the sum with it, behind the convolution
+            (images if inner in first and len(uses) - keeps == 1 else others).add(outer)
     return images, others
 
 

@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ridgeline.ir.layout import CONVOLUTIONS
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.passes.match import constant
 from ridgeline.passes.rule import Change, Fusion, Match
+
+MOST_SEEN = 16  # values between an image and its convolution that are looked at
 
 
 class MeanOfImage(Fusion):
@@ -52,8 +57,7 @@ class PatchesToRows(Fusion):
         source, flat = m.dims(m.x), m.target(m.node("Reshape"))
         m.require(len(source) == 4, "input is not an image", m.x)
         m.require(len(flat) == 3 and flat[:2] == source[:2], "does not flatten the image alone", m.shape)
-        maker = m.x.producer()
-        m.require(maker is not None and maker.op_type == "Conv", "image does not come from a Conv", m.x)
+        m.require(_is_convolved(m.x), "image does not come from a convolution", m.x)
         known = all(isinstance(size, int) for size in source[1:])
         m.require(known, f"sizes {source[1:]} of the image are not all known", m.x)
 
@@ -61,6 +65,55 @@ class PatchesToRows(Fusion):
         channels, height, width = (int(size) for size in m.dims(m.x)[1:])
         rows = np.array([0, height * width, channels], dtype=np.int64)
         return op.Reshape(op.Transpose(m.x, perm=[0, 2, 3, 1]), op.const(rows))
+
+
+class RowsToImage(Fusion):
+    """[N, H·W, C] → [N, C, H·W] → [N, C, H, W] = [N, H, W, C] → [N, C, H, W]: a view of channels last"""
+
+    may_change = ()
+
+    def pattern(self, op: Any, x: Any, shape: Any) -> Any:
+        return op.Reshape(op.Transpose(x, perm=[0, 2, 1]), shape)
+
+    def check(self, m: Match) -> None:
+        source, image = m.dims(m.x), m.dims(m.root.outputs[0])
+        m.require(len(source) == 3 and len(image) == 4, "does not make an image of rows", m.x)
+        m.require((image[0], image[1]) == (source[0], source[2]), "does not split the rows alone", m.shape)
+        known = all(isinstance(size, int) for size in image[1:])
+        m.require(known, f"sizes {image[1:]} of the image are not all known", m.x)
+        m.require(_is_to_convolve(m.root.outputs[0]), "no convolution reads the image", m.x)
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        channels, height, width = (int(size) for size in m.dims(m.root.outputs[0])[1:])
+        rows = np.array([0, height, width, channels], dtype=np.int64)
+        return op.Transpose(op.Reshape(m.x, op.const(rows)), perm=[0, 3, 1, 2])
+
+
+def _is_convolved(value: ir.Value) -> bool:
+    """Whether a convolution makes it, or ops that keep the layout of one's result."""
+    seen, waiting = {value}, [value]
+    while waiting and len(seen) < MOST_SEEN:
+        maker = waiting.pop().producer()
+        if maker is not None and maker.op_type in CONVOLUTIONS:
+            return True
+        if maker is not None and has(maker, Trait.KEEPS_LAYOUT):
+            new = {source for source in maker.inputs if source is not None} - seen
+            seen |= new
+            waiting += new
+    return False
+
+
+def _is_to_convolve(value: ir.Value) -> bool:
+    """Whether a convolution reads it, or what ops make of it that keep its layout."""
+    seen, waiting = {value}, [value]
+    while waiting and len(seen) < MOST_SEEN:
+        for reader, place in waiting.pop().uses():
+            if reader.op_type in CONVOLUTIONS and place == 0:
+                return True
+            if has(reader, Trait.KEEPS_LAYOUT) and reader.outputs[0] not in seen:
+                seen.add(reader.outputs[0])
+                waiting.append(reader.outputs[0])
+    return False
 
 
 class TokenInFront(Fusion):
@@ -111,4 +164,4 @@ def _once(array: np.ndarray, kept: int) -> np.ndarray:
     return array
 
 
-RULES: tuple[Fusion, ...] = (MeanOfImage(), PatchesToRows(), TokenInFront())
+RULES: tuple[Fusion, ...] = (MeanOfImage(), PatchesToRows(), RowsToImage(), TokenInFront())
