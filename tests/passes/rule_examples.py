@@ -182,8 +182,8 @@ EXAMPLES: dict[str, Example] = {
     "PatchesToRows": Example(f"""g ({_CONV}) => (float[B,4,3] y) <int64[3] n = {{0, 3, 4}}> {{
         c = Conv(x, w, b) r = Reshape(c, n) y = Transpose<perm = [0, 2, 1]>(r) }}""", ("w", "b")),
     "RowsToImage": Example("""g (float[B,4,3] x, float[2,3,1,1] w) => (float[B,2,2,2] y)
-        <int64[4] n = {0, 3, 2, 2}> { t = Transpose<perm = [0, 2, 1]>(x) r = Reshape(t, n) y = Conv(r, w) }""",
-        ("w",)),
+        <int64[4] n = {0, 3, 2, 2}> {
+        t = Transpose<perm = [0, 2, 1]>(x) r = Reshape(t, n) y = Conv(r, w) }""", ("w",)),
     "TokenInFront": Example("""g (float[B,3,4] x, float[1,1,4] w, float[1,4,4] p) => (float[B,4,4] y)
         <int64[2] rest = {1, 4}> {
         n = Shape<start = 0, end = 1>(x) sh = Concat<axis = 0>(n, rest) k = Expand(w, sh)
