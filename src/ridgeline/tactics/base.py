@@ -168,6 +168,7 @@ class Tactic:
     is_examined = False  # a plugin's: it is run and compared at every set of shapes before it is believed
     reads_levels = False  # takes quantised weights as they are; others get the numbers, evaluated at bind
     takes_spans = False  # may run neighbouring regions as one step
+    takes_pairs = False  # takes nothing but two neighbouring regions of which one reads what the other makes
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False
     has_profiler = False  # its library times the nodes inside a launch: `time_inside`
