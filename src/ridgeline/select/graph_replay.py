@@ -20,6 +20,7 @@ from ridgeline.runtime.examples import site_inputs
 from ridgeline.select.context import Contest, Selection, SelectionContext, check_workspace
 from ridgeline.select.experience import ON_GPU
 from ridgeline.select.heats import Heats, Timed, Trial
+from ridgeline.select.pairs import close_pairs, take_by_times, weigh
 from ridgeline.select.race import UNSTEADY
 from ridgeline.select.refine import Refinement
 from ridgeline.select.site_race import SiteRace
@@ -119,6 +120,7 @@ class GraphReplay(Measuring):
     """Times are those of graph replays. At level 0 the first candidate that runs is taken."""
 
     all_configs_from = 1
+    takes_pairs = True
 
     def trial(self, context: SelectionContext) -> Trial:
         return GraphTrial(context)
@@ -140,7 +142,17 @@ class GraphReplay(Measuring):
                 refinement.run(fresh, PLAN_ROUNDS[level])
             refinement.time_the_rest(SITE_ROUNDS[level])
             made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
+        if any(not pair.contest.is_known for pair in made.pairs):
+            self._compare_pairs(context, contests, made)
+        close_pairs(context, made)
         super().compose(context, contests, made)
+
+    def _compare_pairs(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        """New pairs in the whole plan; at level 1, which times none, by their own times."""
+        weigh(made)
+        rounds = PLAN_ROUNDS[context.options.level]
+        if not rounds or not Refinement(context, contests, made).run_pairs(rounds):
+            take_by_times(made.pairs)
 
 
 def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:

@@ -79,9 +79,9 @@ def normed_gemm(
             totals += tl.sum(items, 2)
         squares += tl.sum(items * items, 2)
         if WAITS:
-            # a use of the sums in the loop makes every step wait for its product. Without it Triton (3.6, 3.7)
+            # a use of the sums in the loop makes every step wait for its product. Without it Triton 3.7
             # starts copying into the tile of x that wgmma still reads: it counts one buffer too few for a
-            # tile that is also looked at in registers
+            # tile that is looked at in registers as well (`loadRequiresAdditionalBuffer`)
             acc = tl.inline_asm_elementwise(
                 "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1
             )

@@ -1,4 +1,4 @@
-"""A norm and the product behind it as a kernel description: sizes, packing, cuts. Nothing here imports Triton.
+"""A norm and the product behind it as a kernel description: sizes, packing, cuts. No Triton is imported.
 
 Legend: M rows, N columns, K summed over.
 """

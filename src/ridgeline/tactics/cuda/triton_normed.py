@@ -46,7 +46,7 @@ class TritonNormedGemm(TritonProduct):
     """epilogue(norm(x) · W): rows are summed while they are multiplied, and normed afterwards."""
 
     name = "triton.normed_gemm"
-    takes_pairs = True
+    pair_ops = (tuple(NORMS), ("MatMul", "Gemm"))
 
     def product(self, site: Site) -> ProductSite:
         norm = read_norm(site)
