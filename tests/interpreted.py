@@ -20,7 +20,8 @@ def compute_as_a_gpu() -> None:
     """What the interpreter does not do as a GPU does it.
 
     It rounds halves up and loses carries on the way to float8, cuts off digits on the way to bfloat16, rounds
-    twice in an fma, keeps a NaN in every minimum and maximum, and multiplies matrices of bfloat16 as the integers that it keeps them in.
+    twice in an fma, keeps a NaN in every minimum and maximum, and multiplies matrices of bfloat16 as the
+    integers that it keeps them in.
     """
     from triton.runtime import interpreter
 

@@ -14,8 +14,8 @@ LAYER, RMS = "LayerNormalization", "RMSNormalization"
 
 
 def span(
-    rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float16, *, norm: str = LAYER, follows: str = "",
-    is_shared: bool = False, target: Target = GPU, **attrs: Any,
+    rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float16, *, norm: str = LAYER,
+    follows: str = "", is_shared: bool = False, target: Target = GPU, **attrs: Any,
 ) -> tuple[Site, dict[str, Tensor]]:  # fmt: skip
     """n = norm(x), y = follows(n · w + c); `is_shared`: n is an output as well, the first one."""
     shapes = {"x": (rows, depth), "g": (depth,), "b": (depth,), "w": (depth, columns), "c": (columns,)}

@@ -124,7 +124,7 @@ def test_scales_that_would_leave_the_type_with_the_weight(scale: float) -> None:
     tensors["w"] = (tensors["w"].float() * 2.0**-9).to(HALF) if scale < 1 else tensors["w"] * 1000
     tensors["b"].zero_()
     tensors["c"].zero_()
-    normed, y, bound = meant(site, tensors)
+    _, y, bound = meant(site, tensors)
     (made,) = run(site, tensors, SMALL)
     is_inside = y.abs() < 60000
     slack = bound if scale > 1 else bound - 2.0**-20 + 2.0**-25

@@ -168,7 +168,8 @@ def ptx_of(kernels: Sequence[Kernel]) -> list[str]:
     """Of each kernel, for sm_90."""
     done = subprocess.run(
         [sys.executable, "-c", LOWER.format(paths=[path for path in sys.path if path])],
-        capture_output=True, text=True, check=True, input=json.dumps([kernel.to_json() for kernel in kernels]),
+        capture_output=True, text=True, check=True,
+        input=json.dumps([kernel.to_json() for kernel in kernels]),
     )  # fmt: skip
     return [str(text) for text in json.loads(done.stdout)]
 
