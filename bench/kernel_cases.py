@@ -28,6 +28,7 @@ class Case:
     follows: Callable[[Tensor], Tensor] = field(default=lambda y: y)
     last: tuple[str, ...] = ()  # values that lie channels last
     is_plain: bool = False  # multiplied without tensor cores
+    operand_error: float = 0.0  # by which operands may be rounded first
 
     def site(self, target: Target) -> Site:
         specs = {
