@@ -4,9 +4,10 @@
 
 A graph holds one call after the other, each with a weight of its own, together more than L2 holds: as in a
 network, a weight comes from memory, and a pool's image stands in its place. `--hot` gives all calls one
-weight. Of `normed`, a norm with the product behind it as one kernel, our two kernels are among the peers. No row without a passed check against float64. `peer` is the library's best way to the same result,
-its epilogue included. `least` is what the bytes take at the copy bandwidth of the same run, or the arithmetic
-at the peak of its units, whichever is longer.
+weight. Of `normed`, a norm with the product behind it as one kernel, our two kernels are among the peers. No
+row without a passed check against float64. `peer` is the library's best way to the same result, its epilogue
+included. `least` is what the bytes take at the copy bandwidth of the same run, or the arithmetic at the peak
+of its units, whichever is longer.
 """
 
 from __future__ import annotations

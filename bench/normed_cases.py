@@ -20,8 +20,9 @@ from ridgeline.tactics.offer import require_offer
 EPSILON = 1e-5
 # of each of the two kernels, the first so many that are offered, in every combination
 ROWS_TRIED, PRODUCTS_TRIED = 2, 4
-# normed rows are rounded to half before the product, or the weight with the norm's scale in it
-OPERAND_ERROR = 2.0**-10
+# normed rows are rounded to half before the product, or the weight with the norm's scale in it; roundings of
+# hundreds of terms go either way, and an eighth of the worst is eight times what they add up to
+OPERAND_ERROR = 2.0**-13
 
 
 @dataclass(frozen=True)
