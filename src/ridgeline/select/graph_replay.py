@@ -133,26 +133,22 @@ class GraphReplay(Measuring):
             take_first(context, contests, trial)
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
-        """Try the best few of each fresh site in the whole plan."""
+        """Try the best few of each fresh site in the whole plan, then pairs of regions as one step."""
         fresh = [contest for contest in contests if not contest.is_known]
         level = context.options.level
+        refinement = Refinement(context, contests, made)
         if fresh and SITE_ROUNDS[level]:
-            refinement = Refinement(context, contests, made)
             if PLAN_ROUNDS[level]:
                 refinement.run(fresh, PLAN_ROUNDS[level])
             refinement.time_the_rest(SITE_ROUNDS[level])
             made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
         if any(not pair.contest.is_known for pair in made.pairs):
-            self._compare_pairs(context, contests, made)
+            weigh(made)
+            # level 1 times no whole plans
+            if not PLAN_ROUNDS[level] or not refinement.run_pairs(PLAN_ROUNDS[level]):
+                take_by_times(made.pairs)
         close_pairs(context, made)
         super().compose(context, contests, made)
-
-    def _compare_pairs(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
-        """New pairs in the whole plan; at level 1, which times none, by their own times."""
-        weigh(made)
-        rounds = PLAN_ROUNDS[context.options.level]
-        if not rounds or not Refinement(context, contests, made).run_pairs(rounds):
-            take_by_times(made.pairs)
 
 
 def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:

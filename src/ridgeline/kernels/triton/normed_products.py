@@ -82,17 +82,22 @@ class NormedProduct(Product):
         largest = wide.abs().amax(1)
         if not bool(torch.isfinite(largest).all()):
             raise RefusedError("the weight with the norm's scale has an infinity or NaN")
-        exponent = torch.frexp(largest).exponent.clamp(-120, 120)
-        packed = torch.ldexp(wide, -exponent[:, None]).to(weight_nk.dtype)
+        exponent = torch.frexp(largest).exponent.to(torch.int32).clamp(-120, 120)
+        packed = (wide * _power_of_two(-exponent)[:, None]).to(weight_nk.dtype)
         offset = torch.zeros_like(gamma) if beta is None else beta
         # the sums are of what is multiplied, so that a constant row cancels to the last bit
         sums = packed.sum(1, dtype=torch.float64)
         shifts = (weight_nk.float() * offset.float()).sum(1, dtype=torch.float64)
-        columns = torch.stack([sums, torch.ldexp(torch.ones_like(sums), exponent), shifts]).float()
+        columns = torch.stack([sums.float(), _power_of_two(exponent), shifts.float()])
         affine = torch.stack([gamma, offset]).float()
         if not bool(torch.isfinite(columns).all() & torch.isfinite(affine).all()):
             raise RefusedError("the weight with the norm's shift has an infinity or NaN")
         return pack_weight(packed), columns, affine
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """By its bits: a GPU's own powers are not exact."""
+    return ((exponent + 127) << 23).view(torch.float32)
 
 
 def rank_normed(problem: NormedProduct, arch: str) -> tuple[Tile, ...]:
