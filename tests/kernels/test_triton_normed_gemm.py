@@ -17,12 +17,15 @@ from torch import Tensor
 
 from interpreted import interpret
 from offers import offered, why_not
+from ridgeline.base.devices import device_of
 from ridgeline.base.spec import EPSILON, Site, Target, TensorSpec
 from ridgeline.kernels.triton.normed_gemm import normed_gemm_ref
-from ridgeline.kernels.triton.normed_products import NormedProduct, NormTail, rank_normed
-from ridgeline.kernels.triton.products import Tile, row_stride
+from ridgeline.kernels.triton.normed_products import NormedProduct, NormTail, normed_us, rank_normed
+from ridgeline.kernels.triton.products import Product, Tile, row_stride
+from ridgeline.kernels.triton.ranking import rank_gemm, tile_us
 from ridgeline.tactics.cuda.triton_normed import MOST_ROWS, TritonNormedGemm
 from ridgeline.tactics.offer import require_offer
+from ridgeline.tactics.predict import ROWS_US
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 SMALL = Tile(16, 16, 32)
@@ -231,6 +234,17 @@ def test_cuts_are_few_and_give_whole_sums(arch: str) -> None:
         assert len(set(tiles)) == len(tiles)
     if arch == "sm_100":
         assert all(tile.bm < 64 for tile in tiles), "nothing makes a step wait for tensor memory"
+
+
+def test_the_sums_of_rows_are_predicted_to_cost_less_than_a_launch_while_rows_are_few() -> None:
+    device = device_of("sm_90")
+    for rows, is_worth_it in ((128, True), (MOST_ROWS, False)):
+        problem = problem_of((rows, 2304, 768))
+        plain = Product(rows, 2304, 768, "float16", problem.x_strides, problem.w_strides)
+        alone = min(tile_us(plain, tile, device) for tile in rank_gemm(plain, "sm_90"))
+        joined = min(normed_us(problem, tile, device) for tile in rank_normed(problem, "sm_90"))
+        assert alone < joined
+        assert (joined - alone < ROWS_US) == is_worth_it
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
