@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.kernels.triton.source import Kernel
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Case:
         body = Body(tuple(n for n in "xwb" if n in specs), ("y",), self.ops)
         weights = frozenset(n for n in "wb" if n in specs) if "b" in specs else frozenset()
         return Site(body, specs, weights, {}, target, name=self.name)
+
+    def peer_kernels(self, target: Target) -> list[Kernel]:
+        """Of our own, among the peers."""
+        return []
 
 
 def linear(name: str, rows: int, columns: int, depth: int, *, gelu: bool = False) -> Case:

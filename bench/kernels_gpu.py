@@ -178,6 +178,7 @@ def compile_all(cases: Sequence[Case], target: Target) -> None:
         for site in (case.site(target) for case in cases)
         for _, tactic, config in candidates(site)
     ]
+    kernels += [kernel for case in cases for kernel in case.peer_kernels(target)]
     made = compile_kernels(kernels, target.arch)
     spilled = sum(isinstance(c, Compiled) and c.spills > 0 for c in made)
     failed = sum(not isinstance(c, Compiled) for c in made)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bench.kernel_cases import Case, linear
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.kernels.triton.source import Kernel
+from ridgeline.tactics.base import Offer
 from ridgeline.tactics.cuda.triton_codegen import TritonRows
 from ridgeline.tactics.cuda.triton_linear import TritonGemm
 from ridgeline.tactics.offer import require_offer
@@ -35,13 +37,13 @@ class NormedCase(Case):
 
     @property
     def norm_op(self) -> Op:
-        given = ("x", "g", "s") if self.norm == "LayerNormalization" else ("x", "g")
+        given = ("x", "g", "t") if self.norm == "LayerNormalization" else ("x", "g")
         return Op(self.norm, given, ("n",), {"epsilon": EPSILON})
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
         one, two = (np.random.default_rng(seed).standard_normal(self.shapes["x"][1]) for seed in (1, 2))
-        made = {"g": 1 + 0.1 * one, "s": 0.1 * two}
+        made = {"g": 1 + 0.1 * one, "t": 0.1 * two}
         return {name: made[name].astype(np.float16) for name in self.norm_op.inputs[1:]}
 
     def site(self, target: Target) -> Site:
@@ -56,6 +58,19 @@ class NormedCase(Case):
         spec = TensorSpec("float16", self.shapes["x"])
         body = Body(("x",), ("n",), (self.norm_op,), self.constants)
         return Site(body, {"x": spec, "n": spec}, frozenset(), {}, target)
+
+    def apart(self, target: Target) -> tuple[Offer, Offer]:
+        """Our norm, and our product."""
+        return (
+            require_offer(TritonRows(), self.norm_site(target)),
+            require_offer(TritonGemm(), self.product.site(target)),
+        )
+
+    def peer_kernels(self, target: Target) -> list[Kernel]:
+        norm, product = self.apart(target)
+        configs = [(norm, c) for c in norm.configs[:ROWS_TRIED]]
+        configs += [(product, c) for c in product.configs[:PRODUCTS_TRIED]]
+        return [kernel for offer, config in configs for kernel in offer.kernels(config)]
 
 
 class Apart:
@@ -77,8 +92,7 @@ class Apart:
     def _bound(self, x: Tensor, w: Tensor, b: Tensor) -> Callable[[], object]:
         target = Target("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability()))
         normed, y = self._kept
-        norm = require_offer(TritonRows(), self._case.norm_site(target))
-        product = require_offer(TritonGemm(), self._case.product.site(target))
+        norm, product = self._case.apart(target)
         first = norm.bind(norm.configs[min(self._rows, len(norm.configs) - 1)], {})
         second = product.bind(product.configs[min(self._product, len(product.configs) - 1)], {"w": w, "b": b})
         calls = first.frozen([x], [normed]), second.frozen([normed, w, b], [y])
@@ -105,7 +119,7 @@ def normed(
         held = {n: torch.from_numpy(a).to(x.device, x.dtype) for n, a in made.constants.items()}
         if norm.startswith("RMS"):
             return F.rms_norm(x, (depth,), held["g"], EPSILON)
-        return F.layer_norm(x, (depth,), held["g"], held["s"], EPSILON)
+        return F.layer_norm(x, (depth,), held["g"], held["t"], EPSILON)
 
     # magnitudes are of the normed rows, whatever the sign of x
     def exact(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

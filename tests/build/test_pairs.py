@@ -16,6 +16,7 @@ from test_one_loop import Later, context_of
 import ridgeline
 from cross_models import _model
 from ridgeline.base.gpu_graph import CaptureError
+from ridgeline.options import make_options
 from ridgeline.runtime.engine import Engine
 from ridgeline.select import heats, pairs, refine
 from ridgeline.select.context import APART, Selection, SelectionContext
@@ -23,7 +24,7 @@ from ridgeline.select.graph_replay import GraphReplay
 from ridgeline.select.heats import Timed, Trial
 from ridgeline.select.loop import select
 from ridgeline.select.refine import Refinement
-from ridgeline.select.retune import embedded
+from ridgeline.select.retune import choose_again, context_at, embedded
 from ridgeline.select.site_race import SiteRace
 from ridgeline.tactics.cache import TimingCache
 from ridgeline.tactics.cuda.triton_normed import MOST_ROWS
@@ -270,3 +271,22 @@ def test_overlapping_pairs_are_taken_once(context: SelectionContext) -> None:
     assert len(made.joined((found[0], 0))) == LAYERS
     made.pairs[1].taken = 0
     assert len(made.joined((found[0], 0))) == LAYERS
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_plan_that_was_predicted_is_settled_by_times(
+    is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (variant,) = ridgeline.load(engine_of(PRE).save(tmp_path / "net.ridge")).variants
+    monkeypatch.setattr(heats, "precompile", lambda *_, **__: [])
+    monkeypatch.setattr(Refinement, "_graph", graph_of)
+    monkeypatch.setattr(refine, "_is_faster", lambda new, *_: is_faster and new.startswith("pair"))
+    executable = variant.executable
+    options = make_options({"target": "cuda:sm_90", "level": 3})
+    found = context_at(executable.planned_shapes, executable, Measured(), options)
+    settled, made = choose_again(variant, replace(found, competitors=embedded(variant)))
+    joined = [step for step in settled.plan.steps if step.tactic == NORMED]
+    assert len(joined) == (2 * LAYERS if is_faster else 0)
+    assert len(settled.plan.steps) == 7 * LAYERS - len(joined)
+    assert all(step.median_us is not None for step in settled.plan.steps)
+    assert len(made.pairs) == 2
