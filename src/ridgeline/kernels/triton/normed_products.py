@@ -24,7 +24,9 @@ from ridgeline.kernels.triton.source import Kernel
 T = TypeVar("T")
 WGMMA_ROWS = 64  # of a tile, from which on its operands are multiplied out of shared memory
 KIND_CONFIGS = 3  # of tiles multiplied by single warps, and of those multiplied by four
-MOST_ITEMS = 64  # of x that a thread looks at in one step
+# sums of a thread and the items of x that it looks at in one step; where single warps multiply, they have
+# their operands in registers too
+MOST_HELD, MOST_HELD_BY_MMA = 96, 48
 WARP_ISSUE = 0.15  # share of a processor's cycles in which one warp issues, at most
 MOST_SUMS = 64  # of a thread: sums of the norm and its rows take registers too
 # conversion, addition and multiplication of one item of a row, and joining the lanes at the end
@@ -95,6 +97,10 @@ class NormedProduct(Product):
         return pack_weight(packed), columns, affine
 
 
+def _held(tile: Tile) -> int:
+    return tile.bm * (tile.bn + tile.bk) // (32 * tile.warps)
+
+
 def _power_of_two(exponent: Tensor) -> Tensor:
     """By its bits: a GPU's own powers are not exact."""
     return ((exponent + 127) << 23).view(torch.float32)
@@ -105,8 +111,12 @@ def rank_normed(problem: NormedProduct, arch: str) -> tuple[Tile, ...]:
     device, multiplier = device_of(arch), architecture_of(arch).multiplier
     tiles = unsplit_tiles(problem, device, MOST_SUMS)
     # more warps take the sums of a row while others wait for their product
-    tiles += [replace(t, warps=8) for t in tiles if t.warps == 4 and t.bm * t.bn >= 64 * 64]
-    tiles = [t for t in tiles if t.bm * t.bk <= MOST_ITEMS * 32 * t.warps]
+    tiles += [replace(t, warps=8) for t in tiles if t.warps == 4 and min(t.bm, t.bn) >= 64]
+
+    def most(tile: Tile) -> int:
+        return MOST_HELD if tile.bm >= WGMMA_ROWS and multiplier == "wgmma" else MOST_HELD_BY_MMA
+
+    tiles = [t for t in tiles if _held(t) <= most(t)]
 
     def best(some: Iterable[Tile]) -> tuple[Tile, ...]:
         ranked = sorted(some, key=lambda tile: normed_us(problem, tile, device))
