@@ -277,6 +277,10 @@ def test_wgmma_is_waited_for_before_its_rows_are_overwritten() -> None:
         waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", text)
         assert waits
         assert set(waits) == {"0"}
+        for found in re.finditer(r"wgmma\.mma_async", text):
+            before, copy, _ = text[found.end() :].partition("cp.async.cg")
+            # all warps have waited: another's product reads the same tile
+            assert not copy or re.search(r"wgmma\.wait_group.*bar\.sync", before, re.DOTALL)
 
 
 def test_the_tail_hands_over_outputs_in_the_order_of_the_epilogue() -> None:
