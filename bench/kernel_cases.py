@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, Site, Target, TensorSpec
+from ridgeline.kernels.triton.source import Kernel
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Case:
     follows: Callable[[Tensor], Tensor] = field(default=lambda y: y)
     last: tuple[str, ...] = ()  # values that lie channels last
     is_plain: bool = False  # multiplied without tensor cores
+    operand_error: float = 0.0  # by which operands may be rounded first
 
     def site(self, target: Target) -> Site:
         specs = {
@@ -37,6 +39,10 @@ class Case:
         body = Body(tuple(n for n in "xwb" if n in specs), ("y",), self.ops)
         weights = frozenset(n for n in "wb" if n in specs) if "b" in specs else frozenset()
         return Site(body, specs, weights, {}, target, name=self.name)
+
+    def peer_kernels(self, target: Target) -> list[Kernel]:
+        """Of our own, among the peers."""
+        return []
 
 
 def linear(name: str, rows: int, columns: int, depth: int, *, gelu: bool = False) -> Case:

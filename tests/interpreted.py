@@ -19,8 +19,9 @@ FLOAT8 = {"fp8e4nv": ml_dtypes.float8_e4m3fn, "fp8e5": ml_dtypes.float8_e5m2}
 def compute_as_a_gpu() -> None:
     """What the interpreter does not do as a GPU does it.
 
-    It rounds halves up and loses carries on the way to float8, rounds twice in an fma, and keeps a NaN in
-    every minimum and maximum.
+    It rounds halves up and loses carries on the way to float8, cuts off digits on the way to bfloat16, rounds
+    twice in an fma, keeps a NaN in every minimum and maximum, and multiplies matrices of bfloat16 as the
+    integers that it keeps them in.
     """
     from triton.runtime import interpreter
 
@@ -30,6 +31,9 @@ def compute_as_a_gpu() -> None:
         if target.name in FLOAT8 and source.name in ("fp16", "fp32"):
             with np.errstate(invalid="ignore", over="ignore"):
                 return np.asarray(data).astype(FLOAT8[target.name]).view(np.uint8)
+        if target.name == "bf16" and source.name == "fp32":
+            with np.errstate(invalid="ignore", over="ignore"):
+                return np.asarray(data).astype(ml_dtypes.bfloat16).view(np.uint16)
         if source.name in FLOAT8 and target.name in ("fp16", "fp32"):
             wide = np.float16 if target.name == "fp16" else np.float32
             return np.asarray(data).view(FLOAT8[source.name]).astype(wide)
@@ -42,6 +46,15 @@ def compute_as_a_gpu() -> None:
         wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
         return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
 
+    def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
+        """Sums of products of bfloat16 numbers, which the interpreter keeps as bits."""
+        if a.dtype.scalar.name != "bf16":
+            return plain_dot(self, a, b, d, precision, most)
+        x, y = (t.data.astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32) for t in (a, b))
+        return interpreter.TensorHandle(np.matmul(x, y) + d.data, d.dtype.scalar)
+
+    plain_dot = interpreter.InterpreterBuilder.create_dot
+    interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.create_fma = fma
     interpreter.InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
     interpreter.InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)

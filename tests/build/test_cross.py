@@ -279,7 +279,7 @@ def test_only_what_is_on_board_competes_on_the_machine(saved: Path, tmp_path: Pa
     fused = replace(loaded.fused, kernels=only_file)
     loaded = Engine(load_variants(loaded.plan, fused, loaded.planner.bind_body), loaded.planner)
     for step, site in loaded.planned_sites():
-        willing, refused = embedded(loaded.variants[0].executable)(site)
+        willing, refused = embedded(loaded.variants[0])(site)
         assert willing[0].tactic == step.tactic
         assert any(m.tactic == "cublas" for m in willing), "a library needs no embedded kernel"
         assert any(m.refused == "its kernels are not embedded" for m in refused)

@@ -22,10 +22,11 @@ from ridgeline.options import Options
 from ridgeline.plan.make import reason
 from ridgeline.plan.plan import Plan
 from ridgeline.select import heats, plans, wall_clock
+from ridgeline.select.candidates import offered
 from ridgeline.select.context import Selection, SelectionContext
 from ridgeline.select.deadline import Deadline
 from ridgeline.select.experience import ON_CPU, UNKNOWN, Experience
-from ridgeline.select.loop import offered, select
+from ridgeline.select.loop import select
 from ridgeline.select.site_race import TIME_OVER
 from ridgeline.tactics.cache import Entry, TimingCache
 

@@ -150,7 +150,7 @@ def _as_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 def for_interpreter(kernel: Kernel) -> Kernel:
     """The same kernel without the things that only a GPU has."""
-    off = {"PDL": False, "PREFETCH": False, "PACKED": False}
+    off = {"PDL": False, "PREFETCH": False, "PACKED": False, "WAITS": False}
     constants = tuple((name, off.get(name, value)) for name, value in kernel.constants)
     return replace(kernel, constants=constants)
 

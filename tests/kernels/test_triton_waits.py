@@ -16,6 +16,7 @@ from functools import cache
 import pytest
 import torch
 from cpp_cases import random
+from normed_cases import span
 from product_cases import make_site as product_site
 from product_cases import op
 from resize_cases import resized
@@ -29,12 +30,14 @@ from ridgeline.tactics.cuda.triton_attention import TritonAttention
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_normed import TritonNormedGemm
 from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 
 HALF = torch.float16
 # the interpreter is on in this process, where nothing can be compiled then
 TABLES = frozenset(f"{name}_ptr" for name in ("starts", "lines", "line_shares", "columns", "column_shares"))
+PACKED = frozenset({"columns_ptr", "affine_ptr"})
 LOWER = """
 import json, os, sys
 sys.path[:0] = {paths!r}
@@ -123,6 +126,7 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "gemm, few tiles": (TritonGemm(), linear(32, 4096)),
     "gemm of activations": (TritonGemm(), two_activations()),
     "gemv": (TritonGemv(), linear(2)),
+    "a norm and a gemm": (TritonNormedGemm(), span(128, 256, 512, is_shared=True)[0]),
     "conv": (TritonConv(), conv(3)),
     "conv of an NCHW image": (TritonConv(), conv(7, channels=3, last="c y")),
     "conv of narrow groups": (TritonConv(), conv(3, group=16)),
@@ -155,20 +159,27 @@ def kernels_of(tactic: Tactic, site: Site) -> list[tuple[Kernel, frozenset[str]]
         else:
             (kernel,) = offered(tactic, site).kernels(config)
             tables = TABLES if isinstance(tactic, TritonResize) else frozenset()
-            made.append((kernel, tables | frozenset({"w_ptr"} if "w" in site.weights else ())))
+            packed = PACKED if isinstance(tactic, TritonNormedGemm) else frozenset()
+            made.append((kernel, tables | packed | frozenset({"w_ptr"} if "w" in site.weights else ())))
     return made
+
+
+def ptx_of(kernels: Sequence[Kernel]) -> list[str]:
+    """Of each kernel, for sm_90."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOWER.format(paths=[path for path in sys.path if path])],
+        capture_output=True, text=True, check=True,
+        input=json.dumps([kernel.to_json() for kernel in kernels]),
+    )  # fmt: skip
+    return [str(text) for text in json.loads(done.stdout)]
 
 
 @cache
 def lowered() -> dict[str, list[tuple[Kernel, frozenset[str], str]]]:
     jobs = [(name, *made) for name, case in CASES.items() for made in kernels_of(*case)]
-    script = LOWER.format(paths=[path for path in sys.path if path])
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
-        input=json.dumps([kernel.to_json() for _, kernel, _ in jobs]),
-    )  # fmt: skip
+    texts = ptx_of([kernel for _, kernel, _ in jobs])
     found: dict[str, list[tuple[Kernel, frozenset[str], str]]] = {}
-    for (name, kernel, fixed), text in zip(jobs, json.loads(done.stdout), strict=True):
+    for (name, kernel, fixed), text in zip(jobs, texts, strict=True):
         found.setdefault(name, []).append((kernel, fixed, text))
     return found
 

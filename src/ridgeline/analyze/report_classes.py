@@ -13,8 +13,8 @@ CODES = ("int8", "uint8", "float8", "int4", "uint4", "float4", "int2", "uint2")
 
 
 def class_of(step: Step) -> str:
-    """The class of its ops; several regions that one tactic runs are a library's span."""
-    if len(step.regions) > 1:
+    """The class of its ops; several regions that a library runs are its span."""
+    if len(step.regions) > 1 and not step.kernels:
         return "library span"
     return ops_class(step.op_types)
 

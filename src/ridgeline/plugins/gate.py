@@ -81,6 +81,7 @@ class GatedTactic(Tactic):
         self.tactic: Tactic = replace(tactic, store=store) if has_store else tactic  # type: ignore[type-var]
         self.plugin, self.name, self.store = plugin, tactic.name, store
         self.takes_open_shapes, self.takes_spans = tactic.takes_open_shapes, tactic.takes_spans
+        self.pair_ops = tactic.pair_ops
         self.spins_threads, self.runs_on = tactic.spins_threads, tactic.runs_on
 
     def offer(self, site: Site) -> Offer | Refused:

@@ -167,7 +167,7 @@ class Engine(Notebook):
         target, store = path_given(path, what="this"), self.fused.kernels.store
         kernels: dict[str, Compiled] = {}
         for variant in self.variants if self.fused.is_gpu else ():
-            kernels |= collect(variant.executable.planned_sites(), self.fused.tactics, store)
+            kernels |= collect(variant.sites_to_embed(), self.fused.tactics, store)
         stored = Stored(
             self.plan, self.report, kernels, self.model, self.weights, self.expected,
             are_foreign=store.are_foreign and not store.embedded.keys().isdisjoint(kernels),

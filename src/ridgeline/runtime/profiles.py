@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.base.spec import TensorSpec
+from ridgeline.base.spec import Site, TensorSpec
+from ridgeline.ir.sites import make_site
 from ridgeline.plan.check import check_steps
-from ridgeline.plan.plan import Plan
+from ridgeline.plan.plan import Plan, Step
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.islands import BindBody, Islands
@@ -27,11 +28,39 @@ class Variant:
         fused = self.executable.fused
         check_steps(self.plan, fused.program, self.executable.regions, fused.tactics)
 
+    def sites_to_embed(self) -> list[tuple[Step, Site]]:
+        """Steps whose kernels an engine file holds, with their sites at the planned shapes.
+
+        Of a pair of regions also each region as it would run alone: the machine itself may settle on that.
+        """
+        executable, fused = self.executable, self.executable.fused
+        parts = {name: step for step in executable.steps if is_pair(step, fused) for name in step.regions}
+        if not parts:
+            return executable.planned_sites()
+        inferred = fused.inference.at(executable.planned_shapes)
+        regions = {region.name: region for region in fused.program.regions}
+        alone: list[tuple[Step, Site]] = []
+        for note in self.plan.regions:
+            if note.name in parts and note.candidates:
+                best, *losers = note.candidates
+                step = replace(
+                    parts[note.name], name=note.name, regions=(note.name,), tactic=best.tactic,
+                    config=best.config, losers=tuple(losers),
+                )  # fmt: skip
+                alone.append((step, make_site(fused.program, regions[note.name], inferred, fused.target)))
+        return [*executable.planned_sites(), *alone]
+
     @property
     def alone(self) -> Variant:
         """As the only one of an engine, whose profile is the part that this one takes."""
         profile = self.plan.part or self.plan.profile
         return Variant(replace(self.plan, profile=profile, part={}), self.executable)
+
+
+def is_pair(step: Step, fused: FusedModel) -> bool:
+    """Whether the step is a pair of regions that would run apart otherwise."""
+    tactic = fused.tactics.get(step.tactic)
+    return len(step.regions) > 1 and tactic is not None and tactic.pair_ops is not None
 
 
 def load_variant(plan: Plan, fused: FusedModel, bind_body: BindBody) -> Variant:

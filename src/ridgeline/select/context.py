@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ridgeline.base.choices import Candidate
+from ridgeline.base.choices import Candidate, Refusal
 from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.errors import BuildError
 from ridgeline.ir.body import Region
@@ -31,6 +31,7 @@ from ridgeline.tactics.offer import read_offer
 
 # the candidates of a site: willing ones, and those that refused with their reasons
 Competitors: TypeAlias = tuple[list[Candidate], list[Candidate]]
+APART = "regions"  # as a candidate of a pair of regions: each of them is a step of its own
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,90 @@ class StepChoice:
     @property
     def median_us(self) -> float | None:
         return self.entry.chosen_us
+
+
+@dataclass
+class Contest:
+    """The candidates of one site; regions with equal sites share one contest."""
+
+    region: Region  # the first of them
+    site: Site
+    entry: Entry
+    is_known: bool = False  # from a lock or a cache
+    users: list[Region] = field(default_factory=list)
+    willing: list[Candidate] = field(default_factory=list)
+    refused: list[Candidate] = field(default_factory=list)
+    is_pair: bool = False  # of two regions as one step
+
+    def refuse(self, index: int, reason: str) -> None:
+        """Leave out one of the entry's candidates, for a reason that was found late."""
+        self.entry = self.entry.changed(index, refused=reason)
+
+    def no_tactic(self, refused: Sequence[Candidate], *, help: str = "") -> BuildError:
+        return BuildError(
+            f"no tactic for {self.site.name} ({', '.join(op.op_type for op in self.site.body.ops)})",
+            # what broke explains more than what was never meant for such a site
+            rows=sorted(
+                (f"{m.tactic:24} {m.refused}" for m in refused), key=lambda row: "failed: " not in row
+            ),
+            help=help,
+        )
+
+
+@dataclass
+class Pair:
+    """The contest of neighbours with equal sites, and what came of it."""
+
+    key: str
+    contest: Contest  # its region is the first pair, merged
+    tactics: Collection[str]  # that take pairs; the floor, which competes as well, is none of them
+    parts: list[tuple[Region, Region]] = field(default_factory=list)
+    apart: Candidate = field(default_factory=lambda: Candidate(APART, {}))
+    taken: int | None = None  # the place of the candidate that runs the two as one step
+    why_apart: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody has to decide who would run it."""
+        return not self.contest.is_known or self.taken is not None
+
+    @property
+    def apart_us(self) -> float | None:
+        return time_of(self.apart)
+
+    @property
+    def places(self) -> list[int]:
+        """Candidates with a time that run the pair as one step, the best first."""
+        entry = self.contest.entry
+        order = [entry.chosen, *(i for i in range(len(entry.candidates)) if i != entry.chosen)]
+        return [i for i in order if self._is_rival(entry.candidates[i])]
+
+    def _is_rival(self, candidate: Candidate) -> bool:
+        return (
+            candidate.tactic in self.tactics and candidate.refused is None and time_of(candidate) is not None
+        )
+
+    def us(self, place: int) -> float:
+        return time_of(self.contest.entry.candidates[place]) or 0.0
+
+    def step(self, parts: tuple[Region, Region], place: int) -> StepChoice:
+        best = self.contest.entry.candidates[place]
+        return StepChoice(parts, best.tactic, best.config, self.contest.site, self.contest.entry)
+
+    def compared(self) -> Entry:
+        """With the two apart as a candidate: what a lock, a cache and the plan keep."""
+        entry = self.contest.entry
+        best = [] if self.taken is None else [entry.candidates[self.taken]]
+        others = [c for c in entry.candidates if not best or c is not best[0]]
+        willing = [c for c in others if c.refused is None]
+        refused = [c for c in others if c.refused is not None]
+        first = (*best, *willing, self.apart) if best else (self.apart, *willing)
+        return replace(entry, candidates=(*first, *refused), chosen=0)
+
+
+def time_of(candidate: Candidate) -> float | None:
+    """As it was measured, else as it is predicted."""
+    return candidate.median_us if candidate.median_us is not None else candidate.predicted_us
 
 
 @dataclass
@@ -65,33 +150,33 @@ class Selection:
     partial: int = 0  # sites of which the time limit left out some candidates
     guessed: int = 0  # of those, the ones whose winner was not timed
     measured_at: tuple[str, ...] = ()  # where others measured what this build only read
+    pairs: list[Pair] = field(default_factory=list)  # of neighbours that some tactic takes as one step
+    refusals: list[Refusal] = field(default_factory=list)  # of those that stay apart
+
+    def joined(self, trial: tuple[Pair, int] | None = None) -> dict[str, StepChoice]:
+        """Steps of the pairs that are taken, by their first regions; `trial`: as if this candidate were."""
+        made: dict[str, StepChoice] = {}
+        used: set[str] = set()
+        for pair in self.pairs:
+            place = trial[1] if trial is not None and pair is trial[0] else pair.taken
+            for parts in pair.parts if place is not None else ():
+                names = {part.name for part in parts}
+                if place is not None and used.isdisjoint(names):
+                    used |= names
+                    made[parts[0].name] = pair.step(parts, place)
+        return made
 
 
-@dataclass
-class Contest:
-    """The candidates of one site; regions with equal sites share one contest."""
-
-    region: Region  # the first of them
-    site: Site
-    entry: Entry
-    is_known: bool = False  # from a lock or a cache
-    users: list[Region] = field(default_factory=list)
-    willing: list[Candidate] = field(default_factory=list)
-    refused: list[Candidate] = field(default_factory=list)
-
-    def refuse(self, index: int, reason: str) -> None:
-        """Leave out one of the entry's candidates, for a reason that was found late."""
-        self.entry = self.entry.changed(index, refused=reason)
-
-    def no_tactic(self, refused: Sequence[Candidate], *, help: str = "") -> BuildError:
-        return BuildError(
-            f"no tactic for {self.site.name} ({', '.join(op.op_type for op in self.site.body.ops)})",
-            # what broke explains more than what was never meant for such a site
-            rows=sorted(
-                (f"{m.tactic:24} {m.refused}" for m in refused), key=lambda row: "failed: " not in row
-            ),
-            help=help,
-        )
+def in_order(
+    work: Sequence[Region], joined: Mapping[str, StepChoice], single: Callable[[Region], StepChoice]
+) -> tuple[StepChoice, ...]:
+    """A step for each region, but where some are joined: those stand in the place of their first."""
+    covered = {part.name for step in joined.values() for part in step.regions[1:]}
+    return tuple(
+        joined[region.name] if region.name in joined else single(region)
+        for region in work
+        if region.name not in covered
+    )
 
 
 class Timer:
@@ -101,6 +186,7 @@ class Timer:
     """
 
     all_configs_from = 3  # the level from which every config of a tactic competes
+    takes_pairs = False  # asks tactics for pairs of regions
     measures = False  # its entries hold times of this machine, and count for the next build
 
     def find(self, context: SelectionContext, key: str) -> Entry | None:
@@ -112,7 +198,7 @@ class Timer:
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
         """Choose between whole plans, where that is offered. Else each region is a step."""
-        made.steps = tuple(context.single(region, made) for region in context.work)
+        made.steps = in_order(context.work, made.joined(), lambda region: context.single(region, made))
 
 
 @dataclass(frozen=True)

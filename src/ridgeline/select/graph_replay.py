@@ -20,6 +20,7 @@ from ridgeline.runtime.examples import site_inputs
 from ridgeline.select.context import Contest, Selection, SelectionContext, check_workspace
 from ridgeline.select.experience import ON_GPU
 from ridgeline.select.heats import Heats, Timed, Trial
+from ridgeline.select.pairs import close_pairs, take_by_times, weigh
 from ridgeline.select.race import UNSTEADY
 from ridgeline.select.refine import Refinement
 from ridgeline.select.site_race import SiteRace
@@ -120,6 +121,7 @@ class GraphReplay(Measuring):
     """Times are those of graph replays. At level 0 the first candidate that runs is taken."""
 
     all_configs_from = 1
+    takes_pairs = True
 
     def trial(self, context: SelectionContext) -> Trial:
         return GraphTrial(context)
@@ -132,24 +134,27 @@ class GraphReplay(Measuring):
             take_first(context, contests, trial)
 
     def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
-        """Try the best few of each fresh site in the whole plan, then independent steps side by side."""
-        fresh = [contest for contest in contests if not contest.is_known]
-        level = context.options.level
-        if fresh and SITE_ROUNDS[level]:
-            _refine(context, contests, made, fresh)
+        """Try the best few of each site in the whole plan, then pairs of regions, then steps side by side."""
+        _refine(context, contests, made)
+        close_pairs(context, made)
         super().compose(context, contests, made)
-        compose_streams(context, made, PLAN_ROUNDS[level])
+        compose_streams(context, made, PLAN_ROUNDS[context.options.level])
 
 
-def _refine(
-    context: SelectionContext, contests: Sequence[Contest], made: Selection, fresh: Sequence[Contest]
-) -> None:
+def _refine(context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
     """What it captures is let go of with it, before other whole plans are made."""
+    fresh = [contest for contest in contests if not contest.is_known]
     level, refinement = context.options.level, Refinement(context, contests, made)
-    if PLAN_ROUNDS[level]:
-        refinement.run(fresh, PLAN_ROUNDS[level])
-    refinement.time_the_rest(SITE_ROUNDS[level])
-    made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
+    if fresh and SITE_ROUNDS[level]:
+        if PLAN_ROUNDS[level]:
+            refinement.run(fresh, PLAN_ROUNDS[level])
+        refinement.time_the_rest(SITE_ROUNDS[level])
+        made.entries = {region.name: contest.entry for contest in contests for region in contest.users}
+    if any(not pair.contest.is_known for pair in made.pairs):
+        weigh(made)
+        # level 1 times no whole plans
+        if not PLAN_ROUNDS[level] or not refinement.run_pairs(PLAN_ROUNDS[level]):
+            take_by_times(made.pairs)
 
 
 def _race_graphs(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> tuple[list[float], bool]:

@@ -59,7 +59,7 @@ def plan_variant(
         slow_ops=slow_ops(steps),
         regions=region_notes(context, selection),
         host_values=tuple(hosts),
-        refusals=tuple(refusals),
+        refusals=(*refusals, *selection.refusals),
         waits=context.options.deterministic or context.options.new_shapes == "wait",
         pads=context.options.pad,
         layers=layers_of(loaded.original, (name for step in steps for name in step.sources)),

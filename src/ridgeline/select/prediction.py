@@ -15,6 +15,7 @@ from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_ke
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.embedded_kernels import RUNNERS_UP
 from ridgeline.select.context import Contest, Selection, SelectionContext, Timer, check_workspace
+from ridgeline.select.pairs import close_pairs, take_by_times
 from ridgeline.tactics.base import Offer, Refused
 from ridgeline.tactics.cache import Entry
 from ridgeline.tactics.cost_model import CostModel
@@ -25,6 +26,7 @@ class Prediction(Timer):
     """Candidates ranked as measured elsewhere, else as they are predicted; the best must compile."""
 
     all_configs_from = 1
+    takes_pairs = True
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -42,6 +44,11 @@ class Prediction(Timer):
         made.predicted = len(contests) - made.cached
         places = [contest.entry.context for contest in contests if contest.entry.context]
         made.measured_at = tuple(dict.fromkeys(places))
+
+    def compose(self, context: SelectionContext, contests: Sequence[Contest], made: Selection) -> None:
+        take_by_times(made.pairs)
+        close_pairs(context, made)
+        super().compose(context, contests, made)
 
 
 def _predicted(context: SelectionContext, contest: Contest, cost: CostModel) -> Entry:

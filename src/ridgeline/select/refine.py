@@ -12,10 +12,12 @@ from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
 from ridgeline.base.timing import paired_ratio
 from ridgeline.errors import failure
+from ridgeline.ir.body import Region
 from ridgeline.runtime.cuda_instance import CudaInstance
-from ridgeline.select.context import Contest, Selection, SelectionContext
+from ridgeline.select.context import Contest, Pair, Selection, SelectionContext, StepChoice, in_order
 from ridgeline.select.plan_times import run_once
 from ridgeline.select.plans import instance_of
+from ridgeline.select.site_race import TIME_OVER
 from ridgeline.tactics.base import Launch
 
 # a runner-up this close alone may be the better neighbour
@@ -56,6 +58,35 @@ class Refinement:
                     contest.entry, best = replace(contest.entry, chosen=rival), graph
         options.tell("refine", len(ranking), len(ranking))
 
+    def run_pairs(self, rounds: int) -> bool:
+        """Tries new pairs of regions as one step each; False where no graph holds the whole plan.
+
+        What the deadline leaves untried stays apart.
+        """
+        fresh = [pair for pair in self.made.pairs if not pair.contest.is_known]
+        try:
+            best = self._graph()
+        except CaptureError:
+            return False
+        for pair in sorted(fresh, key=lambda pair: -(pair.apart_us or 0.0) * len(pair.parts)):
+            if self.context.deadline.is_over:
+                pair.why_apart = TIME_OVER
+                continue
+            places = [i for i in pair.places if pair.us(i) <= CLOSE * (pair.apart_us or 0.0)]
+            alone = f"one step takes {pair.us(pair.places[0]):.2f} µs" if pair.places else "no candidate ran"
+            pair.why_apart = f"{alone}, its regions {pair.apart_us or 0.0:.2f}"
+            for place in places[:RUNNERS_UP]:
+                try:
+                    graph = self._graph(pair=(pair, place))
+                except Exception as error:  # it ran alone but not here: left out with the reason
+                    pair.contest.refuse(place, f"in the whole plan: {failure(error)}")
+                    continue
+                if _is_faster(graph, best, rounds) and _is_faster(graph, best, CONFIRMING * rounds):
+                    pair.taken, pair.why_apart, best = place, "", graph
+            if places and pair.taken is None:
+                pair.why_apart += "; the whole plan is no faster with it"
+        return True
+
     def time_the_rest(self, rounds: int) -> None:
         """Times, in the running plan, of steps that could not be timed alone: data decides their shapes."""
         untimed = [contest for contest in self.contests if contest.entry.chosen_us is None]
@@ -74,25 +105,31 @@ class Refinement:
                 us = round(median(times), 3)
                 contest.entry = contest.entry.changed(contest.entry.chosen, median_us=us)
 
-    def _graph(self, contest: Contest | None = None, rival: int = 0) -> torch.cuda.CUDAGraph:
-        """The whole plan captured, with this rival in place of the contest's winner."""
-        instance = self._instance(contest, rival)
+    def _graph(
+        self, contest: Contest | None = None, rival: int = 0, *, pair: tuple[Pair, int] | None = None
+    ) -> torch.cuda.CUDAGraph:
+        """The whole plan captured, with this rival in place of the contest's winner, or with this pair."""
+        instance = self._instance(contest, rival, pair=pair)
         if instance.graph is None:
             raise CaptureError(instance.why_eager)
         # the graph's memory is the instance's
         instance.graph.instance = instance  # type: ignore[attr-defined]
         return instance.graph
 
-    def _instance(self, contest: Contest | None = None, rival: int = 0) -> CudaInstance:
+    def _instance(
+        self, contest: Contest | None = None, rival: int = 0, *, pair: tuple[Pair, int] | None = None
+    ) -> CudaInstance:
         """The whole plan, run once."""
-        steps = []
-        for region in self.context.work:
+
+        def single(region: Region) -> StepChoice:
             own = self.contest_of.get(region.name)
             step = self.context.single(region, self.made)
-            if own is not None:  # else a view: nothing is bound
-                best = own.entry.candidates[rival if own is contest else own.entry.chosen]
-                step = replace(step, tactic=best.tactic, config=best.config)
-            steps.append(step)
+            if own is None:  # a view: nothing is bound
+                return step
+            best = own.entry.candidates[rival if own is contest else own.entry.chosen]
+            return replace(step, tactic=best.tactic, config=best.config)
+
+        steps = in_order(self.context.work, self.made.joined(pair), single)
         return run_once(instance_of(self.context, steps, CudaInstance, self.launches))
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ridgeline.base.choices import Candidate
-from ridgeline.base.spec import Site, TensorSpec
+from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.options import Options
-from ridgeline.plan.plan import Step
 from ridgeline.runtime.device import require_device
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.executable import Executable
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
-from ridgeline.select.context import Competitors, Selection, SelectionContext, Timer
+from ridgeline.select.context import APART, Competitors, Selection, SelectionContext, Timer
 from ridgeline.select.deadline import Deadline
 from ridgeline.select.loop import select
 from ridgeline.select.planning import planned_steps, region_notes, slow_ops, whole_plans
@@ -30,10 +29,10 @@ def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     executable, target = variant.executable, variant.plan.target
     fused = executable.fused
     # kernels of a file that is not trusted are made again here; of one that is, all are found
-    collect(executable.planned_sites(), fused.tactics, fused.kernels.store)
+    collect(variant.sites_to_embed(), fused.tactics, fused.kernels.store)
     context = context_at(executable.planned_shapes, executable, timer, Options(target=str(target)))
     return choose_again(
-        variant, replace(context, device_key=require_device(target).key, competitors=embedded(executable))
+        variant, replace(context, device_key=require_device(target).key, competitors=embedded(variant))
     )
 
 
@@ -105,26 +104,33 @@ def choose_again(variant: Variant, context: SelectionContext) -> tuple[Variant, 
     return replace(variant, plan=made, executable=chosen), selection
 
 
-def embedded(executable: Executable) -> Callable[[Site], Competitors]:
+def embedded(variant: Variant) -> Callable[[Site], Competitors]:
     """Who may compete for a site: those the plan kept whose kernels are embedded."""
-    steps = {region: step for step in executable.steps for region in step.regions}
+    executable = variant.executable
     tactics, store = executable.fused.tactics, executable.fused.kernels.store
+    known = {step.name: _candidates(step.tactic, step.config, step.losers) for step in executable.steps}
+    parts = {name for step in executable.steps if len(step.regions) > 1 for name in step.regions}
+    for note in variant.plan.regions:
+        if note.name in parts and note.candidates:
+            first, *losers = note.candidates
+            known[note.name] = _candidates(first.tactic, first.config, losers)
 
     def is_embedded(site: Site, candidate: Candidate) -> bool:
         kernels = kernels_of(tactics, site, candidate.tactic, candidate.config)
         return all(store.find(kernel, site.target.arch) is not None for kernel in kernels)
 
     def competitors(site: Site) -> Competitors:
-        known = [
+        # no pair is tried that the plan did not consider best: nothing of it is embedded
+        found = [
             m if m.refused or is_embedded(site, m) else replace(m, refused="its kernels are not embedded")
-            for m in _candidates(steps[site.name])
+            for m in known.get(site.name, ())
+            if m.tactic != APART
         ]
-        return [m for m in known if m.refused is None], [m for m in known if m.refused is not None]
+        return [m for m in found if m.refused is None], [m for m in found if m.refused is not None]
 
     return competitors
 
 
-def _candidates(step: Step) -> list[Candidate]:
+def _candidates(tactic: str, config: Config, losers: Sequence[Candidate]) -> list[Candidate]:
     """Without their predictions: what is not timed now stays without a time."""
-    chosen = Candidate(step.tactic, step.config)
-    return [chosen, *(Candidate(c.tactic, c.config, refused=c.refused) for c in step.losers)]
+    return [Candidate(tactic, config), *(Candidate(c.tactic, c.config, refused=c.refused) for c in losers)]

@@ -6,7 +6,7 @@ with the reason. It never times itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,9 @@ class Tactic:
     is_examined = False  # a plugin's: it is run and compared at every set of shapes before it is believed
     reads_levels = False  # takes quantised weights as they are; others get the numbers, evaluated at bind
     takes_spans = False  # may run neighbouring regions as one step
+    # takes nothing but two neighbouring regions as one step, of which the second reads what the first makes:
+    # one with an op of the first types, then one with an op of the second
+    pair_ops: tuple[Collection[str], Collection[str]] | None = None
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False
     has_profiler = False  # its library times the nodes inside a launch: `time_inside`

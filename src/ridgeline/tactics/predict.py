@@ -12,6 +12,7 @@ import math
 from ridgeline.base.devices import Device, device_of
 from ridgeline.base.spec import ITEM_BITS, Body, Config, Op, Site
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
+from ridgeline.kernels.triton.normed_products import NormedProduct, normed_us
 from ridgeline.kernels.triton.products import Product, Tile, Window
 from ridgeline.kernels.triton.ranking import tile_us
 from ridgeline.tactics.base import Offer
@@ -85,6 +86,10 @@ def rows_us(site: Site, config: Config, device: Device) -> float:
 
 def product_us(site: Site, problem: Product | Window, tile: Tile, device: Device) -> float:
     return max(tile_us(problem, tile, device), _moving_us(site, device))
+
+
+def normed_product_us(site: Site, problem: NormedProduct, tile: Tile, device: Device) -> float:
+    return max(normed_us(problem, tile, device), _moving_us(site, device))
 
 
 def few_rows_us(site: Site, device: Device) -> float:

@@ -32,6 +32,7 @@ from ridgeline.tactics.cuda.triton_code_attention import TritonCodeAttention
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, TritonDepthwise
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
+from ridgeline.tactics.cuda.triton_normed import TritonNormedGemm
 from ridgeline.tactics.cuda.triton_pool import TritonPool
 from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
 from ridgeline.tactics.cuda.triton_resize import TritonResize
@@ -75,6 +76,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
     products = (
         TritonGemv,
         TritonGemm,
+        TritonNormedGemm,
         TritonCodeGemm,
         TritonWeightOnly,
         TritonConv1x1,

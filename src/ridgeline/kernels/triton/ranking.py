@@ -76,7 +76,7 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
 
     def best(tiles: Sequence[Tile], most: int) -> tuple[Tile, ...]:
         ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
-        return _unlike(ranked, lambda tile: (tile.bm, tile.bn), most)
+        return unlike(ranked, lambda tile: (tile.bm, tile.bn), most)
 
     if not isinstance(problem, Window) or problem.batch == 1 or math.prod(problem.kernel) == 1:
         return best(tiles, MAX_CONFIGS)
@@ -87,6 +87,11 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
         and (tile.bm + tile.bn) * tile.bk * problem.item_bytes <= DIRECT_BYTES * 32 * tile.warps
     ]
     return *best(tiles, MAX_CONFIGS - DIRECT_CONFIGS), *best(direct, DIRECT_CONFIGS)
+
+
+def unsplit_tiles(problem: Product, device: Device, most_sums: int) -> list[Tile]:
+    """Every cut that gives a whole sum to one program."""
+    return [t for t in _tiles(problem, device) if t.split == 1 and _fits(t, problem, device, most_sums)]
 
 
 def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
@@ -109,7 +114,7 @@ def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
         rate = device.bytes * min(1.0, in_flight / IN_FLIGHT_BYTES, blocks / device.sms)
         return problem.columns * problem.depth * problem.item_bytes / rate + JOIN_US * (tile.split > 1)
 
-    return _unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
+    return unlike(sorted(found, key=cost), lambda tile: (tile.bn, tile.warps))
 
 
 def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
@@ -133,7 +138,7 @@ def rank_coded(problem: CodedWeight, arch: str) -> tuple[Tile, ...]:
             found.append(tile)
     found += _one_row_tiles(problem) if problem.rows == 1 else []
     ranked = sorted(found, key=lambda tile: coded_us(problem, tile, device))
-    return _unlike(ranked, lambda tile: (tile.bm, tile.bn))
+    return unlike(ranked, lambda tile: (tile.bm, tile.bn))
 
 
 def _one_row_tiles(problem: CodedWeight) -> list[Tile]:
@@ -261,7 +266,7 @@ def rank_depthwise(window: Depthwise, arch: str) -> tuple[Block, ...]:
         found.append(Block(high, across, positions, channels, warps))
 
     ranked = sorted(found, key=lambda block: block_us(window, block, device))
-    return _unlike(ranked, lambda block: (block.high, block.wide), most=6)
+    return unlike(ranked, lambda block: (block.high, block.wide), most=6)
 
 
 def _rank_lines(window: Depthwise, device: Device) -> tuple[Block, ...]:
@@ -430,9 +435,7 @@ def _rate(tile: Tile, problem: TiledProblem, device: Device) -> float:
     )
 
 
-def _unlike(
-    ranked: Sequence[Cut], shape: Callable[[Cut], object], most: int = MAX_CONFIGS
-) -> tuple[Cut, ...]:
+def unlike(ranked: Sequence[Cut], shape: Callable[[Cut], object], most: int = MAX_CONFIGS) -> tuple[Cut, ...]:
     """The best cuts that are not just variations of one another."""
     shapes: Counter[object] = Counter()
     kinds: Counter[bool] = Counter()
