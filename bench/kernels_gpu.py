@@ -84,7 +84,7 @@ def _random(spec: TensorSpec) -> Tensor:
 def _unlike(weight: Tensor, place: int) -> Tensor:
     """A copy with another first element: launches whose packed weights are equal share one copy."""
     made = weight.clone()
-    made.view(-1)[:1] = place
+    made.as_strided((1,), (1,)).fill_(place)
     return made
 
 

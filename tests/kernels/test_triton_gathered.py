@@ -147,3 +147,53 @@ def test_a_joined_axis_is_reduced(kind: str, sizes: tuple[int, ...]) -> None:
     inputs = {f"x{i}": random(4, size, 6, seed=i) for i, size in enumerate(sizes)}
     ops = [Op("Concat", tuple(inputs), ("j",), {"axis": 1}), Op(kind, ("j", "axes"), ("y",), {"keepdims": 0})]
     check(TritonRows(), make_site(ops, inputs, ["y"], constants={"axes": np.array([1])}), inputs)
+
+
+# windows of a shifted image, as attention made them: put together, rolled back, added to what came before
+WINDOWS = {
+    "shape": np.array([2, 6, 8, 4]), "zero": np.array([0]), "one": np.array([1]), "two": np.array([2]),
+    "at": np.array([4]), "six": np.array([6]), "eight": np.array([8]), "minus": np.array([-1]),
+    "back": np.array([5]), "before": np.array([-9]), "pads": np.array([0, 1, 0, 0, 0, 2, 0, 0]),
+}  # fmt: skip
+ROLL = [
+    Op("Slice", ("r", "at", "six", "one"), ("a",)),
+    Op("Slice", ("r", "zero", "at", "one"), ("b",)),
+    Op("Concat", ("a", "b"), ("c",), {"axis": 1}),
+    Op("Slice", ("c", "one", "eight", "two"), ("d",)),
+    Op("Slice", ("c", "zero", "one", "two"), ("e",)),
+    Op("Concat", ("d", "e"), ("m",), {"axis": 2}),
+]
+CUTS: dict[str, list[Op]] = {
+    "rolled along both": ROLL,
+    "cut": [Op("Slice", ("r", "one", "six", "one"), ("m",))],
+    "one line": [Op("Slice", ("r", "at", "back", "one"), ("m",))],
+    "every second": [Op("Slice", ("r", "zero", "eight", "two", "two"), ("m",))],
+    "backwards": [Op("Slice", ("r", "back", "before", "one", "minus"), ("m",))],
+    "padded": [Op("Pad", ("r", "pads"), ("m",))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_windows_are_put_together_and_cut(name: str, dtype: torch.dtype) -> None:
+    inputs = {"x": random(2, 2, 2, 3, 4, 4).to(dtype)}
+    ops = [
+        Op("Transpose", ("x",), ("t",), {"perm": (0, 1, 3, 2, 4, 5)}),
+        Op("Reshape", ("t", "shape"), ("r",)),
+    ]
+    ops += [*CUTS[name], Op("Neg", ("m",), ("y",))]
+    used = {name for op in ops for name in op.inputs}
+    constants = {name: value for name, value in WINDOWS.items() if name in used}
+    check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+def test_a_part_of_what_was_gathered() -> None:
+    inputs = {"x": random(7, 6)}
+    ops = [
+        Op("Gather", ("x", "places"), ("g",), {"axis": 0}),
+        Op("Slice", ("g", "one", "three", "zero"), ("s",)),
+        Op("Neg", ("s",), ("y",)),
+    ]
+    constants = {"places": np.array([6, 0, 3, 2]), "one": np.array([1]), "three": np.array([3]),
+                 "zero": np.array([0])}  # fmt: skip
+    check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)

@@ -133,3 +133,44 @@ def test_the_next_reduction_begins_with_the_spreading() -> None:
     lines = "rows = Constant<value_ints = [2]>()\ns = Sub(x, n)\n"
     lines += "m = ReduceSum<keepdims = 1>(s, rows)\ny = Sub(s, m)"
     assert normed(lines) == ["ReduceL2", "Sub ReduceSum", "Sub"]
+
+
+# an image is rolled along both axes and cut into windows, as shifted-window attention does
+ROLLED = """
+    zero = Constant<value_ints = [0]>()
+    one = Constant<value_ints = [1]>()
+    two = Constant<value_ints = [2]>()
+    all = Constant<value_ints = [4]>()
+    a = Slice({x}, one, all, one)
+    b = Slice({x}, zero, one, one)
+    c = Concat<axis = 1>(a, b)
+    d = Slice(c, one, all, two)
+    e = Slice(c, zero, one, two)
+    f = Concat<axis = 2>(d, e)
+"""
+
+
+def test_a_roll_along_both_axes_and_its_windows_are_one_copy() -> None:
+    windows = "s = Constant<value_ints = [2, 2, 2, 2, 2, 8]>()\nw = Reshape(f, s)\n"
+    lines = ROLLED.format(x="x") + windows + "y = Transpose<perm = [0, 1, 3, 2, 4, 5]>(w)"
+    assert regions(f"g (float[2,4,4,8] x) => (float[2,2,2,2,2,8] y) {{ {lines} }}") == [
+        "Slice Slice Concat Slice Slice Concat Reshape Transpose"
+    ]
+
+
+def test_windows_are_put_together_rolled_and_added_at_once() -> None:
+    lines = (
+        """t = Transpose<perm = [0, 1, 3, 2, 4, 5]>(x)
+        s = Constant<value_ints = [2, 4, 4, 8]>()
+        r = Reshape(t, s)"""
+        + ROLLED.format(x="r")
+        + "y = Add(f, z)"
+    )
+    assert regions(f"g (float[2,2,2,2,2,8] x, float[2,4,4,8] z) => (float[2,4,4,8] y) {{ {lines} }}") == [
+        "Transpose Reshape Slice Slice Concat Slice Slice Concat Add"
+    ]
+
+
+def test_columns_that_become_rows_are_a_copy_of_their_own() -> None:
+    lines = "s = Sigmoid(x)\ny = Transpose<perm = [0, 2, 1]>(s)"
+    assert regions(f"g (float[2,4,8] x) => (float[2,8,4] y) {{ {lines} }}") == ["Sigmoid", "Transpose"]

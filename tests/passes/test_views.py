@@ -66,3 +66,24 @@ def test_a_turn_between_layouts_moves_nothing(
     }
     turn = Site(Body(("x",), ("y",), (op,)), specs, frozenset(), {}, Target("cuda", "sm_90"))
     assert views_of(turn) == ((("y", "x", 0),) if is_view else ())
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm", "is_view"),
+    [
+        ((2, 16, 1, 1), (0, 2, 3, 1), True),
+        ((1, 1, 16, 8), (2, 0, 3, 1), True),
+        ((1, 2, 16, 8), (2, 0, 3, 1), False),
+        ((1, 1), (1, 0), True),
+        ((0, 3), (1, 0), False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_turn_of_axes_of_one_item_moves_nothing(
+    shape: tuple[int, ...], perm: tuple[int, ...], is_view: bool, kind: str
+) -> None:
+    op = Op("Transpose", ("x",), ("y",), {"perm": perm})
+    made = tuple(shape[axis] for axis in perm)
+    specs = {"x": TensorSpec("float16", shape), "y": TensorSpec("float16", made)}
+    turn = Site(Body(("x",), ("y",), (op,)), specs, frozenset(), {}, Target(kind, "sm_90"))
+    assert views_of(turn) == ((("y", "x", 0),) if is_view else ())

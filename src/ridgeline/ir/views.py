@@ -1,6 +1,7 @@
 """Which regions move nothing: reshapes and leading-axis splits are views, such concats are joins.
 
-So is a transpose that only spells out the order in which a channels-last image lies.
+So is a transpose that only spells out the order in which a channels-last image lies, or that moves no
+axis but those of one item.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def views_of(site: Site) -> Views:
         return ()
     if op.inputs[0] in site.weights or any(not n for n in op.outputs):
         return ()
-    if is_a(op, Kind.VIEW):
+    if is_a(op, Kind.VIEW) or _keeps_order(op, site):
         return ((op.outputs[0], op.inputs[0], 0),)
     is_cut = op.op_type == "Split" or (op.op_type == "Slice" and site.target.traits.reads_by_index)
     return _parts(op, site) if is_cut else ()
@@ -46,6 +47,14 @@ def _spells_channels_last(site: Site) -> bool:
     if source is None or result is None or op.inputs[0] in site.weights:
         return False
     return (source.layout, result.layout) == layouts
+
+
+def _keeps_order(op: Op, site: Site) -> bool:
+    """Whether a transpose only moves axes of one item."""
+    perm = op.attrs.get("perm", ()) if op.key == "Transpose" else ()
+    shape = site.specs[op.inputs[0]].shape
+    kept = [axis for axis in perm if shape[axis] != 1]
+    return bool(perm) and kept == sorted(kept)
 
 
 def _parts(op: Op, site: Site) -> Views:

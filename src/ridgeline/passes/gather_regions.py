@@ -14,7 +14,7 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
 from ridgeline.passes.outline import leaving
-from ridgeline.passes.take_moves import moves_before
+from ridgeline.passes.take_moves import keeps_columns, moves_before
 
 
 def gather_regions(part: Partition) -> None:
@@ -22,30 +22,37 @@ def gather_regions(part: Partition) -> None:
     for draft in reversed(part.drafts):
         if draft.nodes and draft.kind != "product":
             _gather(part, draft)
-    for draft in _joins(part):
-        _gather(part, draft)
+    _copies_of_moves(part)
     part.drafts = [draft for draft in part.drafts if draft.nodes]
 
 
-def _joins(part: Partition) -> list[Draft]:
-    """Each Concat that copies what others move or compute for it alone, as a region that does so itself."""
-    found = []
-    for node in part.graph:
-        if node.op_type != "Concat" or not part.may_move(node) or not _copies(part, node):
+def _copies_of_moves(part: Partition) -> None:
+    """Each Concat and Transpose that copies what others move or compute for it alone does so itself.
+
+    The last of several in a row takes the others.
+    """
+    for node in reversed(list(part.graph)):
+        if node.op_type not in _COPYING or not part.may_move(node) or not _COPYING[node.op_type](part, node):
             continue
         draft = Draft("join", [node])
         if _feeders(part, draft) or _moves(part, draft):
             part.owner[node] = draft
-            found.append(draft)
-    part.drafts += found
-    return found
+            part.drafts.append(draft)
+            _gather(part, draft)
 
 
-def _copies(part: Partition, concat: ir.Node) -> bool:
+def _is_apart(part: Partition, concat: ir.Node) -> bool:
     """Whether its parts lie apart: along the outermost axis they are written in place."""
     spec = part.spec(concat.outputs[0])
     axis = concat.attributes["axis"].as_int()
     return spec is not None and math.prod(spec.shape[: axis % len(spec.shape)]) > 1
+
+
+def _is_by_rows(_: Partition, transpose: ir.Node) -> bool:
+    return keeps_columns(transpose)
+
+
+_COPYING = {"Concat": _is_apart, "Transpose": _is_by_rows}
 
 
 def _moves(part: Partition, draft: Draft) -> list[ir.Node]:
@@ -86,8 +93,8 @@ def _feeds_only(part: Partition, feeder: Draft, draft: Draft) -> bool:
 
 
 def _reads_once(part: Partition, value: ir.Value, reader: ir.Node) -> bool:
-    """A part of a Concat, or an operand that is not spread."""
+    """A part of a Concat, what a Transpose copies, or an operand that is not spread."""
     mine, made = part.spec(value), part.spec(reader.outputs[0])
     if mine is None or made is None or mine.layout != "contiguous":
         return False
-    return reader.op_type == "Concat" or (is_a(reader, Kind.POINTWISE) and mine.shape == made.shape)
+    return reader.op_type in _COPYING or (is_a(reader, Kind.POINTWISE) and mine.shape == made.shape)

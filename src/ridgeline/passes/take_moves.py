@@ -120,7 +120,7 @@ def _reach(value: ir.Value, taken: set[ir.Node], is_free: IsFree, turns: bool) -
         if not all(_read_only_by(out, readers) for out in node.outputs):
             return []
         if not is_a(node, Kind.VIEW):
-            return [*chain, node] if node.op_type != "Transpose" or (turns and _keeps_columns(node)) else []
+            return [*chain, node] if node.op_type != "Transpose" or (turns and keeps_columns(node)) else []
         if not turns:
             return []  # views are free outside a region
         chain.append(node)
@@ -128,7 +128,7 @@ def _reach(value: ir.Value, taken: set[ir.Node], is_free: IsFree, turns: bool) -
     return []
 
 
-def _keeps_columns(transpose: ir.Node) -> bool:
+def keeps_columns(transpose: ir.Node) -> bool:
     """Neighbours in memory stay neighbours."""
     perm = attribute(transpose, "perm")
     return perm is not None and perm[-1] == len(perm) - 1

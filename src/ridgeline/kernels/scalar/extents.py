@@ -64,7 +64,9 @@ def _unit(guard: Guard, strides: dict[int, int]) -> int | None:
 def _axis_size(program: Program, index: Term) -> int:
     """The size of the axis that an index is clamped to."""
     step = next((step for step in program.steps if step.name == index), None)
-    size = step.args[1] if step is not None and step.template.startswith("rl_place(") else None
+    # the last operand of both
+    is_clamped = step is not None and step.template.startswith(("rl_place(", "rl_part("))
+    size = step.args[-1] if step is not None and is_clamped else None
     if not isinstance(size, Number):
         raise RefusedError("an index is not kept inside its axis")
     return int(size.value)

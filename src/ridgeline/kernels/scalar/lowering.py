@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -50,6 +51,9 @@ class Move:
     start: int = 0
     step: int = 1
     value: Term | None = None
+
+
+Gathers: TypeAlias = tuple[tuple[Term, int], ...]
 
 
 class Lowering:
@@ -216,7 +220,7 @@ class Lowering:
     def _moved_coordinate(self, step: Step, val: Val, move: Move) -> Term:
         """The index of a joined axis, where only some of its items are taken."""
         coordinate, shift = self._at(step.coordinate, move)
-        if coordinate == self.axes.coordinate(step.coordinate):
+        if coordinate == step.coordinate:
             return step.name
         if not coordinate:
             return Number(shift, step.dtype)
@@ -227,17 +231,21 @@ class Lowering:
     def _at(self, coordinate: Coordinate, move: Move) -> tuple[Coordinate, int]:
         """A coordinate in the axes that a move leaves, and what it is where those are zero."""
         made: list[tuple[int, int]] = []
-        shift, leaves = 0, self.axes.leaves(move.axis)
-        for axis, factor in self.axes.coordinate(coordinate):
-            if axis not in leaves:
-                made.append((axis, factor))
-            elif len(leaves) > 1:
-                raise RefusedError("an axis is cut after it was split")
-            elif move.value is not None:
-                raise RefusedError("items of joined parts are gathered")
-            else:
+        shift, root, leaves = 0, self.axes.root(move.axis), self.axes.leaves(move.axis)
+        for axis, factor in coordinate:
+            if self._is(axis, root):
+                if move.value is not None:
+                    raise RefusedError("items of joined parts are gathered")
                 shift += factor * move.start
                 made += [(by, factor * move.step) for by in move.by]
+            elif not self.axes.all_leaves((axis,)) & set(leaves):
+                made.append((axis, factor))
+            elif len(leaves) == 1:
+                inner, inner_shift = self._at(self.axes.coordinate(((axis, factor),)), move)
+                made += inner
+                shift += inner_shift
+            else:
+                raise RefusedError("an axis is cut after it was split")
         return tuple(made), shift
 
     def _replaced(self, axes: Iterable[int], root: int, move: Move) -> tuple[int, ...]:
@@ -249,30 +257,62 @@ class Lowering:
     def _moved_load(self, term: str, move: Move) -> Term:
         load, val = self._loads[term]
         strides = self.axes.spread(load.strides)
-        (leaf, *more) = self.axes.leaves(move.axis)
-        if leaf not in strides and not any(axis in strides for axis in more):
+        leaves = self.axes.leaves(move.axis)
+        gathers = tuple((self._moved(value, move, {}), stride) for value, stride in load.gathers)
+        if strides.keys().isdisjoint(leaves) and gathers == load.gathers:
             return term
-        if more:
-            raise RefusedError("an axis is cut after it was split")
-        stride = strides.pop(leaf)
-        guards, gathers = [self._moved_guard(guard, move) for guard in load.guards], load.gathers
-        offset = load.offset + move.start * stride
-        if move.value is not None:
-            gathers = (*gathers, (move.value, stride))
-        elif move.by:
-            strides[move.by[0]] = stride * move.step
-            size, room = self.axes.size(leaf), self.axes.size(move.by[0])
-            if move.step == 1 and (move.start < 0 or move.start + room > size):
+        guards, offset = [self._moved_guard(guard, move) for guard in load.guards], load.offset
+        if not strides.keys().isdisjoint(leaves):
+            size = self.axes.size(move.axis)
+            taken = [(leaf, strides.pop(leaf, 0)) for leaf in leaves]
+            if len(taken) > 1:
+                more, added = self._split_places(move, taken)
+            else:
+                more, added = self._places(move, taken[0][1], strides)
+            gathers, offset = (*gathers, *more), offset + added
+            room = self.axes.size(move.by[0]) if move.by else 1
+            is_past = move.start < 0 or move.start + room > size
+            if move.by and move.value is None and move.step == 1 and is_past:
                 guards.append(Guard(((move.by[0], 1),), -move.start, size - move.start))
         if any(guard.is_never for guard in guards):
             return Number(0, val.dtype)
         guards = [guard for guard in guards if guard.coordinate]
-        axes = self._replaced(val.axes, leaf, move)
+        axes = self._replaced(val.axes, self.axes.root(move.axis), move)
         key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
         if key not in self._seen:
             made = replace(load, strides=strides, offset=offset, guards=tuple(guards), gathers=gathers)
             self._seen[key] = self._load(made, replace(val, shape=self.axes.sizes_of(axes), axes=axes))
         return self._seen[key].term
+
+    def _places(self, move: Move, stride: int, strides: dict[int, int]) -> tuple[Gathers, int]:
+        """Where the items lie that a move leaves of an axis: by stride or by an index; and the first."""
+        if move.value is not None:
+            return ((move.value, stride),), 0
+        if move.by:
+            strides[move.by[0]] = stride * move.step
+        return (), move.start * stride
+
+    def _split_places(self, move: Move, taken: Sequence[tuple[int, int]]) -> tuple[Gathers, int]:
+        """As `_places`, of an axis of several parts: the index in each follows from that in the whole."""
+        if move.value is not None:
+            raise RefusedError("items of joined axes are gathered")
+        whole: Val | None = None
+        if move.by:
+            index = Step("", "int32", "", (), coordinate=((move.by[0], move.step),))
+            whole = self._step(index, self.axes.sizes_of(move.by), move.by)
+            whole = self.map("{0} + {1}", whole, self.constant(move.start, "int32")) if move.start else whole
+        found: list[tuple[Term, int]] = []
+        offset, inner = 0, 1
+        for leaf, stride in reversed(taken):
+            size = self.axes.size(leaf)
+            if whole is None:
+                offset += move.start // inner % size * stride
+            else:
+                sizes = self.constant(inner, "int32"), self.constant(size, "int32")
+                place = self.map("rl_part({0}, {1}, {2})", whole, *sizes)
+                found.append((place.term, stride))
+            inner *= size
+        return tuple(found), offset
 
     def _moved_guard(self, guard: Guard, move: Move) -> Guard:
         coordinate, shift = self._at(guard.coordinate, move)

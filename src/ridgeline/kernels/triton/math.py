@@ -13,8 +13,8 @@ from triton.language.extra import libdevice
 __all__ = [
     "rl_abs", "rl_ceil", "rl_cos", "rl_div", "rl_erf", "rl_exp", "rl_exp_low", "rl_expm1", "rl_floor",
     "rl_fmod", "rl_gelu_half", "rl_gelu_tanh_half", "rl_log", "rl_log1p", "rl_max", "rl_min", "rl_mod",
-    "rl_mul", "rl_not", "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign", "rl_sin",
-    "rl_sqrt", "rl_tanh", "rl_where",
+    "rl_mul", "rl_not", "rl_part", "rl_place", "rl_pow", "rl_relu", "rl_round", "rl_sigmoid_half", "rl_sign",
+    "rl_sin", "rl_sqrt", "rl_tanh", "rl_where",
 ]  # fmt: skip
 
 
@@ -94,6 +94,12 @@ def rl_place(index, size):
     """An index from either end, clamped to the axis: an index out of range must not crash the GPU."""
     index = tl.where(index < 0, index + size, index)
     return tl.minimum(tl.maximum(index, 0), size - 1)
+
+
+@triton.jit
+def rl_part(index, inner, size):
+    """The index over one of several axes, of an index over all of them; clamped where that lies outside."""
+    return tl.minimum(tl.maximum(index // inner % size, 0), size - 1)
 
 
 @triton.jit
