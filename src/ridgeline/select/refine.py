@@ -13,6 +13,7 @@ from ridgeline.base.gpu_timing import interleave_graphs, times_in_turn
 from ridgeline.base.timing import paired_ratio
 from ridgeline.errors import failure
 from ridgeline.runtime.cuda_instance import CudaInstance
+from ridgeline.runtime.islands import subgraphs
 from ridgeline.select.context import Contest, Selection, SelectionContext
 from ridgeline.select.plan_times import run_once
 from ridgeline.select.plans import instance_of
@@ -57,8 +58,16 @@ class Refinement:
         options.tell("refine", len(ranking), len(ranking))
 
     def time_the_rest(self, rounds: int) -> None:
-        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes."""
-        untimed = [contest for contest in self.contests if contest.entry.chosen_us is None]
+        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes.
+
+        And of control flow: alone, its bodies ran op by op.
+        """
+        bodies = {} if self.context.islands is None else self.context.islands.plans
+        untimed = [
+            contest
+            for contest in self.contests
+            if contest.entry.chosen_us is None or any(key in bodies for key, *_ in subgraphs(contest.region))
+        ]
         if not untimed:
             return
         instance = self._instance()

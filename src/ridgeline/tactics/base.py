@@ -74,6 +74,7 @@ class Launch:
     reads: frozenset[int] | None = None  # slots of the inputs that a call looks at; None: all of them
     scratch_bytes: int = 0  # memory that each frozen call makes for itself
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
+    why_eager: str = ""  # why no CUDA graph can hold a call, where that is known without a trial
     # bytes from the start of an argument up to the last that a call touches, by argument: the inputs, then
     # the outputs. None: a library that looks at the tensors it is given does the work
     extents: Mapping[int, int] | None = None

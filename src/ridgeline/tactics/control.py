@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -124,16 +124,20 @@ def _loop(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
         outside = [values[p] for p in captured]
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - n_carried)]
         begin(run)
-        trip = 0
+        trip, is_going = 0, bool(going)
         with Trips(op, limits) as trips:
-            while bool(going) and (limit is None or trip < limit):
+            while is_going and (limit is None or trip < limit):
                 trips.count()
+                before = going
                 going, *made = run([torch.tensor(trip), going, *carried, *outside])
                 carried = made[:n_carried]
                 trips.hold(carried, made[n_carried:])
                 for scan, value in zip(scans, made[n_carried:], strict=True):
                     scan.append(kept(run, value))
                 trip += 1
+                # to read a value of a GPU is to wait for it: the same object again is the same value
+                if going is not before and trip != limit:
+                    is_going = bool(going)
         if trip:
             carried = [kept(run, value) for value in carried]
         names = body.outputs[1 + n_carried :]
@@ -245,6 +249,25 @@ def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str,
         return None
     # inside a body values come as they are handed over, in plain order
     return {n: TensorSpec(s.dtype, s.shape) for n, s in made.items() if s is not None}
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """How one run of a body follows another."""
+
+    carried: Mapping[int, int] = field(default_factory=dict)  # by result, the input that it is next
+    counter: int | None = None  # the input that counts the runs
+    decides: int | None = None  # the result that the host reads after every run
+
+
+def cycle_of(op: Op) -> Cycle:
+    """Loops hand states from run to run; whatever else runs a body gives it new values each time."""
+    if op.op_type == "Loop":
+        return Cycle({place: place + 1 for place in range(len(op.inputs) - 1)}, counter=0, decides=0)
+    if op.op_type == "Scan":
+        n_states = len(op.inputs) - int(op.attrs["num_scan_inputs"])
+        return Cycle({place: place for place in range(n_states)})
+    return Cycle()
 
 
 def closed(body: Body) -> Body:
