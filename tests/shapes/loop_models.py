@@ -72,7 +72,8 @@ TEXTS: dict[str, tuple[str, Callable[[], list[Feeds]]]] = {
             => (bool on, float[T,4] b2, float[T,4] c2, float[T,4] a2) {
             on = Identity(go) b2 = Identity(b1) c2 = Identity(c) a2 = Mul(a, k) } > }""",
         counts(0, 1, 2, 3, 7)),
-    "states that change places": ("""g (float[T,4] x, int64 n) => (float[T,4] p, float[T,4] q, float[K,T,4] z) {
+    "states that change places": ("""g (float[T,4] x, int64 n) => (float[T,4] p, float[T,4] q,
+            float[K,T,4] z) {
         h = Neg(x)
         p, q, z = Loop (n, , x, h) < body = b (int64 i, bool go, float[T,4] a, float[T,4] b1)
             => (bool on, float[T,4] b2, float[T,4] a2, float[T,4] s) {
@@ -80,7 +81,8 @@ TEXTS: dict[str, tuple[str, Callable[[], list[Feeds]]]] = {
         counts(1, 2, 5)),
     "a state that stays and one that is doubled": ("""g (float[T,4] x, int64 n)
             => (float[T,4] p, float[T,4] q, float[T,4] r, float[K,T,4] z) {
-        p, q, r, z = Loop (n, , x, x, x) < body = b (int64 i, bool go, float[T,4] a, float[T,4] b1, float[T,4] c)
+        p, q, r, z = Loop (n, , x, x, x) < body = b (int64 i, bool go, float[T,4] a, float[T,4] b1,
+            float[T,4] c)
             => (bool on, float[T,4] a2, float[T,4] b2, float[T,4] b3, float[T,4] s) {
             on = Identity(go) a2 = Identity(a) b2 = Mul(b1, k) b3 = Identity(b2) s = Identity(c) } > }""",
         counts(0, 1, 3)),
@@ -134,7 +136,8 @@ TEXTS: dict[str, tuple[str, Callable[[], list[Feeds]]]] = {
             on = Identity(go) two = Constant <value_int = 2> () r = Mod(i, two)
             zero = Constant <value_int = 0> () even = Equal(r, zero)
             w = If (even) < then_branch = t () => (float[T,4] u) {
-                    u = Loop (i, , a) < body = c (int64 j, bool go2, float[T,4] d) => (bool on2, float[T,4] e) {
+                    u = Loop (i, , a) < body = c (int64 j, bool go2, float[T,4] d) => (bool on2,
+            float[T,4] e) {
                         on2 = Identity(go2) o = Mul(d, k) e = Tanh(o) } > },
                 else_branch = f () => (float[T,4] v) { s = Add(a, h) v = Softmax(s) } > } > }""",
         counts(0, 1, 2, 5, 3)),
@@ -148,7 +151,8 @@ TEXTS: dict[str, tuple[str, Callable[[], list[Feeds]]]] = {
         counts(1, 4, 4, 0, 2)),
     "branches that compute nothing": ("""g (float[T,4] x, bool c) => (float[T,4] y, float[T,4] z) {
         h = Neg(x)
-        y, z = If (c) < then_branch = t () => (float[T,4] a, float[T,4] b) { a = Identity(x) b = Identity(h) },
+        y, z = If (c) < then_branch = t () => (float[T,4] a, float[T,4] b) { a = Identity(x) b =
+            Identity(h) },
             else_branch = f () => (float[T,4] d, float[T,4] e) { d = Identity(h) e = Identity(h) } > }""",
         xs(3, 3, 3, c=[True, False, True])),
     "branches of other shapes": ("""g (float[T,4] x, bool c) => (float[U,V] y) {

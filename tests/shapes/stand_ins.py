@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA graphs and streams on a CPU, so that what is done with them can be seen without a GPU."""
+"""Stand-ins for CUDA graphs and streams on a CPU: what is done with them can be seen without a GPU."""
 
 from __future__ import annotations
 

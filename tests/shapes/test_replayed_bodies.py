@@ -69,11 +69,12 @@ def test_a_trip_is_one_replay_and_nothing_is_read(rig: Rig, read: list[bool]) ->
 
 def test_a_condition_is_read_once_for_each_trip(rig: Rig, read: list[bool]) -> None:
     engine = own(control_model("a condition that the trips decide"), profiles={"T": "3"})
+    engine.run({"x": rand(3, 4), "n": np.array(1)})
     for n, trips in ((9, 4), (2, 2), (9, 4)):
         read.clear()
         engine.run({"x": rand(3, 4), "n": np.array(n)})
         # once before the first trip, and not after the last that the count allows
-        assert len(read) == 1 + trips - (n == trips)
+        assert len(read) == 1 + trips - int(n == trips)
 
 
 def test_states_are_not_copied_from_trip_to_trip(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,20 +92,21 @@ def test_states_are_not_copied_from_trip_to_trip(rig: Rig, monkeypatch: pytest.M
 
     monkeypatch.setattr(planned_body.BodyInstance, "_load", counted)
     engine.run(feeds)
-    assert copied == [1, 1, 1, 0, 0, 0, 0, 0]
+    # the condition and three states before the first trip, nothing before the four others
+    assert copied == [1, 1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_a_state_that_grows_has_a_graph_for_each_shape_that_comes_again(rig: Rig) -> None:
+def test_a_state_that_grows_has_a_graph_for_each_shape(rig: Rig) -> None:
     model = decoder(growing=True)
     engine = own(model, profiles={"S": "6"})
-    feeds = {"memory": rand(6, 16, seed=9), "start": np.array(3), "steps": np.array(5)}
     counts = []
-    for _ in range(3):
+    for steps in (5, 5, 3, 8, 8, 8):
+        feeds = {"memory": rand(6, 16, seed=9), "start": np.array(3), "steps": np.array(steps)}
         close(engine.run(feeds), expected(model, feeds))
         counts.append(len(rig.graphs))
-    body_graphs = counts[0]
-    # the first trip's shape is the planned one; the four others come again in the second run
-    assert counts == [body_graphs, body_graphs + 4, body_graphs + 4]
+    first = counts[0]
+    # at a new shape the steps run one by one; they are captured when it comes again
+    assert counts == [first, first, first, first, first + 3, first + 3]
 
 
 def test_too_many_shapes_fall_back_and_say_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

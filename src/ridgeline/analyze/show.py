@@ -113,6 +113,7 @@ class Summary:
     pads: bool = False
     parts: tuple[PartRow, ...] = ()  # of profiles that are tuned at several points
     planned_again: str = ""  # at the first real shapes, where they were guessed: what came of it
+    run_parts: tuple[RunPart, ...] = ()  # what is in which CUDA graph, where one does not hold the whole run
 
 
 def summarise(plan: Plan, report: Report) -> Summary:
@@ -147,6 +148,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         pads=plan.pads,
         parts=part_rows(plan),
         planned_again=str(report.planned_again or ""),
+        run_parts=report.run_parts,
     )
 
 

@@ -32,6 +32,7 @@ def draw_explanation(story: Explanation, console: Console) -> None:
     _alternatives(story, console)
     _steps(story, console)
     _islands(story, console)
+    _run_parts(story, console)
     _regions(story, console)
     _moves(story, console)
     _unfused(story, console)
@@ -99,6 +100,12 @@ def _islands(story: Explanation, console: Console) -> None:
         why = f"{island.why}; {island.body}" if island.body else island.why
         grid.add_row(island.step, " ".join(island.ops[:4]), duration(island.median_us), share, why)
     put(grid, console, title="Islands: what data decides about")
+
+
+def _run_parts(story: Explanation, console: Console) -> None:
+    """What one CUDA graph cannot hold: the graphs, and the steps between them."""
+    if story.run_parts:
+        put(run_parts_table(story.run_parts), console, title="Runs: what is in which CUDA graph")
 
 
 def _regions(story: Explanation, console: Console) -> None:

@@ -27,6 +27,7 @@ def draw_built(summary: Summary, console: Console) -> None:
             ("memory", _memory_text(summary)),
             ("time", _time_text(summary)),
             ("precision", _built_precision_text(summary)),
+            ("graphs", graphs_text(summary.run_parts)),
             ("verified", verdict_text(summary.verdict)),
             ("build", _stages_text(summary)),
         ),
@@ -43,6 +44,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _parts(summary, console)
     _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
+    _run_parts(summary, console)
     _memory(summary, console)
     _paragraph("Precision", _precision_text(summary), console)
     _kept(summary, console)
@@ -103,6 +105,12 @@ def _ports(summary: Summary, console: Console) -> None:
             ranges = "×".join(str(DimRange(*dim)) for dim in row.ranges or ()) if row.moves else ""
             grid.add_row(way, row.name, row.dtype, f"[{dims}]", planned, *([ranges] if ranged else []))
     put(grid, console)
+
+
+def _run_parts(summary: Summary, console: Console) -> None:
+    if summary.run_parts:
+        title = f"Runs: {graphs_text(summary.run_parts)}"
+        put(run_parts_table(summary.run_parts), console, title=title)
 
 
 def _steps(summary: Summary, console: Console) -> None:

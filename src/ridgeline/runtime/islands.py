@@ -92,7 +92,7 @@ class Islands:
             inner = planned.get(id(body.graph))
             if inner is None:
                 return floor, notes
-            return PlannedBody(inner, body.inputs, len(body.graph.inputs), floor, cycle, tell), notes
+            return PlannedBody(inner, body.inputs, floor, cycle, tell), notes
 
         reads = reads_of(op)
         run, notes = CONTROL_OPS[op.key](op, reads, compile_planned, self._limits)

@@ -45,7 +45,6 @@ class PlannedBody:
         self,
         executable: BodyExecutable,
         names: Sequence[str],
-        n_own: int,
         floor: RunBody,
         cycle: Cycle,
         tell: Callable[[str], None],
@@ -53,7 +52,6 @@ class PlannedBody:
         self._executable, self._floor, self._tell = executable, floor, tell
         self._names = tuple(executable.fused.program.inputs)
         self._places = [names.index(name) for name in self._names]
-        self._captured = frozenset(i for i, place in enumerate(self._places) if place >= n_own)
         self._planned = tuple(executable.planned_shapes[name].shape for name in self._names)
         self._cycle = _at_inputs(cycle, self._places)
         self._local = threading.local()
@@ -96,7 +94,7 @@ class PlannedBody:
             return None
         if kept:
             made.take_turns_with(next(iter(kept.values())).instance)
-        kept[key] = BodyInstance(made, self._captured, self._cycle, is_planned=is_planned)
+        kept[key] = BodyInstance(made, self._cycle, is_planned=is_planned)
         return kept[key]
 
     def _fall_back(self, reason: str) -> None:
@@ -149,15 +147,15 @@ class Ending:
 class BodyInstance:
     """A body at one set of shapes. States of a loop stay in its inputs, from where the next run goes on."""
 
-    def __init__(
-        self, instance: Instance, captured: frozenset[int], cycle: Cycle, *, is_planned: bool
-    ) -> None:
-        self.instance, self._captured, self._decides = instance, captured, cycle.decides
+    def __init__(self, instance: Instance, cycle: Cycle, *, is_planned: bool) -> None:
+        self.instance, self._decides = instance, cycle.decides
         self._prepares = is_planned  # other shapes are captured only if they come again
         self._targets = list(instance.inputs.values())
         # the very objects that the inputs were filled from
         self._holds: list[Any] = [None] * len(self._targets)
-        self._counter, self._count = cycle.counter, -1
+        read = {name for step in instance.steps for name in step.io.inputs} | {*instance.program.outputs}
+        self._loaded = [i for i, name in enumerate(instance.inputs) if name in read]
+        self._counter, self._count = cycle.counter if cycle.counter in self._loaded else None, -1
         inferred, self._outputs = instance.inferred, list(instance.program.outputs)
         # what the host reads is taken from the host, if it is known there
         decides = "" if cycle.decides is None else self._outputs[cycle.decides]
@@ -167,6 +165,7 @@ class BodyInstance:
             k: i
             for k, i in cycle.carried.items()
             if k not in self._unchanged
+            and i in self._loaded
             and (k != cycle.decides or self._known is None)
             and inferred.specs.get(self._outputs[k]) == inferred.specs[list(instance.inputs)[i]]
         }
@@ -211,7 +210,8 @@ class BodyInstance:
         return other
 
     def _load(self, given: Sequence[Any], *, is_next: bool) -> None:
-        for i, (target, value) in enumerate(zip(self._targets, given, strict=True)):
+        for i in self._loaded:
+            target, value = self._targets[i], given[i]
             if i == self._counter and value.device.type == "cpu":
                 count = int(value)
                 if not (is_next and count == self._count):

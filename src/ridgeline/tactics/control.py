@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import LimitError
+from ridgeline.ir.loops import first_specs, state_count, ways
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.values import Items
 from ridgeline.options import Limits
@@ -154,8 +155,8 @@ def _scan(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
     n_scanned = int(op.attrs["num_scan_inputs"])
     n_states = len(op.inputs) - n_scanned
     n_stacked = len(body.outputs) - n_states
-    axes, is_backward = _ways(op, "input", n_scanned)
-    out_axes, is_out_backward = _ways(op, "output", n_stacked)
+    axes, is_backward = ways(op, "input", n_scanned)
+    out_axes, is_out_backward = ways(op, "output", n_stacked)
 
     def call(values: Sequence[Any]) -> Sequence[Any]:
         states, scanned = values[:n_states], values[n_states : n_states + n_scanned]
@@ -207,13 +208,6 @@ def _sequence_map(
     return call, notes
 
 
-def _ways(op: Op, side: str, count: int) -> tuple[list[int], list[bool]]:
-    """The axes and directions that Scan goes along; the first axis, forward, where it does not say."""
-    axes = op.attrs.get(f"scan_{side}_axes") or (0,) * count
-    directions = op.attrs.get(f"scan_{side}_directions") or (0,) * count
-    return [int(axis) for axis in axes], [bool(way) for way in directions]
-
-
 def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
     """Results of all trips as one tensor; of no trip an empty one, as the body declares it."""
     if rows:
@@ -229,19 +223,10 @@ def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
 def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
     """What a body of the op is given on its first run, by name; None where that depends on data."""
     given: list[TensorSpec | None] = []
-    if op.op_type == "Loop":
-        condition = specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
-        given = [TensorSpec("int64", ()), condition, *(specs.get(n) for n in op.inputs[2:])]
-    elif op.op_type == "Scan":
-        n_states = len(op.inputs) - int(op.attrs["num_scan_inputs"])
-        axes, _ = _ways(op, "input", len(op.inputs) - n_states)
-        given = [specs.get(n) for n in op.inputs[:n_states]]
-        for name, axis in zip(op.inputs[n_states:], axes, strict=True):
-            whole = specs.get(name)
-            sizes = list(whole.shape) if whole is not None else []
-            given.append(whole and TensorSpec(whole.dtype, (*sizes[:axis], *sizes[axis:][1:])))
-    elif op.op_type == "SequenceMap":
+    if op.op_type == "SequenceMap":
         return None  # items may have any shape
+    if op.op_type in ("Loop", "Scan"):
+        given = [*first_specs(op, specs)]
     free = body.free_names()
     given += [specs.get(name) for name in free]
     made = dict(zip((*body.inputs, *free), given, strict=True))
@@ -265,8 +250,7 @@ def cycle_of(op: Op) -> Cycle:
     if op.op_type == "Loop":
         return Cycle({place: place + 1 for place in range(len(op.inputs) - 1)}, counter=0, decides=0)
     if op.op_type == "Scan":
-        n_states = len(op.inputs) - int(op.attrs["num_scan_inputs"])
-        return Cycle({place: place for place in range(n_states)})
+        return Cycle({place: place for place in range(state_count(op))})
     return Cycle()
 
 
