@@ -6,14 +6,26 @@ What is true of streams and drivers is in tests/gpu.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from loop_models import TEXTS, control_feeds, control_model
 from moving_models import close, decoder, detector, expected, own, rand
+from rich.console import Console
 from stand_ins import Rig, replaying
 
+import ridgeline
+from ridgeline.analyze.explain import explain_engine
+from ridgeline.analyze.html.page import report_page
+from ridgeline.analyze.report_engine import report_engine
+from ridgeline.analyze.report_text import report_markdown
+from ridgeline.analyze.runs import graphs_text
+from ridgeline.analyze.show import summarise
+from ridgeline.cli.draw_explain import draw_explanation
+from ridgeline.cli.draw_plan import draw_summary
 from ridgeline.frontend.loop_results import with_named_results
 from ridgeline.plan.report import RunPart
 from ridgeline.runtime import planned_body
@@ -53,6 +65,7 @@ def test_control_flow(rig: Rig, name: str) -> None:
         for feeds, before in zip(runs, first, strict=True):
             again = engine.run(feeds)
             assert all(np.array_equal(again[each], before[each]) for each in before)
+    assert not any("op by op" in note for note in engine.notes)
 
 
 def test_a_trip_is_one_replay_and_nothing_is_read(rig: Rig, read: list[bool]) -> None:
@@ -142,3 +155,24 @@ def test_a_detector(rig: Rig) -> None:
     parts = engine.report.run_parts
     assert parts[0].is_captured
     assert {part.why for part in parts if not part.is_captured} >= {"it waits"}
+
+
+def test_what_ran_is_shown_and_saved(rig: Rig, tmp_path: Path) -> None:
+    engine = own(control_model("what follows a loop"), profiles={"T": "3"})
+    feeds = {"x": rand(3, 4), "n": np.array(3)}
+    engine.run(feeds)
+    summary = summarise(engine.plan, engine.report)
+    said = graphs_text(summary.run_parts)
+    assert said.startswith("5 steps in 2 CUDA graphs, 1 one by one; y.body: 1 step in one CUDA graph")
+    text = StringIO()
+    console = Console(file=text, width=160)
+    draw_summary(summary, console)
+    draw_explanation(explain_engine(engine.plan, engine.report), console)
+    assert text.getvalue().count("Loop: data says how often the body runs") >= 2
+    report = report_engine(engine.plan, engine.report)
+    assert "## CUDA graphs" in report_markdown(report, made_by="")
+    assert "What is in which CUDA graph" in report_page(report, made_by="")
+    again = ridgeline.load(engine.save(tmp_path / "loop.ridge"))
+    assert again.report.run_parts == engine.report.run_parts
+    again.run(feeds)
+    assert again.report.run_parts == engine.report.run_parts

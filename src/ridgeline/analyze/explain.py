@@ -25,7 +25,7 @@ from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Plan, RegionNote, Step, total_us
-from ridgeline.plan.report import Island, Precision, Report
+from ridgeline.plan.report import Island, Precision, Report, RunPart
 
 _QUOTED = re.compile(r"'[^']*'")
 _SHAPE = re.compile(r"\[[\d, ]+\]")

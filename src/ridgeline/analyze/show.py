@@ -11,7 +11,7 @@ from ridgeline.analyze.parts import PartRow, part_rows, profile_text
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step, total_us
-from ridgeline.plan.report import Check, Precision, Report
+from ridgeline.plan.report import Check, Precision, Report, RunPart
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ridgeline.analyze.explain import (
 )
 from ridgeline.base.grouping import grouped
 from ridgeline.cli.draw_findings import put_findings
+from ridgeline.cli.draw_runs import draw_runs
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import behind, duration, percent, plural, size
 
@@ -32,7 +33,7 @@ def draw_explanation(story: Explanation, console: Console) -> None:
     _alternatives(story, console)
     _steps(story, console)
     _islands(story, console)
-    _run_parts(story, console)
+    draw_runs(story.run_parts, console)
     _regions(story, console)
     _moves(story, console)
     _unfused(story, console)
@@ -100,12 +101,6 @@ def _islands(story: Explanation, console: Console) -> None:
         why = f"{island.why}; {island.body}" if island.body else island.why
         grid.add_row(island.step, " ".join(island.ops[:4]), duration(island.median_us), share, why)
     put(grid, console, title="Islands: what data decides about")
-
-
-def _run_parts(story: Explanation, console: Console) -> None:
-    """What one CUDA graph cannot hold: the graphs, and the steps between them."""
-    if story.run_parts:
-        put(run_parts_table(story.run_parts), console, title="Runs: what is in which CUDA graph")
 
 
 def _regions(story: Explanation, console: Console) -> None:

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ridgeline.analyze.runs import graphs_text
 from ridgeline.analyze.show import Summary, Verdict, verdict_of
+from ridgeline.cli.draw_runs import draw_runs
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, error_size, percent, plural, shape_text, size
 from ridgeline.options import DimRange
@@ -44,7 +46,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _parts(summary, console)
     _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
-    _run_parts(summary, console)
+    draw_runs(summary.run_parts, console)
     _memory(summary, console)
     _paragraph("Precision", _precision_text(summary), console)
     _kept(summary, console)
@@ -105,12 +107,6 @@ def _ports(summary: Summary, console: Console) -> None:
             ranges = "×".join(str(DimRange(*dim)) for dim in row.ranges or ()) if row.moves else ""
             grid.add_row(way, row.name, row.dtype, f"[{dims}]", planned, *([ranges] if ranged else []))
     put(grid, console)
-
-
-def _run_parts(summary: Summary, console: Console) -> None:
-    if summary.run_parts:
-        title = f"Runs: {graphs_text(summary.run_parts)}"
-        put(run_parts_table(summary.run_parts), console, title=title)
 
 
 def _steps(summary: Summary, console: Console) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ridgeline.base.spec import Site, TensorSpec
@@ -23,6 +24,8 @@ from ridgeline.tactics.control import Cycle, RunBody
 
 # shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
 KEPT_BODIES = 64
+# counts, conditions and the like, which a launch can hold itself
+NUMBERS = frozenset({torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64})
 
 
 class BodyExecutable(Protocol):
@@ -102,6 +105,14 @@ class PlannedBody:
         if not self._has_told:
             self._has_told = True
             self._tell(f"{self._executable.fused.name}: at further shapes it runs op by op: {reason}")
+
+
+def _put(target: Tensor, value: Tensor) -> None:
+    """A copy; of one number from the host to a GPU without a wait for what is under way there."""
+    if target.is_cuda and value.device.type == "cpu" and value.numel() == 1 and value.dtype in NUMBERS:
+        target.fill_(value.item())
+    else:
+        fill(target, value)
 
 
 def _at_inputs(cycle: Cycle, places: Sequence[int]) -> Cycle:
@@ -215,11 +226,11 @@ class BodyInstance:
             if i == self._counter and value.device.type == "cpu":
                 count = int(value)
                 if not (is_next and count == self._count):
-                    fill(target, value)
+                    _put(target, value)
                 self._count = count
             elif not (is_next and value is self._holds[i]):
                 if value is not target:
-                    fill(target, value)
+                    _put(target, value)
                 self._holds[i] = value
 
     def _result(self, k: int, name: str) -> Any:
