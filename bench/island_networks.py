@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ def anchor_boxes(size: int, strides: Sequence[int], shapes: Sequence[tuple[float
 
 
 class Detector(nn.Module):
-    """Boxes [B, N, 4] as corners, and scores [B, C, N], both float32, for a NonMaxSuppression to pick from."""
+    """Corners of boxes [B, N, 4] and scores [B, C, N] in float32, for a NonMaxSuppression to pick from."""
 
     def __init__(self, levels: nn.Module, heads: Sequence[Heads], anchors: Tensor, keep: int) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class Pyramid(nn.Module):
             conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1), Block(64, 64, 1), Block(64, 64, 1)
         )
         sizes = (64, 128, 256, 512)
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(pairwise(sizes))
         self.stages = nn.ModuleList([nn.Sequential(Block(a, b, 2), Block(b, b, 1)) for a, b in pairs])
         self.sides = nn.ModuleList([nn.Conv2d(b, width, 1) for _, b in pairs])
         self.smooth = nn.ModuleList([nn.Conv2d(width, width, 3, padding=1) for _ in pairs])

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 import ridgeline
@@ -96,43 +97,48 @@ def detector_row(
     path = folder / f"{name}.onnx"
     model = randomise(model.eval()).to(bench.dtype)  # type: ignore[assignment]
     with torch.inference_mode():
-        boxes, scores = model(image.to(bench.dtype))
+        _, scores = model(image.to(bench.dtype))
         # random weights know no certainty: the threshold lets through what a trained model would
         least = float(scores.flatten().kthvalue(scores.numel() - 400).values)
     asked = Suppression(asked.most, asked.overlap, least)
-    torch.onnx.export(model, (image.to(bench.dtype),), str(path), input_names=["image"],
-                      output_names=["boxes", "scores"], opset_version=OPSET, dynamo=True, verbose=False)  # fmt: skip
+    torch.onnx.export(
+        model, (image.to(bench.dtype),), str(path), input_names=["image"], output_names=["boxes", "scores"],
+        opset_version=OPSET, dynamo=True, verbose=False,
+    )  # fmt: skip
     made = with_suppression(onnx.load(path), asked)
     given, there = image.to(bench.device, bench.dtype), bench.place(model)
     peers = {peer: _detect(_compiled(there, peer), given, asked) for peer in ("eager", "compile")}
     return bench.row(name, made, {"image": given}, peers)
 
 
+SUPPRESSED = """<ir_version: 10, opset_import: ["": 20]>
+suppressed (float[1,N,4] boxes, float[1,C,N] scores)
+    => (float[K,4] boxes_out, float[K] scores_out, int64[K] classes_out) {
+  nms_picked = NonMaxSuppression (boxes, scores, nms_most, nms_overlap, nms_least)
+  nms_class = Gather <axis = 1> (nms_picked, nms_one)
+  nms_box = Gather <axis = 1> (nms_picked, nms_two)
+  classes_out = Squeeze (nms_class, nms_one)
+  nms_row = Squeeze (nms_box, nms_one)
+  nms_boxes = Squeeze (boxes, nms_zero)
+  boxes_out = Gather <axis = 0> (nms_boxes, nms_row)
+  scores_out = GatherND (scores, nms_picked)
+}"""
+
+
 def with_suppression(model: onnx.ModelProto, asked: Suppression) -> onnx.ModelProto:
     """Boxes, scores and classes of what NonMaxSuppression picks, in place of all."""
-    graph = model.graph
     constants = {
-        "most": np.array([asked.most]), "overlap": np.float32([asked.overlap]), "least": np.float32([asked.least]),
-        "second": np.array([1]), "third": np.array([2]), "first": np.array([0]), "ends": np.array([1, 3]),
+        "most": np.array([asked.most]), "overlap": np.float32([asked.overlap]),
+        "least": np.float32([asked.least]),
+        "zero": np.array([0]), "one": np.array([1]), "two": np.array([2]),
     }  # fmt: skip
-    graph.initializer.extend(numpy_helper.from_array(np.asarray(a), f"nms/{n}") for n, a in constants.items())
-    pick = ["boxes", "scores", "nms/most", "nms/overlap", "nms/least"]
-    graph.node.extend((
-        helper.make_node("NonMaxSuppression", pick, ["nms/picked"]),
-        helper.make_node("Gather", ["nms/picked", "nms/second"], ["nms/class"], axis=1),
-        helper.make_node("Gather", ["nms/picked", "nms/third"], ["nms/box"], axis=1),
-        helper.make_node("Squeeze", ["nms/class", "nms/second"], ["classes_out"]),
-        helper.make_node("Squeeze", ["nms/box", "nms/second"], ["nms/row"]),
-        helper.make_node("Squeeze", ["boxes", "nms/first"], ["nms/boxes"]),
-        helper.make_node("Gather", ["nms/boxes", "nms/row"], ["boxes_out"], axis=0),
-        helper.make_node("GatherND", ["scores", "nms/picked"], ["scores_out"]),
-    ))  # fmt: skip
-    del graph.output[:]
-    for name, kind, dims in (
-        ("boxes_out", TensorProto.FLOAT, ["K", 4]), ("scores_out", TensorProto.FLOAT, ["K"]),
-        ("classes_out", TensorProto.INT64, ["K"]),
-    ):  # fmt: skip
-        graph.output.append(helper.make_tensor_value_info(name, kind, dims))
+    tail = onnx.parser.parse_model(SUPPRESSED).graph
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), f"nms_{name}") for name, array in constants.items()
+    )
+    model.graph.node.extend(tail.node)
+    del model.graph.output[:]
+    model.graph.output.extend(tail.output)
     return model
 
 
@@ -200,31 +206,32 @@ def decoder_row(bench: Bench, model: Step, steps: int, folder: Path) -> Any:
     return bench.row("greedy_decoder", made, feeds, peers)
 
 
+LOOP = """<ir_version: 10, opset_import: ["": 20]>
+greedy_decoder (int64 start, int64 steps) => (int64 last, int64[K] tokens) {
+  last, last_keys, last_values, tokens = Loop (steps, , start, cache, cache) <body =
+    step (int64 place, bool go, int64 token, CACHE keys, CACHE values)
+        => (bool go_on, int64 following, CACHE keys_out, CACHE values_out, int64 said) {
+      is_end = Equal (following, end_token)
+      go_on = Not (is_end)
+      said = Identity (following)
+    } >
+}"""
+
+
 def in_a_loop(model: onnx.ModelProto, cache: Tensor) -> onnx.ModelProto:
     """The step as the body of a Loop that ends after so many steps, or at the last token."""
-    inner, kind, dims = model.graph, helper.np_dtype_to_tensor_dtype(cache.numpy().dtype), list(cache.shape)
-    scalar, flag = (TensorProto.INT64, []), (TensorProto.BOOL, [])
-    info = helper.make_tensor_value_info
-    is_end = helper.make_node("Equal", ["following", "end"], ["loop/is_end"])
-    body = helper.make_graph(
-        [*inner.node, is_end, helper.make_node("Not", ["loop/is_end"], ["loop/on"]),
-         helper.make_node("Identity", ["following"], ["loop/said"])],
-        "step",
-        [info("place", *scalar), info("loop/go", *flag), info("token", *scalar), info("keys", kind, dims),
-         info("values", kind, dims)],
-        [info("loop/on", *flag), info("following", *scalar), info("keys_out", kind, dims),
-         info("values_out", kind, dims), info("loop/said", *scalar)],
-    )  # fmt: skip
-    empty = numpy_helper.from_array(np.zeros(dims, cache.numpy().dtype), "cache")
-    loop = helper.make_node(
-        "Loop", ["steps", "", "start", "cache", "cache"], ["last", "k", "v", "tokens"], name="loop", body=body
-    )
-    graph = helper.make_graph(
-        [loop], "greedy_decoder", [info("start", *scalar), info("steps", *scalar)],
-        [info("last", *scalar), info("tokens", TensorProto.INT64, ["K"])],
-        [*inner.initializer, empty, numpy_helper.from_array(np.array(END), "end")],
-    )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
+    kind = {torch.float32: "float", torch.float16: "float16"}[cache.dtype]
+    made = onnx.parser.parse_model(LOOP.replace("CACHE", f"{kind}[{','.join(map(str, cache.shape))}]"))
+    body = made.graph.node[0].attribute[0].g
+    ending = list(body.node)
+    del body.node[:]
+    body.node.extend([*model.graph.node, *ending])
+    made.graph.initializer.extend(model.graph.initializer)
+    constants = {"cache": cache.numpy(), "end_token": np.array(END)}
+    made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
+    made.functions.extend(model.functions)
+    del made.opset_import[:]
+    made.opset_import.extend(model.opset_import)
     made.ir_version = model.ir_version
     return made
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from loop_models import TEXTS, control_feeds, control_model
 from moving_models import close, decoder, detector, expected, rand
+from test_suppression import draw
 
 import ridgeline
 from ridgeline.frontend.loop_results import with_named_results
+from ridgeline.kernels.floor.suppression import pick_at_once, pick_in_turn
 from ridgeline.runtime.cuda_instance import CudaInstance
 
 
@@ -159,3 +161,15 @@ def test_an_engine_comes_back_with_the_kernels_of_its_bodies(tmp_path: Any) -> N
         kernel for body in engine.plan.bodies.values() for step in body.steps for kernel in step.kernels
     }
     assert wanted <= again.fused.kernels.compiled.keys()
+
+
+@pytest.mark.parametrize(("images", "classes", "boxes"), [(1, 80, 1000), (2, 3, 60), (1, 1, 9000), (1, 3, 0)])
+def test_suppression_picks_what_the_host_picks(images: int, classes: int, boxes: int) -> None:
+    drawn, scores = draw(images, classes, boxes)
+    scores = (scores * 64).round() / 64  # with ties
+    for overlap, least in ((0.5, 0.9), (0.0, 0.2), (0.4, 2.0)):
+        want = pick_in_turn(drawn, scores, most=50, overlap=overlap, least=least, is_centre=False)
+        made = pick_at_once(
+            drawn.cuda(), scores.cuda(), most=50, overlap=overlap, least=least, is_centre=False
+        )
+        assert torch.equal(made.cpu(), want)
