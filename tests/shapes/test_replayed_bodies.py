@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ from ridgeline.cli.draw_plan import draw_summary
 from ridgeline.frontend.loop_results import with_named_results
 from ridgeline.plan.report import RunPart
 from ridgeline.runtime import planned_body
+from ridgeline.runtime.embedded_kernels import collect
+from ridgeline.select import retune
+from ridgeline.select.context import Timer
 
 WAITS = frozenset({"NonZero", "NonMaxSuppression", "Compress"})
 
@@ -176,3 +180,21 @@ def test_what_ran_is_shown_and_saved(rig: Rig, tmp_path: Path) -> None:
     assert again.report.run_parts == engine.report.run_parts
     again.run(feeds)
     assert again.report.run_parts == engine.report.run_parts
+
+
+def test_bodies_that_were_predicted_are_settled_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when an engine that was built elsewhere first meets its GPU."""
+    monkeypatch.setattr(retune, "require_device", lambda target: SimpleNamespace(key=""))
+    engine = ridgeline.build(
+        control_model("what follows a loop"), target="cuda:sm_90", level=1, verify="off", profiles={"T": "3"}
+    )
+    variant = engine.variants[0]
+    assert variant.plan.bodies["y.body"].is_predicted
+    settled, _ = retune.retune(variant, Timer())
+    ((key, body),) = settled.executable.islands.found()
+    assert (key, settled.plan.bodies.keys()) == ("y.body", {"y.body"})
+    assert not settled.plan.bodies["y.body"].is_predicted
+    assert settled.executable.every_planned_site()[-1] == body.every_planned_site()[-1]
+    wanted = {kernel for step in settled.plan.bodies["y.body"].steps for kernel in step.kernels}
+    sites = settled.executable.every_planned_site()
+    assert wanted <= collect(sites, engine.fused.tactics, engine.fused.kernels.store).keys()
