@@ -186,6 +186,8 @@ class BodyInstance:
             for k, name in enumerate(self._outputs)
             if k not in self._unchanged and self._lies_in_input(name)
         }
+        self._results = [(self._place(k), name) for k, name in enumerate(self._outputs)]
+        self._stays = (*self._carried.values(), *self._unchanged.values())
         if self._carried or self._saved or self._counter is not None:
             self._end()
 
@@ -199,9 +201,10 @@ class BodyInstance:
             self.instance.execute_once()
             self._prepares = True
         self._count += 1
-        for i in (*self._carried.values(), *self._unchanged.values()):
+        for i in self._stays:
             self._holds[i] = self._targets[i]
-        made = [self._result(k, name) for k, name in enumerate(self._outputs)]
+        found = self.instance.dynamic_values
+        made = [found[name] if place is None else place for place, name in self._results]
         if self._decides is not None:
             made[self._decides] = self._decided(made[self._decides], given)
         return made
@@ -233,12 +236,12 @@ class BodyInstance:
                     _put(target, value)
                 self._holds[i] = value
 
-    def _result(self, k: int, name: str) -> Any:
-        if k in self._unchanged:
-            return self._targets[self._unchanged[k]]
-        if k in self._carried:
-            return self._targets[self._carried[k]]
-        return self._saved[k] if k in self._saved else self.instance.result(name)
+    def _place(self, k: int) -> Tensor | None:
+        """Where a result lies after every run; None if a library allocates it."""
+        place = self._unchanged.get(k, self._carried.get(k))
+        if place is not None:
+            return self._targets[place]
+        return self._saved.get(k, self.instance.tensors.get(self._outputs[k]))
 
     def _end(self) -> None:
         """Every run ends with what the next one needs."""
