@@ -204,6 +204,59 @@ TEXTS: dict[str, tuple[str, Callable[[], list[Feeds]]]] = {
             on = Identity(go) w = Mul(a, k) } >
         o = MatMul(y, wide) p = Softmax(o) u = Add(p, y) q = Tanh(h) v = MatMul(q, wide) }""",
         counts(2, 0, 3, 2, rows=(3, 3, 5, 3))),
+    "one value that is three results": ("""g (float[T,4] x, int64 n) => (float[T,4] y, float[T,4] q,
+            float[K,T,4] z) {
+        y, q, z = Loop (n, , x, x) < body = b (int64 i, bool go, float[T,4] a, float[T,4] c)
+            => (bool go, float[T,4] w, float[T,4] w, float[T,4] w) { w = Mul(a, k) } > }""", counts(1,0,3)),
+    "inputs as results": ("""g (float[T,4] x, int64 n) => (float[T,4] y, float[T,4] q, float[K,T,4] z) {
+        y, q, z = Loop (n, , x, x) < body = b (int64 i, bool go, float[T,4] a, float[T,4] c)
+            => (bool go, float[T,4] c, float[T,4] a, float[T,4] a) { u = Mul(a, k) } > }""", counts(1,0,3)),
+    "a negative trip count": ("""g (float[T,4] x, int64 n) => (float[T,4] y) {
+        y = Loop (n, , x) < body = b (int64 i, bool go, float[T,4] a)
+            => (bool on, float[T,4] w) { on = Identity(go) w = Mul(a, k) } > }""", counts(-1,2,-5)),
+    "a state that becomes a constant": ("""g (float[T,4] x, int64 n) => (float[T,4] y, float[2] q) {
+        z = Constant <value_floats = [0.0, 0.0]> ()
+        y, q = Loop (n, , x, z) < body = b (int64 i, bool go, float[T,4] a, float[2] c)
+            => (bool on, float[T,4] w, float[2] inside) <float[2] inside = {1.0, 2.0}> { on =
+            Identity(go) w = Mul(a, k) } > }""", counts(1,0,3)),
+    "a value from outside, stacked": ("""g (float[T,4] x, int64 n) => (float[T,4] y, float[K,T,4] q) {
+        h = Exp(x)
+        y, q = Loop (n, , x) < body = b (int64 i, bool go, float[T,4] a)
+            => (bool on, float[T,4] w, float[T,4] s) { on = Identity(go) w = Mul(a, k) s = Identity(h) }
+            > }""", counts(1,0,3)),
+    "the count and the condition as results": ("""g (float[T,4] x, int64 n) => (int64 y, int64[K] q,
+            bool[K] r) {
+        z = Constant <value_int = 7> ()
+        y, q, r = Loop (n, , z) < body = b (int64 i, bool go, int64 a)
+            => (bool on, int64 j, int64 s, bool t) { on = Identity(go) j = Identity(i) s = Identity(a) t
+            = Identity(go) } > }""", counts(1,0,3)),
+    "a branch by a condition of one element": ("""g (float[T,4] x, bool[1] c) => (float[T,4] y) {
+        y = If (c) < then_branch = t () => (float[T,4] a) { a = Mul(x, k) }, else_branch = f () =>
+            (float[T,4] b) { b = Exp(x) } > }""", xs(3, 3, c=[[True],[False]])),
+    "conditions of one element": ("""g (float[T,4] x, int64 n, bool[1] c) => (float[T,4] y) {
+        y = Loop (n, c, x) < body = b (int64 i, bool[1] go, float[T,4] a)
+            => (bool[1] on, float[T,4] w) { on = Identity(go) w = Mul(a, k) } > }""",
+            xs(3,3,3,n=[np.int64(2)]*3,c=[[True],[False],[True]])),
+    "a known number of trips": ("""g (float[T,4] x) => (float[T,4] y, float[5,T,4] z, float[5,T,4] u) {
+        n = Constant <value_int = 5> ()
+        y, z = Loop (n, , x) < body = b (int64 i, bool go, float[T,4] a)
+            => (bool on, float[T,4] w, float[T,4] s) { on = Identity(go) w = Mul(a, k) s = Tanh(a) } > u
+            = Exp(z) }""", xs(3,5,3)),
+    "a known number of trips, ended early": ("""g (float[T,4] x) => (float[T,4] y, float[K,T,4] z,
+            float[K,T,4] u) {
+        n = Constant <value_int = 5> ()
+        y, z = Loop (n, , x) < body = b (int64 i, bool go, float[T,4] a)
+            => (bool on, float[T,4] w, float[T,4] s) { three = Constant <value_int = 3> () on = Less(i,
+            three) w = Mul(a, k) s = Tanh(a) } > u = Exp(z) }""", xs(3,5,3)),
+    "a state that keeps its size at some sizes": ("""g (float[T,4] x, int64 n) => (float[U,4] y) {
+        y0 = Loop (n, , x) < body = b (int64 i, bool go, float[V,4] a)
+            => (bool on, float[W,4] w) { zero = Constant <value_ints = [0]> () three = Constant
+            <value_ints = [3]> () s = Slice(a, zero, three, zero) on = Identity(go) w = Mul(s, k) } > y =
+            Exp(y0) }""", counts(2,2,0,3,rows=(3,5,5,2))),
+    "a scan that reads the count of the loop around": ("""g (float[T,4] x, int64 n) => (float[T,4] y) {
+        y = Loop (n, , x) < body = b (int64 i, bool go, float[T,4] a) => (bool on, float[T,4] w) {
+            on = Identity(go) w = Scan <num_scan_inputs = 1, body = c (float[4] p) => (float[4] q) {
+               f = Cast <to = 1> (i) q0 = Mul(p, k) q = Add(q0, f) } > (a) } > }""", counts(2,0,3)),
 }  # fmt: skip
 WIDE = rand(4, 4, seed=11)
 
