@@ -71,6 +71,13 @@ def test_odd_numbers(odd: float) -> None:
     require_same(boxes, scores, least=-float("inf"))
 
 
+def test_an_overlap_that_is_no_number_hides_nothing() -> None:
+    """As in ONNX Runtime: lines without end, of no height."""
+    inf = float("inf")
+    boxes = torch.tensor([[1.0, -inf, 1.0, inf], [2.0, -inf, 2.0, inf], [1.0, -inf, 1.0, inf]])[None]
+    assert len(require_same(boxes, torch.ones(1, 1, 3))) == 3
+
+
 @pytest.mark.parametrize(("images", "classes", "boxes"), [(0, 3, 5), (1, 0, 5), (1, 3, 0)])
 def test_nothing_to_pick_from(images: int, classes: int, boxes: int) -> None:
     assert require_same(torch.zeros(images, boxes, 4), torch.zeros(images, classes, boxes)).shape == (0, 3)

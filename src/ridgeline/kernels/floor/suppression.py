@@ -79,7 +79,8 @@ def _suppressed(
         kept.append(int(best))
         sides = np.minimum(high[best], high[rest]) - np.maximum(low[best], low[rest])
         common = sides.clip(min=0).prod(-1)
-        order = rest[common <= overlap * (area[best] + area[rest] - common)]
+        # an overlap that is no number hides nothing
+        order = rest[~(common > overlap * (area[best] + area[rest] - common))]
     return kept
 
 
@@ -130,8 +131,8 @@ def _kept(corners: Tensor, is_candidate: Tensor, overlap: float) -> Tensor:
     sides = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(low[:, :, None], low[:, None])
     across, along = sides.clamp(min=0).unbind(-1)
     common = across * along
-    fits = common <= (area[:, :, None] + area[:, None] - common) * overlap
-    hides = (~fits).triu(1)  # [G, M, M]: a box hides those after it; one that is no number is hidden by all
+    # [G, M, M]: a box hides those after it, unless their overlap is no number
+    hides = (common > (area[:, :, None] + area[:, None] - common) * overlap).triu(1)
     kept = is_candidate
     while True:
         for _ in range(ROUNDS):
