@@ -18,6 +18,7 @@ import pytest
 # cases are shared with the tests that run them in the interpreter and on the CPU
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 sys.path.append(str(Path(__file__).parents[1] / "tactics"))
+sys.path.append(str(Path(__file__).parents[1] / "shapes"))
 
 import networks
 import on_gpu

@@ -30,6 +30,17 @@ def test_a_detector_at_moving_sizes(yolo, sizes: tuple[int, int]) -> None:  # ty
         close(yolo.run(feeds), want)
 
 
+def test_a_detector_that_finds_nothing() -> None:
+    model = detector()
+    for node in model.graph.node:
+        if node.output[0] == "floor":
+            node.attribute[0].floats[:] = [2.0]
+    engine, feeds = own(model, profiles={"image": "1x3x32x32"}), {"image": rand(1, 3, 32, 32)}
+    want = expected(model, feeds)
+    assert want["boxes_out"].shape == (0, 4)
+    close(engine.run(feeds), want)
+
+
 def test_no_shape_op_runs_in_steady_state(yolo) -> None:  # type: ignore[no-untyped-def]
     instance = yolo.context(wait=True).instance({"image": rand(1, 3, 48, 80)})
     run = {op for step in instance.steps if step.launch is not None for op in step.region.op_types}

@@ -26,7 +26,7 @@ from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Config
 from ridgeline.errors import OptionError
 from ridgeline.plan.plan import Plan, RegionNote, Step, total_us
-from ridgeline.plan.report import Island, Precision, Report
+from ridgeline.plan.report import Island, Precision, Report, RunPart
 
 _QUOTED = re.compile(r"'[^']*'")
 _SHAPE = re.compile(r"\[[\d, ]+\]")
@@ -173,6 +173,7 @@ class Explanation:
     unwilling: tuple[UnwillingRow, ...]
     host_values: tuple[str, ...]
     islands: tuple[Island, ...] = ()
+    run_parts: tuple[RunPart, ...] = ()  # what is in which CUDA graph, once the engine has run
     profile: str = ""  # which profile this explains, and which part of it, if there are several
     findings: tuple[Finding, ...] = ()  # the largest gain first
     not_looked_for: tuple[str, ...] = ()  # kinds of findings that need the engine's graph, which was not read
@@ -207,6 +208,7 @@ def explain_engine(
         story,
         steps=tuple(_without_guess(step) if names & {*step.regions} else step for step in story.steps),
         islands=tuple(islands) if place == 0 else (),
+        run_parts=tuple(p for p in report.run_parts if place == 0 and (not node or node in p.steps)),
         profile=which_text(plan, profile, part),
         findings=ranked([f for f in found if not node or node in (f.step, *f.nodes)], min_gain),
         not_looked_for=GRAPH_KIND_NAMES if findings is None else (),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ridgeline.analyze.explain import config_text
 from ridgeline.analyze.report_data import EngineReport, ReportStep
+from ridgeline.analyze.runs import graphs_text, part_rows
 from ridgeline.base.units import DASH, count_text, duration, error_size, percent, plural, size
 from ridgeline.errors import visible
 
@@ -69,6 +70,7 @@ def report_markdown(report: EngineReport, *, made_by: str) -> str:
         _section("Tuned at several points", _parts(report)),
         _section("Slowest steps", _slowest(report)),
         _section("Findings", _findings(report)),
+        _section("CUDA graphs", _runs(report)),
         _section("Memory", _memory(report)),
         _section("Fusions that did not happen", _unfused(report)),
         _section("Verification", _checks(report)),
@@ -85,6 +87,15 @@ def _parts(report: EngineReport) -> str:
         for row in report.summary.parts
     ]
     return _table(("profile", "part", "tuned at", "takes", "steps"), rows) if rows else ""
+
+
+def _runs(report: EngineReport) -> str:
+    """Where one CUDA graph does not hold the whole run: the graphs, and the steps between them."""
+    parts = report.summary.run_parts
+    rows = [tuple(map(_text, row)) for row in part_rows(parts)]
+    if not rows:
+        return ""
+    return f"{_text(graphs_text(parts))}\n\n{_table(('of', 'run as', 'steps', 'why'), rows, left=4)}"
 
 
 def _section(title: str, content: str) -> str:

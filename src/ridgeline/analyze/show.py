@@ -12,7 +12,7 @@ from ridgeline.analyze.streams import stream_names, streams_text
 from ridgeline.base.grouping import grouped
 from ridgeline.base.spec import Port
 from ridgeline.plan.plan import Plan, Step, total_us
-from ridgeline.plan.report import Check, Precision, Report
+from ridgeline.plan.report import Check, Precision, Report, RunPart
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class Summary:
     parts: tuple[PartRow, ...] = ()  # of profiles that are tuned at several points
     streams: str = ""  # what came of running steps side by side
     planned_again: str = ""  # at the first real shapes, where they were guessed: what came of it
+    run_parts: tuple[RunPart, ...] = ()  # what is in which CUDA graph, where one does not hold the whole run
 
 
 def summarise(plan: Plan, report: Report) -> Summary:
@@ -151,6 +152,7 @@ def summarise(plan: Plan, report: Report) -> Summary:
         parts=part_rows(plan),
         streams=streams_text(plan),
         planned_again=str(report.planned_again or ""),
+        run_parts=report.run_parts,
     )
 
 

@@ -14,6 +14,7 @@ from ridgeline.analyze.explain import (
 )
 from ridgeline.base.grouping import grouped
 from ridgeline.cli.draw_findings import put_findings
+from ridgeline.cli.draw_runs import draw_runs
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import behind, duration, percent, plural, size
 
@@ -32,6 +33,7 @@ def draw_explanation(story: Explanation, console: Console) -> None:
     _alternatives(story, console)
     _steps(story, console)
     _islands(story, console)
+    draw_runs(story.run_parts, console)
     _regions(story, console)
     _moves(story, console)
     _unfused(story, console)

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ridgeline.analyze.runs import graphs_text
 from ridgeline.analyze.show import Summary, Verdict, verdict_of
+from ridgeline.cli.draw_runs import draw_runs
 from ridgeline.cli.grid import put, put_lines, table
 from ridgeline.cli.render import bar, duration, error_size, percent, plural, shape_text, size
 from ridgeline.options import DimRange
@@ -28,6 +30,7 @@ def draw_built(summary: Summary, console: Console) -> None:
             ("memory", _memory_text(summary)),
             ("time", _time_text(summary)),
             ("precision", _built_precision_text(summary)),
+            ("graphs", graphs_text(summary.run_parts)),
             ("verified", verdict_text(summary.verdict)),
             ("build", _stages_text(summary)),
         ),
@@ -45,6 +48,7 @@ def draw_summary(summary: Summary, console: Console) -> None:
     _paragraph("Real shapes", summary.planned_again, console)
     _steps(summary, console)
     _paragraph("Streams", summary.streams, console)
+    draw_runs(summary.run_parts, console)
     _memory(summary, console)
     _paragraph("Precision", _precision_text(summary), console)
     _kept(summary, console)

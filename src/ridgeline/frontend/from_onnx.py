@@ -33,6 +33,7 @@ from ridgeline.frontend.functions import (
     plain_domain,
     require_inlinable,
 )
+from ridgeline.frontend.loop_results import with_named_results
 from ridgeline.frontend.node_checks import check_depth, check_nodes
 from ridgeline.frontend.node_order import in_order
 from ridgeline.frontend.opsets import to_canonical
@@ -72,7 +73,7 @@ def load(source: Source, limits: Limits = DEFAULT_LIMITS) -> Loaded:
     """Read, check and convert a model. Raises one error that lists every node that cannot run."""
     name, proto, path = _read(source)
     check_depth(proto)
-    proto = without_typed_eyes(proto)
+    proto = with_named_results(without_typed_eyes(proto))
     require_inlinable(proto, limits)
     check_opsets(proto, name)
     check_tensors(proto, None if path is None else path.parent)
@@ -384,9 +385,8 @@ def _check_weights(model: ir.Model) -> None:
         tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.dtype.bitwidth < 16:
             continue
-        array = tensor.numpy()
-        if array.dtype.kind != "f":
-            array = array.astype(np.float32)
+        own = tensor.numpy()
+        array = own if own.dtype.kind == "f" else own.astype(np.float32)
         # the sum is NaN if any element is; only then the elements are searched
         with np.errstate(all="ignore"):
             suspect = bool(np.isnan(array.sum()))

@@ -19,6 +19,7 @@ from ridgeline.errors import InputError, LimitError
 from ridgeline.frontend.evaluator import Evaluator
 from ridgeline.frontend.profiles import shapes_text
 from ridgeline.frontend.types import ELEMENT_NAMES, ONNX_TYPES, is_non_tensor, tensor_type, type_text
+from ridgeline.ir import loops
 from ridgeline.ir.body import Program, Region, array_tensor, model_proto, node_proto
 from ridgeline.ir.host_ops import HOST_OPS
 from ridgeline.ir.op_given import MisfitError
@@ -120,6 +121,9 @@ def settle_op(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None
     if op.op_type == "If" and not op.domain:
         _settle_if(op, state, opset_imports)
         return
+    if op.op_type in ("Loop", "Scan") and not op.domain:
+        _settle_cycle(op, state, opset_imports)
+        return
     if is_a(op, Kind.CONTROL):
         return
     if has(op, Trait.NEVER_EMPTY) and op.inputs[0] in state.specs and not state.specs[op.inputs[0]].numel:
@@ -180,6 +184,34 @@ def _settle_if(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> Non
         first = specs[0]
         if name and first is not None and all(spec == first for spec in specs):
             _note(state, name, first)
+
+
+def _settle_cycle(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> None:
+    """States that no trip changes the shape of keep it, however often the body runs; and what is stacked has
+    a shape where the number of trips is known."""
+    body: Body = op.attrs["body"]
+    before = loops.first_specs(op, state.specs)
+    while True:
+        inner = Inferred(dict(state.specs), dict(state.values), dict(state.types), given=state.given)
+        known = {n: spec for n, spec in zip(body.inputs, before, strict=True) if spec is not None}
+        if op.op_type == "Loop" and body.inputs[1] in known:  # a trip begins only where the condition holds
+            inner.values[body.inputs[1]] = np.full(known[body.inputs[1]].shape, True)
+        try:
+            settle_body(body, known, opset_imports, state.limits, into=inner)
+        except (InputError, LimitError):  # there may be no trip at all
+            return
+        made = [inner.specs.get(name) for name in body.outputs]
+        after = loops.kept_specs(op, before, made)
+        if after == before:
+            break
+        before = after
+    first, n_states = loops.first_state(op), loops.state_count(op)
+    count = loops.trips(op, state.specs, state.values, inner.values.get(body.outputs[0]))
+    stacked = loops.stacked_specs(op, made[loops.first_result(op) + n_states :], count)
+    for name, spec in zip(op.outputs, (*before[first : first + n_states], *stacked), strict=False):
+        if name and spec is not None:
+            require_plannable(spec, f"{op.name or name} ({op.op_type})", state.limits)
+            _note(state, name, spec)
 
 
 def infer_types(op: Op, state: Inferred, opset_imports: Mapping[str, int]) -> dict[str, onnx.TypeProto]:

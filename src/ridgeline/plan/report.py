@@ -42,6 +42,16 @@ class Island:
 
 
 @dataclass(frozen=True)
+class RunPart:
+    """Steps of a run on a GPU: neighbours in one CUDA graph, or one that runs between graphs."""
+
+    graph: str  # the subgraph that is run, by `step.attribute`; empty for the model itself
+    steps: tuple[str, ...]
+    is_captured: bool
+    why: str = ""  # why it runs between graphs
+
+
+@dataclass(frozen=True)
 class Kept:
     """Nodes of the model that stayed in high precision, and why."""
 
@@ -122,6 +132,8 @@ class Report(Notebook):
     # by output: the distance and the share of other values that its first run is allowed
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     islands: tuple[Island, ...] = ()
+    # how runs on a GPU go that one CUDA graph cannot hold, and their subgraphs, as far as they have run
+    run_parts: tuple[RunPart, ...] = ()
     precision: Precision | None = None  # None: the model was built in its own types
     # how many products of the finished graph read codes, by format; weights alone are w8, w4, …
     codes: dict[str, int] = field(default_factory=dict)

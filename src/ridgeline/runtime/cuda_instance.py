@@ -27,6 +27,7 @@ from ridgeline.base.gpu_timing import times_in_turn
 from ridgeline.base.spec import TensorSpec
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.kernels.elements import TORCH_DTYPES, as_numpy, dtype_name, numpy_dtype
+from ridgeline.plan.report import RunPart
 from ridgeline.runtime.device import DeviceError, device_error, require_memory
 from ridgeline.runtime.device_copies import Clones, Destinations
 from ridgeline.runtime.device_memory import code_bytes, storages, unused_around
@@ -40,6 +41,32 @@ from ridgeline.tactics.base import Launch
 ALIGNMENT = 16  # of addresses that kernels were compiled for
 
 
+class Turns:
+    """Runs that share memory: one on another stream than the last comes after it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
+
+    def begin(self) -> None:
+        busy = self._busy
+        if busy is not None and busy.cuda_stream == raw_stream(self._device.index):
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if busy is not None:
+            stream.wait_stream(busy)
+        self._busy = stream
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        self._busy = None
+
+    def wait(self) -> None:
+        """Return when the latest run is over."""
+        if self._busy is not None:
+            self._busy.synchronize()
+
+
 class CudaInstance(Instance):
     """Bound steps over one arena on the device."""
 
@@ -49,7 +76,10 @@ class CudaInstance(Instance):
     segments: Segments | None = None  # what can be captured of a run that one graph cannot hold
     why_eager = ""  # why there is no graph of the whole run, once a run has shown it
     fatal_error = ""  # the CUDA error after which nothing here can be trusted
-    notes: list[str] | None = None  # where the engine keeps what did not go as planned
+    # where the engine keeps what did not go as planned, and what is in which graph, by subgraph
+    notes: list[str] | None = None
+    run_parts: dict[str, tuple[RunPart, ...]] | None = None
+    name = ""  # of the subgraph that this runs; empty for a model
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
@@ -61,6 +91,10 @@ class CudaInstance(Instance):
         """Streams beside it, on which the plan has steps: a library's scratch memory is a stream's own."""
         count = 0 if self.schedule is None else max(self.schedule.streams)
         return [own_stream(self) for _ in range(count)]
+
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns(self.arena.device)
 
     def _require_memory(self, inputs: Mapping[str, TensorSpec]) -> None:
         input_bytes = sum(spec.nbytes for spec in inputs.values())
@@ -74,15 +108,40 @@ class CudaInstance(Instance):
                 self.graph.replay()
                 return
             with torch.inference_mode():
-                if self.segments is not None:
-                    self.segments()
-                elif self.why_eager:
-                    super().execute()
-                else:
+                if self.segments is None and not self.why_eager:
                     self._capture()
+                if self.graph is not None:
+                    self.graph.replay()
+                elif self.segments is not None:
+                    self.segments()
+                    if self.ending is not None:
+                        self.ending()
+                else:
+                    super().execute()
         except (RuntimeError, RidgelineError) as error:
             self.raise_device_error(error)
             raise
+
+    def execute_once(self) -> None:
+        """Step by step, unless there is a graph already."""
+        if self.graph is not None or self.segments is not None:
+            self.execute()
+            return
+        self.require_usable()
+        try:
+            with torch.inference_mode():
+                super().execute()
+        except (RuntimeError, RidgelineError) as error:
+            self.raise_device_error(error)
+            raise
+
+    def take_turns_with(self, other: Instance) -> None:
+        """Capture on the same stream, and so share what libraries keep for it."""
+        assert isinstance(other, CudaInstance), "instances of one executable"
+        vars(self).update(stream=other.stream, auxiliary=other.auxiliary, turns=other.turns)
+
+    def begin_turn(self) -> None:
+        self.turns.begin()
 
     def run_eagerly(self, reason: str) -> None:
         """From now on the steps are queued one by one, without a graph."""
@@ -97,39 +156,51 @@ class CudaInstance(Instance):
             )
 
     def _capture(self) -> None:
-        """Run, so that libraries load and choose; capture; and leave the results of a run behind."""
+        """Run, so that libraries load and choose, and capture. Inputs stay as they are."""
+        warm(self.run_calls, self.stream)
+        known = [f"{own.step}: {own.why_eager}" for own in self.call_values if own.why_eager]
+        reason = known[0] if known else self._capture_whole()
+        if reason is not None:
+            self.segments = self._capture_segments()
+            how = "the steps run one by one" if self.segments is None else str(self.segments)
+            self.why_eager = f"the run cannot be captured in one CUDA graph, and {how}: {reason}"
+            note = f"{self.name}: {self.why_eager}" if self.name else self.why_eager
+            if self.notes is not None and note not in self.notes:
+                self.notes.append(note)
+        if self.run_parts is not None:
+            self.run_parts.setdefault(self.name, self._parts())
+
+    def _capture_whole(self) -> str | None:
+        """Why one graph cannot hold the run; None where it does."""
         if self._capture_streamed():
-            return
-        warm(super().execute, self.stream)
+            return None
         try:
             self.graph = record(super().execute, self.stream)
         except CaptureError as error:
-            self.segments = self._capture_segments()
-            how = "the steps run one by one" if self.segments is None else str(self.segments)
-            self.why_eager = f"the run cannot be captured in one CUDA graph, and {how}: {error}"
-            if self.notes is not None and self.why_eager not in self.notes:  # as at other shapes
-                self.notes.append(self.why_eager)
-            self.execute()
-            return
-        self.graph.replay()
+            return str(error)
+        return None
 
     def _capture_streamed(self) -> bool:
         """The whole run on the streams of its plan, if it has several and a graph can hold it."""
         if self.schedule is None:
             return False
         run = StreamedRun(parts_of(self.schedule, self.calls, self.call_steps), self.auxiliary)
-        # libraries time their algorithms in the first run, undisturbed by other streams
-        warm(super().execute, self.stream)
+
+        def whole() -> None:
+            run()
+            if self.ending is not None:
+                self.ending()
+
         try:
             require_apart(self.schedule, {s.index for s in self.steps if s.launch and s.launch.waits_inside})
+            # libraries chose their algorithms in runs on one stream, undisturbed by others
             warm(run, self.stream)
-            self.graph = record(run, self.stream)
+            self.graph = record(whole, self.stream)
         except CaptureError as error:
             if self.notes is not None:
                 self.notes.append(f"the run is not captured on several streams: {error}")
             return False
         self.is_streamed = True
-        self.graph.replay()
         return True
 
     def _capture_segments(self) -> Segments | None:
@@ -147,6 +218,13 @@ class CudaInstance(Instance):
                 return None
             finally:
                 self.stream.synchronize()
+
+    def _parts(self) -> tuple[RunPart, ...]:
+        """For the report: what of a run is in which graph."""
+        if self.segments is not None:
+            return self.segments.rows(self.name)
+        steps = tuple(dict.fromkeys(own.step for own in self.call_values))
+        return (RunPart(self.name, steps, is_captured=self.graph is not None, why=self.why_eager),)
 
     def raise_device_error(self, error: Exception) -> None:
         """Raise a failure of the GPU as what it is; after a fatal one this instance does not run again."""
@@ -214,7 +292,7 @@ class CudaBinding:
         self._clones = Clones(instance.results()) if is_fixed else None
         self._pinned: dict[str, Tensor] = {}
         self._device = instance.arena.device
-        self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
+        self._turns = Turns(self._device)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         """numpy in, numpy out; torch in, torch out; None if the inputs are not just what is wanted here."""
@@ -242,18 +320,18 @@ class CudaBinding:
     def _run_arrays(self, arrays: Sequence[Any]) -> dict[str, Any]:
         stream = self.instance.stream
         with torch.cuda.stream(stream):
-            self._order()
+            self._turns.begin()
             self.load(arrays)
             self.instance.execute()
             results = self.instance.results()
             made = {n: new_pinned(r).copy_(r, non_blocking=True) for n, r in results.items()}
         stream.synchronize()
-        self._busy = None
+        self._turns.end()
         return {name: as_numpy(tensor) for name, tensor in made.items()}
 
     def _run_tensors(self, arrays: Sequence[Any], there: int) -> dict[str, Tensor]:
         """On the caller's stream: nothing waits, unless something comes from the host or goes there."""
-        self._order()
+        self._turns.begin()
         if there == len(arrays):
             self._destinations.fill(arrays)
         else:
@@ -282,18 +360,7 @@ class CudaBinding:
 
     def wait(self) -> None:
         """Return when the latest run is over: until then nobody else may have this memory."""
-        if self._busy is not None:
-            self._busy.synchronize()
-
-    def _order(self) -> None:
-        """Two runs share memory: on another stream than the last, come after it."""
-        busy = self._busy
-        if busy is not None and busy.cuda_stream == raw_stream(self._device.index):
-            return
-        stream = torch.cuda.current_stream(self._device)
-        if busy is not None:
-            stream.wait_stream(busy)
-        self._busy = stream
+        self._turns.wait()
 
 
 class BoundRun:

@@ -35,11 +35,14 @@ from ridgeline.runtime.planner import Planner
 from ridgeline.runtime.profiles import Profiles, Variant
 from ridgeline.runtime.profiling import profile_run
 from ridgeline.runtime.real_shapes import RealShapes
+from ridgeline.runtime.seen_report import SeenReport
 from ridgeline.runtime.signature import Feeds
 
 
 class Engine(Notebook):
     """A built model. `run` is safe from any thread: each gets a context of its own."""
+
+    report = SeenReport()
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Engine(Notebook):
         self.model, self.weights = self.fused.graph, self.fused.weights
         self.program, self.inference = self.fused.program, self.fused.inference
         self.notes = self.fused.notes  # what did not go as planned on this machine
-        self.planner = planner
+        self.planner, self._observer = planner, Observer()
         self.report = report or Report()
         self.expected = dict(expected or {})  # inputs and outputs to check the first run on its GPU with
         self.profiles = Profiles(variants)
@@ -62,7 +65,6 @@ class Engine(Notebook):
         is_guess = len(variants) == 1 and self.plan.guess is not None
         self._real_shapes = RealShapes(self._own, partial(plan_again, self), is_guess=is_guess)
         self._bindings = Bindings(self.profiles, planner, self._own, self._real_shapes)
-        self._observer = Observer()
         pooled = any(not self.fused.tactics[step.tactic].spins_threads for step in self.plan.steps)
         if pooled and not self.fused.is_gpu and torch.get_num_threads() != self.plan.target.threads:
             torch.set_num_threads(self.plan.target.threads)
@@ -183,8 +185,7 @@ class Engine(Notebook):
         given = self.example_inputs() if feeds is None else feeds
         plan_for(self, given)
         specs = self.signature.specs(self.signature.checked(self.signature.apart(given)[0]))
-        context = self.context(wait=True)
-        return profile_run(self.profiles.at(specs), context, given, rounds)
+        return profile_run(self.profiles.at(specs), self.context(wait=True), given, rounds)
 
     def fused_onnx(self, *, weights: bool) -> onnx.ModelProto:
         """The fused graph as ONNX: with its weights inside, or pointing into the file beside it."""

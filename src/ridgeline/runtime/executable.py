@@ -55,9 +55,14 @@ class Executable:
         inferred = self.fused.inference.at(self.planned_shapes)
         return [(self.steps[index], site) for index, _, site in self.sites(inferred)]
 
+    def every_planned_site(self) -> list[tuple[Step, Site]]:
+        """As `planned_sites`, with those of planned subgraphs."""
+        bodies = [body for _, body in self.islands.found()]
+        return [*self.planned_sites(), *(pair for body in bodies for pair in body.every_planned_site())]
+
     def require_kernels(self) -> None:
         """Raise where kernels of the plan are neither embedded nor can be compiled here."""
-        self.fused.kernels.require(self.planned_sites, self.fused.tactics)
+        self.fused.kernels.require(self.every_planned_site, self.fused.tactics)
 
     def instance(
         self,
@@ -86,7 +91,7 @@ class Executable:
             if fused.is_gpu:
                 finish_current()  # what was packed on this stream is there for whoever runs on another
         if isinstance(instance, CudaInstance):
-            instance.notes = fused.notes
+            instance.notes, instance.run_parts, instance.name = fused.notes, fused.run_parts, fused.name
             self._instances.add(instance)
         return instance
 

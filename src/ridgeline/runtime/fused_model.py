@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Target
 from ridgeline.ir.body import Program
+from ridgeline.plan.report import RunPart
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.embedded_kernels import EmbeddedKernels
 from ridgeline.runtime.inference import Inference
@@ -30,10 +31,17 @@ class FusedModel:
     target: Target
     kernels: EmbeddedKernels = field(default_factory=EmbeddedKernels)
     notes: list[str] = field(default_factory=list)  # what did not go as planned on this machine
+    name: str = ""  # of the subgraph that this is, by `step.attribute`; empty for a model
+    # on a GPU, what of a run is in which CUDA graph, by subgraph: known once each has run
+    run_parts: dict[str, tuple[RunPart, ...]] = field(default_factory=dict)
     # launches for any shape, by regions, tactic and config: the plans of all profiles share them
     shape_free: WeakValueDictionary[Hashable, Launch] = field(
         default_factory=WeakValueDictionary, init=False, repr=False
     )
+
+    def tell(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     @property
     def program(self) -> Program:

@@ -50,6 +50,8 @@ class Instance:
     device = "cpu"
     _times_in_turn = staticmethod(wall_times_in_turn)
     is_streamed = False  # runs are on the streams of the plan
+    # what ends every run, such as a copy of results to the inputs of the next; the calls do not depend on it
+    ending: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -160,9 +162,7 @@ class Instance:
             calls += made
             self.uses += [use for call in made for use in uses_of(call, io)]
             self.call_steps += [step.index] * len(made)
-            found = frozenset(name for name in io.inputs if not self._is_fixed(name))
-            own = CallValues(found, frozenset(dynamic_names.intersection(io.outputs)))
-            self.call_values += [own] * len(made)
+            self.call_values += [self._call_values(step, dynamic_names)] * len(made)
         self.dynamic_values = dynamic_values
         self.dynamic_names = dynamic_names
         return calls
@@ -181,6 +181,19 @@ class Instance:
                 streams.setdefault(self.layout.root(name)[0], set()).add(self.schedule.streams[step.index])
         names = (name for step in self.steps for name in step.io.outputs)
         return {name for name in names if len(streams[self.layout.root(name)[0]]) > 1}
+
+    def _call_values(self, step: BoundStep, dynamic_names: set[str]) -> CallValues:
+        """What segments need to know of a call of this step."""
+        io = step.io
+        writes = dynamic_names.intersection(io.outputs)
+        return CallValues(
+            reads=frozenset(name for name in io.inputs if not self._is_fixed(name)),
+            writes=frozenset(writes),
+            sized=frozenset(writes & self.inferred.specs.keys()),
+            step=step.region.name,
+            is_view=step.launch is None,
+            why_eager="" if step.launch is None else step.launch.why_eager,
+        )
 
     def _dynamic_views(
         self, dynamic_values: dict[str, Any], views: Sequence[tuple[str, str, int]], dead: Sequence[str]
@@ -208,6 +221,23 @@ class Instance:
     def execute(self) -> None:
         for call in self.calls:
             call()
+        if self.ending is not None:
+            self.ending()
+
+    def run_calls(self) -> None:
+        """A run without its end."""
+        for call in self.calls:
+            call()
+
+    def execute_once(self) -> None:
+        """A run at shapes that may never come again: nothing is prepared for the next."""
+        self.execute()
+
+    def take_turns_with(self, other: Instance) -> None:
+        """Say that this instance and the other never run side by side, and may share what takes memory."""
+
+    def begin_turn(self) -> None:
+        """Come after what is still under way in this instance, or in one that it takes turns with."""
 
     def step_times(self, rounds: int) -> dict[int, float]:
         """Median µs of each step that runs, by its index in the plan; on a GPU its time there."""

@@ -6,39 +6,24 @@ for every set of shapes that comes back; a shape seen for the first time runs on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ridgeline.base.spec import Body, Op, Site, TensorSpec
-from ridgeline.errors import InputError, LimitError, PlanError
+from ridgeline.base.spec import Body, Op, Site
+from ridgeline.errors import PlanError
 from ridgeline.ir.body import Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.kernels.elements import cloned, fill
 from ridgeline.plan.plan import Plan
 from ridgeline.runtime.fused_model import FusedModel
-from ridgeline.runtime.instance import Instance
+from ridgeline.runtime.planned_body import BodyExecutable, PlannedBody
 from ridgeline.tactics.aten import compile_body, own_memory, reads_of
 from ridgeline.tactics.base import Launch
-from ridgeline.tactics.control import CONTROL_OPS, RunBody
-from ridgeline.tactics.fallback import Surroundings
-
-# shapes of one body that keep an instance; a state that grows for longer runs on the floor from there on
-KEPT_BODIES = 64
-
-
-class BodyExecutable(Protocol):
-    """What an island needs of the executable of a subgraph."""
-
-    fused: FusedModel
-    planned_shapes: dict[str, TensorSpec]
-
-    def instance(self, inputs: Mapping[str, TensorSpec], *, compiles: bool = True) -> Instance: ...
-
+from ridgeline.tactics.control import CONTROL_OPS, RunBody, cycle_of
+from ridgeline.tactics.fallback import Surroundings, placed
 
 BindBody: TypeAlias = Callable[[Body, Plan, FusedModel], BodyExecutable]
 
@@ -57,61 +42,6 @@ def subgraphs(region: Region) -> Iterator[tuple[str, Op, Body]]:
     for name, attr in op.attrs.items():
         if isinstance(attr, Body) and attr.graph is not None:
             yield f"{region.name}.{name}", op, attr
-
-
-class PlannedBody:
-    """A body that was planned, as a function from its inputs to its outputs. Every thread has its own."""
-
-    reuses_memory = True
-
-    def __init__(self, executable: BodyExecutable, names: Sequence[str], n_own: int, floor: RunBody) -> None:
-        self._executable, self._floor = executable, floor
-        self._inputs, self._outputs = executable.fused.program.inputs, executable.fused.program.outputs
-        self._places = [names.index(name) for name in self._inputs]
-        self._captured = [place >= n_own for place in self._places]
-        self._planned = tuple(executable.planned_shapes[name].shape for name in self._inputs)
-        self._local = threading.local()
-
-    def begin(self) -> None:
-        """What is captured may be new from here on."""
-        self._local.loaded = None
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        given = [values[place] for place in self._places]
-        instance = self._instance(tuple(tuple(value.shape) for value in given))
-        if instance is None:
-            return self._floor(values)
-        is_loaded = getattr(self._local, "loaded", None) is instance
-        for target, value, is_captured in zip(instance.inputs.values(), given, self._captured, strict=True):
-            if not (is_captured and is_loaded):
-                fill(target, value)
-        self._local.loaded = instance
-        instance.execute()
-        inputs = {tensor.data_ptr() for tensor in instance.inputs.values()}
-        made = [instance.result(name) for name in self._outputs]
-        # an output that is an input would be written over while the next trip is loaded
-        return [cloned(m) if isinstance(m, Tensor) and m.data_ptr() in inputs else m for m in made]
-
-    def _instance(self, key: tuple[tuple[int, ...], ...]) -> Instance | None:
-        """The one for these shapes, from their first run on: the same input then gives the same bits again.
-
-        None where there are too many, for as long as these are kept.
-        """
-        local = self._local
-        if not hasattr(local, "instances"):
-            local.instances = {}
-        found: Instance | None = local.instances.get(key)
-        if found is not None or len(local.instances) >= KEPT_BODIES:
-            return found
-        specs = self._executable.planned_shapes
-        given = {n: TensorSpec(specs[n].dtype, shape) for n, shape in zip(self._inputs, key, strict=True)}
-        try:
-            # a state that grows has a shape for every trip: a compiler would never keep up with it
-            made = self._executable.instance(given, compiles=key == self._planned)
-        except (InputError, LimitError):  # the floor takes it, or says what is wrong
-            return None
-        local.instances[key] = made
-        return made
 
 
 class Islands:
@@ -136,6 +66,16 @@ class Islands:
                 self._fused.notes.append(note)
         return self._found.get(key)
 
+    def found(self) -> list[tuple[str, BodyExecutable]]:
+        """Every planned body with its key."""
+        made = []
+        for region in self._fused.program.regions if self.plans else ():
+            for key, _, body in subgraphs(region):
+                executable = self.find(key, body)
+                if executable is not None:
+                    made.append((key, executable))
+        return made
+
     def bind(self, region: Region, site: Site) -> Launch | None:
         """A launch for control flow with a planned body; None for anything else."""
         op = control_op(region)
@@ -143,32 +83,47 @@ class Islands:
         if op is None or not any(planned.values()):
             return None
 
-        around = Surroundings(site.specs, self._opset_imports, limits=self._limits)
+        around = Surroundings.of(site, self._opset_imports, self._limits)
+        cycle, tell = cycle_of(op), self._fused.tell
 
         def compile_planned(body: Body) -> tuple[RunBody, list[str]]:
-            floor, notes = compile_body(body, around)
-            n_own = len(body.graph.inputs)
+            compiled, notes = compile_body(body, around)
+            floor = compiled if around.is_host else _there(compiled, around.device)
             inner = planned.get(id(body.graph))
-            return (floor if inner is None else PlannedBody(inner, body.inputs, n_own, floor)), notes
+            if inner is None:
+                return floor, notes
+            return PlannedBody(inner, body.inputs, floor, cycle, tell), notes
 
         reads = reads_of(op)
         run, notes = CONTROL_OPS[op.key](op, reads, compile_planned, self._limits)
         places = [site.body.inputs.index(name) if name else -1 for name in reads]
+        wanted = [op.outputs.index(name) for name in site.body.outputs]
 
         def call(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
             given = [*inputs, None]
-            made = run([given[place] for place in places])
+            results = run([given[place] for place in places])
+            made = [placed(results[place], around.device) for place in wanted]
             return own_memory([m.contiguous() if isinstance(m, Tensor) else m for m in made], inputs)
 
-        return Launch(call, note="; ".join(notes), wants_host_values=True)
+        return Launch(call, note="; ".join(notes), wants_host_values=True, why_eager=decided_by_data(op))
+
+
+def _there(run: RunBody, device: str) -> RunBody:
+    """A body that finds on the device what comes from the host, such as the count of trips."""
+    return lambda values: run([placed(value, device) for value in values])
+
+
+def decided_by_data(op: Op) -> str:
+    """Why no plan and no graph holds the whole of a control-flow op."""
+    said = {"If": "data says which branch runs", "Loop": "data says how often the body runs"}
+    return f"{op.op_type}: {said.get(op.op_type, 'the body runs once for each slice or item')}"
 
 
 def island_reason(region: Region, inferred: Inferred) -> str | None:
     """Why a step cannot be planned; None for one that can."""
     op = control_op(region)
     if op is not None:
-        decided = "which branch" if op.op_type == "If" else "how often the body"
-        return f"{op.op_type}: data says {decided} runs"
+        return decided_by_data(op)
     if not inferred.is_non_tensor(region):
         return None
     for name in (*region.inputs, *region.outputs):

@@ -15,8 +15,8 @@ from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Check, PlannedAgain, Report
 from ridgeline.runtime.fused_model import FusedModel
 from ridgeline.runtime.inference import Inference
-from ridgeline.runtime.islands import BodyExecutable
 from ridgeline.runtime.padded import Cut
+from ridgeline.runtime.planned_body import BodyExecutable
 from ridgeline.runtime.profiles import Variant
 
 

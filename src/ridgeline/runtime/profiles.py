@@ -36,7 +36,7 @@ class Variant:
         executable, fused = self.executable, self.executable.fused
         parts = {name: step for step in executable.steps if is_pair(step, fused) for name in step.regions}
         if not parts:
-            return executable.planned_sites()
+            return executable.every_planned_site()
         inferred = fused.inference.at(executable.planned_shapes)
         regions = {region.name: region for region in fused.program.regions}
         alone: list[tuple[Step, Site]] = []
@@ -48,7 +48,7 @@ class Variant:
                     config=best.config, losers=tuple(losers),
                 )  # fmt: skip
                 alone.append((step, make_site(fused.program, regions[note.name], inferred, fused.target)))
-        return [*executable.planned_sites(), *alone]
+        return [*executable.every_planned_site(), *alone]
 
     @property
     def alone(self) -> Variant:

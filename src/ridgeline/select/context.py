@@ -15,6 +15,8 @@ from ridgeline.base.spec import Config, Site, TensorSpec
 from ridgeline.errors import BuildError
 from ridgeline.ir.body import Region
 from ridgeline.ir.infer import Inferred
+from ridgeline.ir.op_row import Trait
+from ridgeline.ir.ops import has
 from ridgeline.ir.sites import make_site
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.values import taken_in
@@ -61,6 +63,11 @@ class Contest:
     willing: list[Candidate] = field(default_factory=list)
     refused: list[Candidate] = field(default_factory=list)
     is_pair: bool = False  # of two regions as one step
+
+    @property
+    def is_timeable(self) -> bool:
+        """Whether a call over drawn inputs says what a run takes: not where data decides shapes or trips."""
+        return self.site.is_inferred and not any(has(op, Trait.REPEATS) for op in self.site.body.ops)
 
     def refuse(self, index: int, reason: str) -> None:
         """Leave out one of the entry's candidates, for a reason that was found late."""

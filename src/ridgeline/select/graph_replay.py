@@ -61,7 +61,7 @@ class GraphTrial:
 
     def is_raced(self, contest: Contest) -> bool:
         """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes."""
-        return contest.site.is_inferred
+        return contest.is_timeable
 
     def time(self, each: SiteRace, places: Sequence[int]) -> Timed:
         captured, eager = {}, {}

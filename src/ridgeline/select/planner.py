@@ -34,7 +34,7 @@ class SelectingPlanner:
     plan_again = staticmethod(plan_elsewhere)
 
     def bind_body(self, body: Body, plan: Plan, fused: FusedModel) -> Executable:
-        inner = fuse_body(body, plan.planned_shapes, fused)
+        inner = fuse_body(plan.model, body, plan.planned_shapes, fused)
         return load_variant(plan, inner, self.bind_body).executable
 
     def retune(

@@ -205,12 +205,15 @@ def instance_of(
 
     def bind(index: int, site: Site) -> Launch:
         step, region = steps[index], regions[index]
+        place = (region.name, step.tactic, tuple(step.config.items()))
+        if place in known:
+            return known[place]
+        island = None
         if context.islands and context.fused.tactics[step.tactic].is_floor:
             island = context.islands.bind(region, site)
-            if island is not None:
-                return island
-        place = (region.name, step.tactic, tuple(step.config.items()))
-        if place not in known:
+        if island is not None:
+            known[place] = island
+        else:
             known[place] = context.bind(site, step.tactic, step.config, context.weights_of(region, site))
         return known[place]
 

@@ -14,6 +14,7 @@ from ridgeline.base.timing import paired_ratio
 from ridgeline.errors import failure
 from ridgeline.ir.body import Region
 from ridgeline.runtime.cuda_instance import CudaInstance
+from ridgeline.runtime.islands import subgraphs
 from ridgeline.select.context import Contest, Pair, Selection, SelectionContext, StepChoice, in_order
 from ridgeline.select.plan_times import run_once
 from ridgeline.select.plans import instance_of
@@ -88,8 +89,16 @@ class Refinement:
         return True
 
     def time_the_rest(self, rounds: int) -> None:
-        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes."""
-        untimed = [contest for contest in self.contests if contest.entry.chosen_us is None]
+        """Times, in the running plan, of steps that could not be timed alone: data decides their shapes.
+
+        And of control flow: alone, its bodies ran op by op.
+        """
+        bodies = {} if self.context.islands is None else self.context.islands.plans
+        untimed = [
+            contest
+            for contest in self.contests
+            if contest.entry.chosen_us is None or any(key in bodies for key, *_ in subgraphs(contest.region))
+        ]
         if not untimed:
             return
         instance = self._instance()

@@ -11,6 +11,7 @@ from ridgeline.options import Options
 from ridgeline.runtime.device import require_device
 from ridgeline.runtime.embedded_kernels import collect
 from ridgeline.runtime.executable import Executable
+from ridgeline.runtime.islands import Islands
 from ridgeline.runtime.memory_report import planned_memory
 from ridgeline.runtime.profiles import Variant
 from ridgeline.select.context import APART, Competitors, Selection, SelectionContext, Timer
@@ -26,6 +27,7 @@ def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
 
     Only candidates whose kernels are embedded compete, so that nothing more is compiled here.
     """
+    variant = _with_bodies_retuned(variant, timer)
     executable, target = variant.executable, variant.plan.target
     fused = executable.fused
     # kernels of a file that is not trusted are made again here; of one that is, all are found
@@ -34,6 +36,22 @@ def retune(variant: Variant, timer: Timer) -> tuple[Variant, Selection]:
     return choose_again(
         variant, replace(context, device_key=require_device(target).key, competitors=embedded(variant))
     )
+
+
+def _with_bodies_retuned(variant: Variant, timer: Timer) -> Variant:
+    """The variant with its subgraphs chosen anew: whole plans are timed with them."""
+    plan, executable = variant.plan, variant.executable
+    bodies: dict[str, Variant] = {}
+    for key, body in executable.islands.found():
+        assert isinstance(body, Executable), "bound by the planner"
+        own = Variant(plan.bodies[key], body)
+        bodies[key] = retune(own, timer)[0] if own.plan.is_predicted else own
+    if not bodies:
+        return variant
+    plans = {key: body.plan for key, body in bodies.items()}
+    islands = Islands(executable.fused, plans, lambda body, own, fused: bodies[own.model].executable)
+    again = Executable(executable.fused, plan.steps, plan.planned_shapes, islands)
+    return replace(variant, plan=replace(plan, bodies=plans), executable=again)
 
 
 def plan_at(

@@ -57,7 +57,7 @@ def _plan_body(
     context: SelectionContext, key: str, body: Body, specs: dict[str, TensorSpec]
 ) -> tuple[Variant, list[str], list[Selection]]:
     """One body planned, the cache keys that planning it used, and what was chosen in it and inside it."""
-    fused = fuse_body(body, specs, context.fused)
+    fused = fuse_body(key, body, specs, context.fused)
     given = {name: specs[name] for name in fused.program.inputs}
     inner = with_bodies(
         replace(
@@ -89,7 +89,7 @@ def _plan_body(
     return Variant(plan, executable), keys, [*inner.body_selections, selection]
 
 
-def fuse_body(body: Body, specs: Mapping[str, TensorSpec], outer: FusedModel) -> FusedModel:
+def fuse_body(key: str, body: Body, specs: Mapping[str, TensorSpec], outer: FusedModel) -> FusedModel:
     """A body as a fused model of its own, given these values. The same call gives the same model."""
     program, weights, free = outer.program, outer.weights, body.free_names()
     graph = ir.serde.serialize_graph(body.graph)
@@ -114,4 +114,13 @@ def fuse_body(body: Body, specs: Mapping[str, TensorSpec], outer: FusedModel) ->
     partition(model, Inference.of(model, program.limits).at(inner), target=outer.target)
     remove_unused(model)
     tactics = {tactic.name: tactic for tactic in inside_bodies(tuple(outer.tactics.values()))}
-    return FusedModel(model, Inference.of(model, program.limits), tactics, outer.target)
+    return FusedModel(
+        model,
+        Inference.of(model, program.limits),
+        tactics,
+        outer.target,
+        outer.kernels,
+        outer.notes,
+        name=f"{outer.name}/{key}" if outer.name else key,
+        run_parts=outer.run_parts,
+    )

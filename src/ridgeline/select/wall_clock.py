@@ -40,10 +40,11 @@ class WallTrial:
     def is_raced(self, contest: Contest) -> bool:
         """Where shapes depend on data nobody knows what to time it with: the floor takes whatever comes.
 
-        And one candidate alone need not run on values drawn without knowing the model.
+        Nor does anybody know how often a loop goes round with drawn inputs. And one candidate alone need not
+        run on values drawn without knowing the model.
         """
         is_alone = len(contest.willing) == 1 and self._context.options.workspace_bytes is None
-        return contest.site.is_inferred and not is_alone
+        return contest.is_timeable and not is_alone
 
     def time(self, each: SiteRace, places: Sequence[int]) -> Timed:
         calls = self._calls(each, places)

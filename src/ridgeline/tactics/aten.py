@@ -68,7 +68,9 @@ class Aten(Tactic):
                 made = [m.to(around.device) if isinstance(m, Tensor) else m for m in made]
             return own_memory(made, inputs) if may_alias else made
 
-        return Launch(call, note="; ".join(notes), wants_host_values=True)
+        sized = [op.op_type for op in site.body.ops if has(op, Trait.SIZED_BY_DATA)]
+        why_eager = f"{sized[0]}: the number of results depends on data" if sized else ""
+        return Launch(call, note="; ".join(notes), wants_host_values=True, why_eager=why_eager)
 
 
 def _op_with_out(site: Site) -> Op | None:

@@ -76,6 +76,7 @@ class Launch:
     # its programs wait for one another, so all of some must be under way: no two such run side by side
     waits_inside: bool = False
     note: str = ""  # what the report should say about it, such as ops that run in a slow fall-back
+    why_eager: str = ""  # why no CUDA graph can hold a call, where that is known without a trial
     # bytes from the start of an argument up to the last that a call touches, by argument: the inputs, then
     # the outputs. None: a library that looks at the tensors it is given does the work
     extents: Mapping[int, int] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.base.spec import Body, Op, TensorSpec
 from ridgeline.errors import LimitError
+from ridgeline.ir.loops import first_specs, state_count, ways
 from ridgeline.kernels.elements import TORCH_DTYPES, cloned
 from ridgeline.kernels.values import Items
 from ridgeline.options import Limits
@@ -124,16 +125,20 @@ def _loop(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
         outside = [values[p] for p in captured]
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - n_carried)]
         begin(run)
-        trip = 0
+        trip, is_going = 0, bool(going)
         with Trips(op, limits) as trips:
-            while bool(going) and (limit is None or trip < limit):
+            while is_going and (limit is None or trip < limit):
                 trips.count()
+                before = going
                 going, *made = run([torch.tensor(trip), going, *carried, *outside])
                 carried = made[:n_carried]
                 trips.hold(carried, made[n_carried:])
                 for scan, value in zip(scans, made[n_carried:], strict=True):
                     scan.append(kept(run, value))
                 trip += 1
+                # to read a value of a GPU is to wait for it: the same object again is the same value
+                if going is not before and trip != limit:
+                    is_going = bool(going)
         if trip:
             carried = [kept(run, value) for value in carried]
         names = body.outputs[1 + n_carried :]
@@ -150,8 +155,8 @@ def _scan(op: Op, reads: Sequence[str], compile_body: CompileBody, limits: Limit
     n_scanned = int(op.attrs["num_scan_inputs"])
     n_states = len(op.inputs) - n_scanned
     n_stacked = len(body.outputs) - n_states
-    axes, is_backward = _ways(op, "input", n_scanned)
-    out_axes, is_out_backward = _ways(op, "output", n_stacked)
+    axes, is_backward = ways(op, "input", n_scanned)
+    out_axes, is_out_backward = ways(op, "output", n_stacked)
 
     def call(values: Sequence[Any]) -> Sequence[Any]:
         states, scanned = values[:n_states], values[n_states : n_states + n_scanned]
@@ -203,13 +208,6 @@ def _sequence_map(
     return call, notes
 
 
-def _ways(op: Op, side: str, count: int) -> tuple[list[int], list[bool]]:
-    """The axes and directions that Scan goes along; the first axis, forward, where it does not say."""
-    axes = op.attrs.get(f"scan_{side}_axes") or (0,) * count
-    directions = op.attrs.get(f"scan_{side}_directions") or (0,) * count
-    return [int(axis) for axis in axes], [bool(way) for way in directions]
-
-
 def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
     """Results of all trips as one tensor; of no trip an empty one, as the body declares it."""
     if rows:
@@ -225,19 +223,10 @@ def stack(rows: Sequence[Any], axis: int, body: Body, name: str) -> Tensor:
 def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
     """What a body of the op is given on its first run, by name; None where that depends on data."""
     given: list[TensorSpec | None] = []
-    if op.op_type == "Loop":
-        condition = specs.get(op.inputs[1]) if op.inputs[1] else TensorSpec("bool", ())
-        given = [TensorSpec("int64", ()), condition, *(specs.get(n) for n in op.inputs[2:])]
-    elif op.op_type == "Scan":
-        n_states = len(op.inputs) - int(op.attrs["num_scan_inputs"])
-        axes, _ = _ways(op, "input", len(op.inputs) - n_states)
-        given = [specs.get(n) for n in op.inputs[:n_states]]
-        for name, axis in zip(op.inputs[n_states:], axes, strict=True):
-            whole = specs.get(name)
-            sizes = list(whole.shape) if whole is not None else []
-            given.append(whole and TensorSpec(whole.dtype, (*sizes[:axis], *sizes[axis:][1:])))
-    elif op.op_type == "SequenceMap":
+    if op.op_type == "SequenceMap":
         return None  # items may have any shape
+    if op.op_type in ("Loop", "Scan"):
+        given = [*first_specs(op, specs)]
     free = body.free_names()
     given += [specs.get(name) for name in free]
     made = dict(zip((*body.inputs, *free), given, strict=True))
@@ -245,6 +234,24 @@ def first_trip(op: Op, body: Body, specs: Mapping[str, TensorSpec]) -> dict[str,
         return None
     # inside a body values come as they are handed over, in plain order
     return {n: TensorSpec(s.dtype, s.shape) for n, s in made.items() if s is not None}
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """How one run of a body follows another."""
+
+    carried: Mapping[int, int] = field(default_factory=dict)  # by result, the input that it is next
+    counter: int | None = None  # the input that counts the runs
+    decides: int | None = None  # the result that the host reads after every run
+
+
+def cycle_of(op: Op) -> Cycle:
+    """Loops hand states from run to run; whatever else runs a body gives it new values each time."""
+    if op.op_type == "Loop":
+        return Cycle({place: place + 1 for place in range(len(op.inputs) - 1)}, counter=0, decides=0)
+    if op.op_type == "Scan":
+        return Cycle({place: place for place in range(state_count(op))})
+    return Cycle()
 
 
 def closed(body: Body) -> Body:

@@ -20,6 +20,7 @@ class Cuda(Machine):
     """Candidates are timed as CUDA graphs if the GPU is here; else they are compiled and predicted."""
 
     half_always_pays = True  # tensor cores, and half the bytes
+    plans_bodies = True
 
     @property
     def half_types(self) -> tuple[str, ...]:

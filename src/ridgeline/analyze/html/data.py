@@ -15,6 +15,7 @@ from ridgeline.analyze.explain import Contest, config_text
 from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.report_data import EngineReport, ReportRegion, ReportStep
 from ridgeline.analyze.report_graph import RegionBody
+from ridgeline.analyze.runs import part_rows
 from ridgeline.errors import visible
 
 LONGEST_NAME = 200
@@ -123,6 +124,10 @@ def _page(
             for row in report.unwilling
         ],
         "hostValues": len(report.host_values),
+        "runs": [
+            dict(zip(("of", "as", "steps", "why"), map(clean, row), strict=True))
+            for row in part_rows(report.summary.run_parts)
+        ],
         "islands": [cleaned(asdict(row)) for row in report.islands],
         "checks": [cleaned(asdict(row)) for row in report.checks],
         "kernels": [cleaned(asdict(row), without=("evidence",)) for row in report.kernels],

@@ -21,13 +21,14 @@ from ridgeline.kernels.floor import (
     sequence,
     shape,
     signal,
+    suppression,
     vision,
 )
 from ridgeline.kernels.floor.registry import FLOOR, FloorOp, Reason, call_floor, floor
 
 FAMILIES = (
     activation, attention, contrib, conv, generate, indexing, linalg, norm, pointwise, pool, quant, random,
-    recurrent, reduce, resize, sequence, shape, signal, vision,
+    recurrent, reduce, resize, sequence, shape, signal, suppression, vision,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "FLOOR", "FloorOp", "Reason", "call_floor", "floor"]

@@ -1,4 +1,4 @@
-"""Boxes and grids: GridSample, AffineGrid, RoiAlign, MaxRoiPool, NonMaxSuppression."""
+"""Boxes and grids: GridSample, AffineGrid, RoiAlign, MaxRoiPool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -161,56 +160,3 @@ def max_roi_pool(
             if r1 > r0 and c1 > c0:
                 result[n, :, i, j] = x[int(image), :, r0:r1, c0:c1].amax((1, 2))
     return result
-
-
-def _number(x: Tensor | None, default: float) -> float:
-    return default if x is None or x.numel() == 0 else float(x.item())
-
-
-@floor("NonMaxSuppression")
-def non_max_suppression(
-    boxes: Tensor,
-    scores: Tensor,
-    max_output_boxes_per_class: Tensor | None = None,
-    iou_threshold: Tensor | None = None,
-    score_threshold: Tensor | None = None,
-    *,
-    center_point_box: int = 0,
-) -> Tensor:
-    most = int(_number(max_output_boxes_per_class, 0))
-    overlap, least = _number(iou_threshold, 0.0), _number(score_threshold, -math.inf)
-    # a loop of tiny steps: numpy's calls cost a fifth of torch's
-    all_boxes, all_scores = boxes.float().cpu().numpy(), scores.float().cpu().numpy()
-    picked: list[list[int]] = []
-    for image in range(scores.shape[0]):
-        corners = _corners(all_boxes[image], bool(center_point_box))
-        for label in range(scores.shape[1]):
-            kept = _suppressed(corners, all_scores[image, label], most=most, overlap=overlap, least=least)
-            picked += [[image, label, box] for box in kept]
-    return torch.tensor(picked, dtype=torch.int64, device=boxes.device).reshape(-1, 3)
-
-
-def _corners(boxes: np.ndarray, is_centre: bool) -> np.ndarray:
-    """[N, 4] as y0, x0, y1, x1 with y0 <= y1 and x0 <= x1."""
-    if is_centre:
-        x, y, w, h = boxes.T
-        return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1)
-    first, second = boxes[:, :2], boxes[:, 2:]
-    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
-
-
-def _suppressed(
-    corners: np.ndarray, scores: np.ndarray, *, most: int, overlap: float, least: float
-) -> list[int]:
-    candidates = np.flatnonzero(scores > least)
-    order = candidates[np.argsort(-scores[candidates], kind="stable")]
-    low, high = corners[:, :2], corners[:, 2:]
-    area = (high - low).prod(-1)
-    kept: list[int] = []
-    while order.size and len(kept) < most:
-        best, rest = order[0], order[1:]
-        kept.append(int(best))
-        sides = np.minimum(high[best], high[rest]) - np.maximum(low[best], low[rest])
-        common = sides.clip(min=0).prod(-1)
-        order = rest[common <= overlap * (area[best] + area[rest] - common)]
-    return kept

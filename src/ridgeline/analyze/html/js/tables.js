@@ -65,6 +65,13 @@ function drawRefused() {
       { title: "Regions", value: (row) => row.regions, show: (row) => count(row.regions), numeric: true, width: "98px" },
       { title: "Reasons, the most frequent first", value: (row) => row.reasons[0], show: (row) => reasonList(row.reasons), width: "minmax(180px, 3fr)" },
     ] }) : empty("No tactic refused a region.")));
+  if (data.runs.length)
+    section.append(el("div", { class: "box" }, el("h3", {}, "What is in which CUDA graph"), dataTable({ rows: data.runs, wraps: true, what: "part", columns: [
+      { title: "Of", value: (row) => row.of, width: "minmax(90px, .6fr)" },
+      { title: "Run as", value: (row) => row.as, width: "110px" },
+      { title: "Steps", value: (row) => row.steps, width: "minmax(130px, 1.4fr)" },
+      { title: "Why not in a graph", value: (row) => row.why, width: "minmax(160px, 2fr)" },
+    ] })));
   if (data.alternatives.length > 1)
     section.append(el("div", { class: "box" }, el("h3", {}, "Whole plans compared"), el("p", { class: "muted" }, data.why), dataTable({ rows: data.alternatives, wraps: true, what: "plan", columns: [
       { title: "Plan", value: (row) => row.name, show: (row) => (row.is_chosen ? el("b", {}, row.name) : row.name) },
