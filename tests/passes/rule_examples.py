@@ -157,6 +157,9 @@ EXAMPLES: dict[str, Example] = {
         y = Concat<axis = 3>(r, back) }}""", sizes=_SMALL, judge="reference"),
     "SpelledRotary": Example("""g (float[B,2,S,4] x, float[B,S,2] cos, float[B,S,2] sin)
         => (float[B,2,S,4] y) { y = RotaryEmbedding(x, cos, sin) }""", sizes=_SMALL, judge="reference"),
+    "MaskOfWindows": Example("""g (float[6,2,4,3] x, float[1,3,1,4,3] m) => (float[6,2,4,3] y)
+        <int64[5] n = {-1, 3, 2, 4, 3}, int64[4] back = {-1, 2, 4, 3}> {
+        s = Reshape(x, n) a = Add(s, m) y = Reshape(a, back) }""", ("m",)),
     "SoftmaxAttention": _heads(
         _SCORES + "a = Add(d, m)\n p = Softmax(a)\n y = MatMul(p, v)", ", float[B,1,S,T] m"
     ),

@@ -26,6 +26,7 @@ from ridgeline.passes import (
     canonical_quant,
     canonical_rotary,
     canonical_rows,
+    canonical_windows,
     fold_weights,
 )
 from ridgeline.passes.canonical_broadcast import broadcast_rows
@@ -137,7 +138,7 @@ PASSES: tuple[Stage, ...] = (
     Stage("linear", _rules((*canonical_linear.RULES, *canonical_index.RULES))),
     Stage("inner shapes", _edit(_refresh_shapes)),
     Stage("rotary", _rules(canonical_rotary.RULES)),
-    Stage("attention", _rules(canonical_attention.RULES)),
+    Stage("attention", _rules((*canonical_windows.RULES, *canonical_attention.RULES))),
     Stage("rows", _rules(canonical_rows.RULES)),
     Stage("grouped heads", group_heads, (Change.ROUNDING,)),
     Stage("views", _edit(simplify_views)),
