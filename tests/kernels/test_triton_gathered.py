@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 from cpp_cases import random
 from torch import Tensor
-from triton_cases import check, make_site
+from triton_cases import check, make_site, why_not
 
 from ridgeline.base.spec import Op
+from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
 
 # B batch, S sequence, H heads, D head width
@@ -197,3 +199,24 @@ def test_a_part_of_what_was_gathered() -> None:
     constants = {"places": np.array([6, 0, 3, 2]), "one": np.array([1]), "three": np.array([3]),
                  "zero": np.array([0])}  # fmt: skip
     check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_equal_parts_are_cut_in_one_pass(axis: int, last: bool) -> None:
+    shape = [2, 3, 4, 5]
+    shape[axis] *= 3
+    x = random(*shape)
+    names = ("x", "a", "b", "c") if last else ()
+    inputs = {"x": x.contiguous(memory_format=torch.channels_last) if last else x}
+    split = Op("Split", ("x",), ("a", "b", "c"), {"axis": axis, "num_outputs": 3})
+    site = make_site([split], inputs, ["a", "b", "c"], last=names)
+    check(TritonPointwise(), site, inputs)
+    assert math.prod(lower(site).sizes.values()) == x.numel() // 3
+
+
+def test_parts_of_several_sizes_are_no_pass_over_every_combination() -> None:
+    inputs = {"x": random(4, 7)}
+    split = Op("Split", ("x", "sizes"), ("a", "b"), {"axis": 1})
+    site = make_site([split], inputs, ["a", "b"], constants={"sizes": np.array([3, 4])})
+    assert why_not(TritonPointwise(), site) == "no output spans all axes"

@@ -333,6 +333,7 @@ class Lowering:
         """Resolves the axes, drops unused steps and orders the pointers."""
         body = self.site.body
         outputs = [self.value(name) for name in body.outputs]
+        self._align(outputs)
         stored = [self._before_rounding(val, body.outputs[i]) for i, val in enumerate(outputs)]
         alive: set[Term] = set()
         for term in stored:
@@ -357,6 +358,15 @@ class Lowering:
             loads=tuple(loads), steps=tuple(kept), stores=tuple(stores),
             inputs=tuple(self._inputs), tables=tuple(self._tables), extras=tuple(self._extras),
         )  # fmt: skip
+
+    def _align(self, outputs: Sequence[Val]) -> None:
+        """Let outputs of one shape run over the same axes, as the parts of a Split do."""
+        for val in outputs[1:]:
+            first = next(other for other in outputs if other.shape == val.shape)
+            mine, theirs = ({self.axes.root(a) for a in each.axes if a != ONE} for each in (val, first))
+            for axis, other in zip(val.axes, first.axes, strict=True):
+                if axis != ONE and self.axes.root(axis) not in theirs and self.axes.root(other) not in mine:
+                    self.axes.unite(axis, other)
 
     def _before_rounding(self, val: Val, name: str) -> Term:
         """What is stored for an output: storing rounds to the output's type, so no cast to it is needed."""

@@ -43,8 +43,9 @@ def why_not_pointwise(program: Program) -> str | None:
         return "the body reduces, it is not pointwise"
     if 0 in program.sizes.values() and not program.is_empty:
         return "some outputs have elements and others none"
-    known = {axis for memory in program.stores for axis in memory.strides}
-    return "no output spans an axis" if set(program.sizes) - known else None
+    # over axes that only some outputs have, a kernel would go through every combination of theirs
+    is_spanned = any(set(memory.strides) == set(program.sizes) for memory in program.stores)
+    return None if is_spanned else "no output spans all axes"
 
 
 def pointwise_stages(program: Program, constants: Collection[int], cut: Cut, *, pdl: bool) -> Stages:
