@@ -17,7 +17,6 @@ from ridgeline.base.gpu_graph import (
     CaptureError,
     own_stream,
     pool_bytes,
-    raw_stream,
     record,
     stream_bytes,
     try_alone,
@@ -35,36 +34,11 @@ from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.pinned_memory import never_free_pinned, new_pinned
 from ridgeline.runtime.segments import Segments, capture_segments
 from ridgeline.runtime.streamed import StreamedRun, parts_of, require_apart
+from ridgeline.runtime.turns import Turns
 from ridgeline.runtime.weights import DeviceWeights
 from ridgeline.tactics.base import Launch
 
 ALIGNMENT = 16  # of addresses that kernels were compiled for
-
-
-class Turns:
-    """Runs that share memory: one on another stream than the last comes after it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._busy: torch.cuda.Stream | None = None  # where the latest run may still be under way
-
-    def begin(self) -> None:
-        busy = self._busy
-        if busy is not None and busy.cuda_stream == raw_stream(self._device.index):
-            return
-        stream = torch.cuda.current_stream(self._device)
-        if busy is not None:
-            stream.wait_stream(busy)
-        self._busy = stream
-
-    def end(self) -> None:
-        """Nothing is under way any more."""
-        self._busy = None
-
-    def wait(self) -> None:
-        """Return when the latest run is over."""
-        if self._busy is not None:
-            self._busy.synchronize()
 
 
 class CudaInstance(Instance):

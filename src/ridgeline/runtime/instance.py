@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +20,11 @@ from ridgeline.ir.body import Program, Region
 from ridgeline.ir.infer import Inferred
 from ridgeline.ir.sites import make_site
 from ridgeline.ir.views import joins_of, views_of
-from ridgeline.kernels.elements import TORCH_DTYPES, on_device, to_torch
+from ridgeline.kernels.elements import TORCH_DTYPES
 from ridgeline.options import machine_bytes
 from ridgeline.plan.memory import ArenaLayout, StepIO, lay_out
 from ridgeline.plan.streams import Schedule
+from ridgeline.runtime.given_values import GivenValues
 from ridgeline.runtime.segments import CallValues
 from ridgeline.tactics.base import Call, Footprint, Launch, Movable, Move
 
@@ -374,26 +374,6 @@ def tensor_at(address: int, like: Tensor) -> Tensor:
     """Memory that somebody else keeps alive, seen as a contiguous tensor."""
     items = (ctypes.c_byte * like.nbytes).from_address(address)
     return torch.frombuffer(items, dtype=like.dtype).view(like.shape)
-
-
-class GivenValues:
-    """What no step makes: weights, and values known on the host, on either side where a GPU is used."""
-
-    def __init__(self, weights: Mapping[str, Tensor], values: Mapping[str, np.ndarray], device: str) -> None:
-        self._weights, self._values, self._device = weights, values, device
-        self._made: dict[tuple[str, bool], Tensor] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._weights or (name in self._values and self._values[name].dtype.kind not in "OUS")
-
-    def get(self, name: str, *, on_host: bool = False) -> Tensor:
-        if name in self._weights and not (on_host and name in self._values):
-            return self._weights[name]
-        if (name, on_host) not in self._made:
-            self._made[name, on_host] = on_device(
-                to_torch(self._values[name]), "cpu" if on_host else self._device
-            )
-        return self._made[name, on_host]
 
 
 def uses_of(call: Callable[[], object], io: StepIO) -> list[tuple[str, Move | None]]:
