@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ridgeline
 from ridgeline.errors import InputError
-from ridgeline.runtime import context, cuda_instance
+from ridgeline.runtime import context, cuda_instance, turns
 from ridgeline.runtime.context import KEPT_INSTANCES, KEPT_ON_GPU, KEPT_SHARE, CudaContext
 from ridgeline.runtime.cuda_instance import CudaInstance
 
@@ -93,7 +93,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(torch, "_foreach_copy_", together)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: made.current)
     monkeypatch.setattr(torch.cuda, "stream", made.on)
-    monkeypatch.setattr(cuda_instance, "raw_stream", lambda device: made.current.cuda_stream)
+    monkeypatch.setattr(turns, "raw_stream", lambda device: made.current.cuda_stream)
     monkeypatch.setattr(cuda_instance, "own_stream", lambda owner: made.streams[2])
     monkeypatch.setattr(cuda_instance, "warm", lambda call, stream: call())
     monkeypatch.setattr(cuda_instance, "record", lambda call, stream: Graph(call, made.log))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ridgeline.base.gpu_graph import CaptureError
-from ridgeline.runtime import cuda_instance
+from ridgeline.runtime import cuda_instance, turns
 from ridgeline.runtime.cuda_instance import CudaInstance
 from ridgeline.runtime.fused_model import FusedModel
 
@@ -104,7 +104,7 @@ def replaying(monkeypatch: pytest.MonkeyPatch, refused: frozenset[str] = frozens
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "current_stream", lambda device=None: rig.stream)
         patch.setattr(torch.cuda, "stream", on)
-        patch.setattr(cuda_instance, "raw_stream", lambda device: 1)
+        patch.setattr(turns, "raw_stream", lambda device: 1)
         patch.setattr(cuda_instance, "own_stream", lambda owner: rig.stream)
         patch.setattr(cuda_instance, "warm", rig.warm)
         patch.setattr(cuda_instance, "record", rig.record)
