@@ -13,33 +13,13 @@ import onnx
 import pytest
 import torch
 from moving_models import close, detector, expected, model_of, own, rand
+from stand_ins import Replayed
 
 from ridgeline.base.gpu_graph import CaptureError
 from ridgeline.runtime.instance import Instance
 from ridgeline.runtime.segments import CallValues, Segment, Segments, capture_segments
 
 WAITS = {"NonZero", "NonMaxSuppression", "Compress"}
-
-
-class Replayed:
-    """As a CUDA graph: a replay writes where the capture wrote, whatever values are called now."""
-
-    def __init__(self, run: Callable[[], object], dynamic_values: dict[str, Any]) -> None:
-        before = dict(dynamic_values)
-        run()
-        self._run, self._named = run, dynamic_values
-        self._made = {name: made for name, made in dynamic_values.items() if made is not before.get(name)}
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        before = dict(self._named)
-        self._run()
-        for name, tensor in self._made.items():
-            if tensor is not None and self._named[name] is not tensor:
-                tensor.copy_(self._named[name])
-        self._named.clear()
-        self._named.update(before)
 
 
 def waiting(instance: Instance) -> set[int]:
