@@ -197,3 +197,35 @@ def test_a_part_of_what_was_gathered() -> None:
     constants = {"places": np.array([6, 0, 3, 2]), "one": np.array([1]), "three": np.array([3]),
                  "zero": np.array([0])}  # fmt: skip
     check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+ONE_ITEM = {
+    "padded": ((6,), [Op("Gather", ("x", "i"), ("g",)), Op("Pad", ("g", "pads"), ("y",))]),
+    "beside others": ((6, 4), [Op("Gather", ("x", "i"), ("g",), {"axis": 1}), Op("Mul", ("x", "g"), ("y",))]),
+    "of one axis": ((6,), [Op("Gather", ("x", "i"), ("g",)), Op("Mul", ("x", "g"), ("y",))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_ITEM)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_one_item_is_gathered(name: str, is_known: bool) -> None:
+    """An index that is one number makes one address, which no mask of a block fits."""
+    shape, ops = ONE_ITEM[name]
+    places = np.array([3])
+    inputs = {"x": random(*shape)} | ({} if is_known else {"i": torch.from_numpy(places)})
+    constants = {"i": places} if is_known else {}
+    if name == "padded":
+        constants["pads"] = np.array([1, 2])
+    check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+@pytest.mark.parametrize("places", [(), (1,), (6,)])
+def test_a_row_is_added_to_what_was_gathered(places: tuple[int, ...]) -> None:
+    inputs = {"x": random(5, 6), "t": random(7), "i": torch.arange(6)[: places[0] if places else 1] % 7}
+    if not places:
+        inputs["i"] = inputs["i"][0].clone()
+    ops = [
+        Op("Gather", ("t", "i"), ("g",)), Op("Add", ("x", "g"), ("a",)),
+        Op("Softmax", ("a",), ("y",), {"axis": -1}),
+    ]  # fmt: skip
+    check(TritonRows(), make_site(ops, inputs, ["y"]), inputs)
