@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,6 +124,13 @@ CASES = {
         {"x": X, "w": W}, [PRODUCT, Op("Mul", ("a", "k"), ("z",))],
         constants={"k": random(20, seed=5).numpy()},
     ),
+    **{
+        f"gathered for {name}": Case(
+            {"x": X, "w": W, "t": random(7, seed=2), "i": torch.arange(math.prod(shape)).reshape(shape) % 7},
+            [PRODUCT, Op("Gather", ("t", "i"), ("g",)), Op("Add", ("a", "g"), ("z",))],
+        )
+        for name, shape in {"all": (1,), "columns": (20,), "rows": (5, 1), "each": (5, 20)}.items()
+    },
     "image, channels last": Case(
         {"x": image(2, 8, 3, 4), "w": random(12, 8, 1, 1, seed=1), "b": random(12, seed=2),
          "r": image(2, 12, 3, 4, seed=3)},

@@ -12,6 +12,7 @@ from cpp_cases import random
 from torch import Tensor
 from triton_cases import check, make_site, why_not
 
+from offers import why_not
 from ridgeline.base.spec import Op
 from ridgeline.kernels.triton.text import lower
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise, TritonRows
@@ -220,3 +221,81 @@ def test_parts_of_several_sizes_are_no_pass_over_every_combination() -> None:
     split = Op("Split", ("x", "sizes"), ("a", "b"), {"axis": 1})
     site = make_site([split], inputs, ["a", "b"], constants={"sizes": np.array([3, 4])})
     assert why_not(TritonPointwise(), site) == "no output spans all axes"
+
+
+ONE_ITEM = {
+    "padded": ((6,), [Op("Gather", ("x", "i"), ("g",)), Op("Pad", ("g", "pads"), ("y",))]),
+    "beside others": ((6, 4), [Op("Gather", ("x", "i"), ("g",), {"axis": 1}), Op("Mul", ("x", "g"), ("y",))]),
+    "of one axis": ((6,), [Op("Gather", ("x", "i"), ("g",)), Op("Mul", ("x", "g"), ("y",))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_ITEM)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_one_item_is_gathered(name: str, is_known: bool) -> None:
+    """An index that is one number makes one address, which no mask of a block fits."""
+    shape, ops = ONE_ITEM[name]
+    places = np.array([3])
+    inputs = {"x": random(*shape)} | ({} if is_known else {"i": torch.from_numpy(places)})
+    constants = {"i": places} if is_known else {}
+    if name == "padded":
+        constants["pads"] = np.array([1, 2])
+    check(TritonPointwise(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+@pytest.mark.parametrize("places", [(), (1,), (6,)])
+def test_a_row_is_added_to_what_was_gathered(places: tuple[int, ...]) -> None:
+    inputs = {"x": random(5, 6), "t": random(7), "i": torch.arange(6)[: places[0] if places else 1] % 7}
+    if not places:
+        inputs["i"] = inputs["i"][0].clone()
+    ops = [
+        Op("Gather", ("t", "i"), ("g",)), Op("Add", ("x", "g"), ("a",)),
+        Op("Softmax", ("a",), ("y",), {"axis": -1}),
+    ]  # fmt: skip
+    check(TritonRows(), make_site(ops, inputs, ["y"]), inputs)
+
+
+MET = {
+    "sum": Op("Add", ("x", "t"), ("m",)),
+    "join": Op("Concat", ("x", "t"), ("m",), {"axis": 2}),
+}
+
+
+@pytest.mark.parametrize("name", MET)
+@pytest.mark.parametrize("taken", [Op("Gather", ("m", "i"), ("y",)), Op("Slice", ("m", "i", "j"), ("y",))])
+def test_a_part_of_a_value_that_met_its_own_transpose_is_refused(name: str, taken: Op) -> None:
+    """One axis stands for two dims there; taking a part of one would take it of the other."""
+    ops = [Op("Transpose", ("x",), ("t",), {"perm": (1, 0, 2)}), MET[name], taken]
+    constants = {"i": np.array([1]), "j": np.array([2])}
+    used = {name: value for name, value in constants.items() if name in taken.inputs}
+    site = make_site(ops, {"x": random(4, 4, 3)}, ["y"], constants=used)
+    assert "its own transpose" in (why_not(TritonPointwise(), site) or "")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_part_of_what_was_added_to_its_sum(first: int) -> None:
+    """The sum is over the whole axis, also where a part of it is read."""
+    ops = [
+        Op("ReduceSum", ("x", "axes"), ("s",), {"keepdims": 0}),
+        Op("Add", ("s", "x"), ("a",)),
+        Op("Reshape", ("a", "shape"), ("r",)),
+        Op("Slice", ("r", "from", "to"), ("p",)),
+        Op("Add", ("p", "r"), ("y",)),
+    ]
+    constants = {"axes": np.array([0]), "shape": np.array([2, 3]), "from": np.array([first]),
+                 "to": np.array([first + 1])}  # fmt: skip
+    inputs = {"x": random(6)}
+    check(TritonRows(), make_site(ops, inputs, ["y"], constants=constants), inputs)
+
+
+def test_items_across_parts_of_which_one_is_reduced_are_refused() -> None:
+    """The place in the part that stays would follow from that in the whole, and the sum with it."""
+    ops = [
+        Op("ReduceSum", ("x", "axes"), ("s",), {"keepdims": 1}),
+        Op("Sub", ("x", "s"), ("a",)),
+        Op("Reshape", ("a", "shape"), ("r",)),
+        Op("Slice", ("r", "from", "to"), ("y",)),
+    ]
+    constants = {"axes": np.array([0]), "shape": np.array([6]), "from": np.array([1]), "to": np.array([4])}
+    site = make_site(ops, {"x": random(2, 3)}, ["y"], constants=constants)
+    assert "a part is reduced" in (why_not(TritonRows(), site) or "")

@@ -43,7 +43,7 @@ def evaluate(body: Body, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     values: dict[str, Any] = dict(inputs)
     is_double = any(t.dtype == torch.float64 for t in inputs.values())
     for name, array in body.constants.items():
-        made = torch.from_numpy(np.asarray(array))
+        made = torch.from_numpy(np.array(array))
         values[name] = made.double() if is_double and made.is_floating_point() else made
     for op in body.ops:
         args = [values[n] if n else None for n in op.inputs]

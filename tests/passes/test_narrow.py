@@ -29,9 +29,11 @@ LAYER = """a = Attention<q_num_heads = 2, kv_num_heads = 2>({q}, x, x)
 def narrowed(lines: str, outputs: str = "float[B,8] y", extra: str = "") -> ir.Model:
     model = with_weights(f"g ({INPUTS}{extra}) => ({outputs}) {{ {lines} }}", *WEIGHTS)
     feeds = random_feeds(model, {"B": 2})
+    names = [value.name for value in model.graph.outputs]
     before = run(model, feeds)
     drop_unread_rows(model)
     infer_shapes(model)
+    assert [value.name for value in model.graph.outputs] == names
     assert_same(before, run(model, feeds))
     return model
 
@@ -71,6 +73,13 @@ def test_readers_of_a_selection_stay(reader: str, output: str) -> None:
     assert rows(model, "LayerNormalization") == [2]
     for op_type in ("Relu", "ReduceMean", "Softmax"):
         assert count(model, op_type) == reader.count(op_type)
+
+
+def test_two_outputs_that_select_the_same_rows_keep_their_names() -> None:
+    bounds = "s = Constant<value_ints = [1]>()\n e = Constant<value_ints = [2]>()\n"
+    both = "y = Slice(h, s, e, s)\n z = Gather<axis = 1>(h, s)"
+    model = narrowed(LAYER.format(q="x") + bounds + both, "float[B,1,8] y, float[B,1,8] z")
+    assert rows(model, "LayerNormalization") == [1]
 
 
 def test_constants_lose_the_same_rows() -> None:

@@ -117,6 +117,17 @@ def test_an_output_keeps_a_node_of_its_own() -> None:
     assert "Transpose" in ops(simplified(body))
 
 
+def test_an_output_that_another_run_comes_back_to_keeps_its_name() -> None:
+    body = """g (float[2,1,6] x) => (float[2,1,1,6] y, float[2,1,1,6] z) {
+        a = Relu(x)
+        heads = Constant<value_ints = [2, 1, 1, 6]>()
+        y = Reshape(a, heads)
+        t = Transpose<perm = [0, 2, 1, 3]>(y)
+        z = Tanh(t)
+    }"""
+    assert ops(simplified(body)) == ["Relu", "Reshape", "Tanh"]
+
+
 def test_a_run_that_ends_in_an_output_is_shortened_too() -> None:
     body = f"g (float[5,B,24] x) => (float[5,B,8] k) {{ {SELECT} }}"
     assert ops(simplified(body)) == ["Slice"]

@@ -322,13 +322,23 @@ def _replace(rule: Fusion, m: Match, names: Names) -> None:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Let every reader of `old` read `new`, which takes over its name, type and shape."""
+    """Let every reader of `old` read `new`, which takes over its name, type and shape.
+
+    Inputs, outputs and weights keep the names that callers know: an output in their place is a copy.
+    """
     if new.shape is None:
         new.shape = old.shape
     if new.type is None:
         new.type = old.type
+    keeps_name = new.is_graph_output() or new.is_graph_input() or new.is_initializer()
+    maker = old.producer()
+    if keeps_name and old.is_graph_output() and maker is not None:
+        copy = ir.node("Identity", [new])
+        maker.graph.insert_before(maker, copy)
+        replace_value(old, copy.outputs[0])
+        return
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if not (new.is_graph_input() or new.is_initializer()):
+    if not keeps_name:
         # they change names: the node behind `old` may stay for another of its outputs
         name, old.name = old.name, None
         new.name, old.name = name, new.name

@@ -192,6 +192,9 @@ class Lowering:
 
     def moved(self, val: Val, move: Move) -> Val:
         """The value with one axis replaced; its operands are loaded and computed at the new indices."""
+        self._require_distinct(
+            val
+        )  # a move replaces an axis wherever it is, and this one leaves no trace of it
         return replace(val, term=self._moved(val.term, move, {}))
 
     def _moved(self, term: Term, move: Move, done: dict[Term, Term]) -> Term:
@@ -208,13 +211,15 @@ class Lowering:
         step, val = self._steps[term]
         if step.coordinate:
             return self._moved_coordinate(step, val, move)
-        place = self.axes.root(move.axis)
-        if place in map(self.axes.root, step.over):
+        leaves, over = frozenset(self.axes.leaves(move.axis)), self.axes.all_leaves(step.over)
+        if leaves & over:
+            if not leaves <= over:
+                raise RefusedError("items are taken along an axis of which a part is reduced")
             return term
         args = tuple(self._moved(arg, move, done) for arg in step.args)
-        if args == step.args and not any(self._is(axis, place) for axis in val.axes):
+        if args == step.args and not leaves & self.axes.all_leaves(val.axes):
             return term
-        axes = self._replaced(val.axes, place, move)
+        axes = self._replaced(val.axes, move)
         return self._step(replace(step, name="", args=args), self.axes.sizes_of(axes), axes).term
 
     def _moved_coordinate(self, step: Step, val: Val, move: Move) -> Term:
@@ -224,7 +229,7 @@ class Lowering:
             return step.name
         if not coordinate:
             return Number(shift, step.dtype)
-        axes = self._replaced(val.axes, self.axes.root(move.axis), move)
+        axes = self._replaced(val.axes, move)
         made = self._step(replace(step, name="", coordinate=coordinate), self.axes.sizes_of(axes), axes)
         return self.map("{0} + {1}", made, self.constant(shift, step.dtype)).term if shift else made.term
 
@@ -248,8 +253,12 @@ class Lowering:
                 raise RefusedError("an axis is cut after it was split")
         return tuple(made), shift
 
-    def _replaced(self, axes: Iterable[int], root: int, move: Move) -> tuple[int, ...]:
-        return tuple(a for axis in axes for a in (move.by if self._is(axis, root) else (axis,)))
+    def _replaced(self, axes: Iterable[int], move: Move) -> tuple[int, ...]:
+        """The axes along which a value varies after the move, of which it may have replaced all or a part."""
+        leaves, before = set(self.axes.leaves(move.axis)), self.axes.all_leaves(axes)
+        after = [axis for axis in axes if axis == ONE or not leaves & set(self.axes.leaves(axis))]
+        after += sorted(before - leaves - self.axes.all_leaves(after))
+        return (*after, *(move.by if before & leaves else ()))
 
     def _is(self, axis: int, root: int) -> bool:
         return axis != ONE and self.axes.root(axis) == root
@@ -277,7 +286,7 @@ class Lowering:
         if any(guard.is_never for guard in guards):
             return Number(0, val.dtype)
         guards = [guard for guard in guards if guard.coordinate]
-        axes = self._replaced(val.axes, self.axes.root(move.axis), move)
+        axes = self._replaced(val.axes, move)
         key = ("load", load.pointer, tuple(sorted(strides.items())), offset, tuple(guards), repr(gathers))
         if key not in self._seen:
             made = replace(load, strides=strides, offset=offset, guards=tuple(guards), gathers=gathers)

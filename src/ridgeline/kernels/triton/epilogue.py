@@ -92,10 +92,10 @@ def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], name
     def load(memory: Memory) -> str:
         mask = "mask"
         where = terms(memory)
-        touches = touched_axes(memory)
-        if not memory.gathers and not touches & {*rows, *column}:
+        touches = touched_axes(program, memory)
+        if not touches & {*rows, *column}:
             mask = ""
-        elif not memory.gathers and not touches & set(rows):
+        elif not touches & set(rows):
             mask = f"n < {math.prod(sizes[axis] for axis in column)}"
         elif not touches & set(column):
             where.append("n * 0")

@@ -144,7 +144,7 @@ def _inside(
         return [term for flat in flats.values() for term in flat.offset(memory, program.sizes)]
 
     def load(memory: Memory) -> str:
-        touched = set(program.sizes) if memory.gathers else touched_axes(memory)
+        touched = touched_axes(program, memory)
         masks = [bound for name, bound in bounds.items() if touched & set(flats[name].axes)]
         return load_text(memory, terms(memory), " & ".join(masks), index)
 

@@ -208,10 +208,7 @@ class RowWriter:
     def is_full(self, value: Term) -> bool:
         """Whether a value varies along the row."""
         if value in self.loads:
-            memory = self.loads[value]
-            if touched_axes(memory) & self.rows.over:
-                return True
-            return any(self.is_full(gathered) for gathered, _ in memory.gathers)
+            return bool(touched_axes(self.program, self.loads[value]) & self.rows.over)
         step = self.steps.get(value)
         return step is not None and not step.fold and bool(step.axes & self.rows.over)
 
@@ -226,20 +223,12 @@ class RowWriter:
         return load_text(memory, self.terms(memory), self.load_mask(memory), self.index)
 
     def load_mask(self, memory: Memory) -> str:
-        touched = touched_axes(memory)
-        for value, _ in memory.gathers:
-            touched |= self.touched(value)
+        touched = touched_axes(self.program, memory)
         on_rows, on_columns = touched & set(self.rows.along_r.axes), touched & self.rows.over
         masks = ["rmask"] if on_rows else []
         if on_columns and not self.is_even:
             masks.append("cmask")
         return " & ".join(masks)
-
-    def touched(self, value: Term) -> frozenset[int]:
-        """The axes along which an index varies."""
-        if value in self.steps:
-            return self.steps[value].axes
-        return frozenset(self.loads[value].strides) if value in self.loads else frozenset()
 
     def store(self, memory: Memory, row_mask: str = "rmask") -> str:
         terms = self.terms(memory)

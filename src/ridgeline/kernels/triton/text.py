@@ -230,9 +230,25 @@ def store_text(memory: Memory, terms: Sequence[str], mask: str) -> str:
     return f"tl.store({offset_text(memory, terms)}, {value}{masked})"
 
 
-def touched_axes(memory: Memory) -> set[int]:
-    """Axes along which the address of a load, or its guard, varies."""
-    return {*memory.strides, *(axis for guard in memory.guards for axis, _ in guard.coordinate)}
+def touched_axes(program: Program, memory: Memory) -> set[int]:
+    """Axes along which the address of a load, or its guard, varies: also by indices that it reads."""
+    loads, steps = {m.value: m for m in program.loads}, {step.name: step for step in program.steps}
+
+    def axes_of(value: Term) -> set[int]:
+        if value in loads:
+            return of_load(loads[value])
+        if value not in steps:
+            return set()
+        step = steps[str(value)]
+        # not its own axes: a number that is spread over some is still one number
+        axes = {axis for axis, _ in step.coordinate}
+        return axes.union(*map(axes_of, step.args)) - step.over
+
+    def of_load(load: Memory) -> set[int]:
+        guards = {axis for guard in load.guards for axis, _ in guard.coordinate}
+        return {*load.strides, *guards}.union(*(axes_of(value) for value, _ in load.gathers))
+
+    return of_load(memory)
 
 
 def steady_loads(program: Program, constants: Collection[int]) -> set[Term]:
