@@ -22,7 +22,7 @@ from ridgeline.analyze.findings.subject import Subject
 from ridgeline.base.choices import Candidate
 from ridgeline.plan.plan import Plan
 from ridgeline.plan.report import Island, Kept, Precision, Report
-from ridgeline.select import loop, race
+from ridgeline.select import candidates, race
 
 
 def subject_of(model: onnx.ModelProto, target: str = "null:sm_90", **options: object) -> Subject:
@@ -236,7 +236,7 @@ def test_a_tactic_that_refuses_other_sizes_of_the_profile_is_told(plan: Plan) ->
 
 
 def test_refusals_say_open_shapes_as_selection_does() -> None:
-    assert REFUSED in inspect.getsource(loop)
+    assert REFUSED in inspect.getsource(candidates)
 
 
 def test_refused_fusions_have_a_cost_in_time(plan: Plan) -> None:

@@ -274,8 +274,9 @@ def test_memory_is_that_of_the_plan_that_a_build_would_make(monkeypatch: pytest.
     monkeypatch.setattr(prediction, "compile_kernels", lambda kernels, arch, on_done: [None] * len(kernels))
     monkeypatch.setattr(prediction, "_why_unfit", lambda made: None)
     model = model_of(Rows(((64, 256),)), Transformer(128, 256, 2, 1, 16, layers=2))
-    plan = build(model, target="cuda:sm_90", level=0, verify="off").plan.memory
-    found = predicted(model)
+    # regions are counted apart, whatever pairs of them a build may take as one step
+    apart = build(model, target="cuda:sm_90", level=0, verify="off", without=["triton.normed_gemm"])
+    plan, found = apart.plan.memory, predicted(model)
     told = (plan.weight_bytes, plan.packed_bytes, plan.arena_bytes, plan.io_bytes, plan.library_bytes)
     needs = found.memory
     assert (needs.weights, needs.packed, needs.arena, needs.inputs, needs.libraries) == told

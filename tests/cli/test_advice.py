@@ -108,7 +108,7 @@ def test_a_gpu_engine_without_a_gpu_says_where_to_run_it(ridge: Ridge, here: Pat
 
 
 def test_refusals_alike_are_one_line(ridge: Ridge, here: Path) -> None:
-    assert ridge("build", write(LOOP, here / "m.onnx"), "--level", "0")[0] == 0
+    assert ridge("build", write(FOUND, here / "m.onnx"), "--level", "0")[0] == 0
     _, told, _ = ridge("explain", "m.ridge")
     assert told.count("a shape inside depends on data") == 1
 

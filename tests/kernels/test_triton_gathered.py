@@ -10,7 +10,7 @@ import pytest
 import torch
 from cpp_cases import random
 from torch import Tensor
-from triton_cases import check, make_site, why_not
+from triton_cases import check, make_site
 
 from offers import why_not
 from ridgeline.base.spec import Op

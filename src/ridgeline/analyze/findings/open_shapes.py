@@ -8,7 +8,7 @@ from ridgeline.analyze.findings.finding import Finding
 from ridgeline.analyze.findings.kind import Kind, Planned
 from ridgeline.base.grouping import grouped
 
-REFUSED = "not over the whole profile: "  # as `select/loop.py` says it
+REFUSED = "not over the whole profile: "  # as `select/candidates.py` says it
 
 
 def find(planned: Planned) -> Iterator[Finding]:
