@@ -83,7 +83,7 @@ def test_a_wrong_rule(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -
     assert "the first stage that is wrong: pass 'norms', rule LayerNorm" in failure(model)
 
 
-@pytest.mark.parametrize("name", [stage.name for stage in pipeline.PASSES])
+@pytest.mark.parametrize("name", [stage.name for stage in pipeline.PASSES if not stage.is_by_index])
 def test_any_wrong_pass(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A pass that changes a weight, and not one node."""
 
