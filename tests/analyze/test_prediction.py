@@ -270,7 +270,7 @@ def test_a_decoder_that_cannot_be_counted_is_refused(
     assert says in err
 
 
-def test_memory_is_that_of_the_plan_that_a_build_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_that_of_the_plan_that_takes_every_region_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "compile_kernels", lambda kernels, arch, on_done: [None] * len(kernels))
     monkeypatch.setattr(prediction, "_why_unfit", lambda made: None)
     model = model_of(Rows(((64, 256),)), Transformer(128, 256, 2, 1, 16, layers=2))

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loop_models import TEXTS, control_feeds, control_model
+from loop_models import TEXTS, control_model, first_runs
 from moving_models import close, decoder, detector, expected, rand
 from test_suppression import draw
 
 import ridgeline
-from ridgeline.frontend.loop_results import with_named_results
 from ridgeline.kernels.floor.suppression import pick_at_once, pick_in_turn
 from ridgeline.runtime.cuda_instance import CudaInstance
 
@@ -39,14 +38,10 @@ def bodies_of(engine: ridgeline.Engine) -> list[CudaInstance]:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_control_flow(name: str) -> None:
-    model, runs = control_model(name), control_feeds(name)
-    engine = build(model, profiles={"T": "1..3..8"})
-    first = []
-    for feeds in runs:
-        first.append(engine.run(feeds))
-        close(first[-1], expected(with_named_results(model), feeds))
+    engine = build(control_model(name), profiles={"T": "1..3..8"})
+    first = first_runs(engine, name)
     for _ in range(2):
-        for feeds, before in zip(runs, first, strict=True):
+        for feeds, before in first:
             again = engine.run(feeds)
             there = engine.run(on_device(feeds))
             for each, array in before.items():

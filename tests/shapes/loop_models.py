@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from moving_models import model_of, rand
+from moving_models import close, expected, model_of, rand
+
+import ridgeline
+from ridgeline.frontend.loop_results import with_named_results
 
 Feeds = dict[str, np.ndarray]
 K = np.float32([0.5, 2.0, -1.0, 1.5])
@@ -269,3 +272,12 @@ def control_model(name: str) -> onnx.ModelProto:
 
 def control_feeds(name: str) -> list[Feeds]:
     return TEXTS[name][1]()
+
+
+def first_runs(engine: ridgeline.Engine, name: str) -> list[tuple[Feeds, Feeds]]:
+    """The feeds of a model with what the engine makes of them, held against ONNX Runtime."""
+    model, made = with_named_results(control_model(name)), []
+    for feeds in control_feeds(name):
+        made.append((feeds, engine.run(feeds)))
+        close(made[-1][1], expected(model, feeds))
+    return made

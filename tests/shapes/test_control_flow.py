@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from loop_models import TEXTS, control_feeds, control_model
+from loop_models import TEXTS, control_feeds, control_model, first_runs
 from moving_models import close, expected, own
 
 import ridgeline
@@ -15,13 +15,9 @@ UNWANTED = "results that nobody wants"
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_control_flow(name: str) -> None:
-    model, runs = control_model(name), control_feeds(name)
-    engine = own(model, profiles={"T": "1..3..8"})
-    first = []
-    for feeds in runs:
-        first.append(engine.run(feeds))
-        close(first[-1], expected(with_named_results(model), feeds))
-    for feeds, before in zip(runs, first, strict=True):
+    engine = own(control_model(name), profiles={"T": "1..3..8"})
+    first = first_runs(engine, name)
+    for feeds, before in first:
         again = engine.run(feeds)
         assert all(np.array_equal(again[name], before[name]) for name in before)
 

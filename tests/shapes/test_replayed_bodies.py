@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from loop_models import TEXTS, control_feeds, control_model
+from loop_models import TEXTS, control_model, first_runs
 from moving_models import close, decoder, detector, expected, own, rand
 from rich.console import Console
 from stand_ins import Rig, replaying
@@ -27,7 +27,6 @@ from ridgeline.analyze.runs import graphs_text
 from ridgeline.analyze.show import summarise
 from ridgeline.cli.draw_explain import draw_explanation
 from ridgeline.cli.draw_plan import draw_summary
-from ridgeline.frontend.loop_results import with_named_results
 from ridgeline.plan.report import RunPart
 from ridgeline.runtime import planned_body
 from ridgeline.runtime.embedded_kernels import collect
@@ -59,14 +58,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_control_flow(rig: Rig, name: str) -> None:
-    model, runs = control_model(name), control_feeds(name)
-    engine = own(model, profiles={"T": "1..3..8"})
-    first = []
-    for feeds in runs:
-        first.append(engine.run(feeds))
-        close(first[-1], expected(with_named_results(model), feeds))
+    engine = own(control_model(name), profiles={"T": "1..3..8"})
+    first = first_runs(engine, name)
     for _ in range(2):
-        for feeds, before in zip(runs, first, strict=True):
+        for feeds, before in first:
             again = engine.run(feeds)
             assert all(np.array_equal(again[each], before[each]) for each in before)
     assert not any("op by op" in note for note in engine.notes)

@@ -139,7 +139,7 @@ PASSES: tuple[Stage, ...] = (
     Stage("linear", _rules((*canonical_linear.RULES, *canonical_index.RULES))),
     Stage("inner shapes", _edit(_refresh_shapes)),
     Stage("rotary", _rules(canonical_rotary.RULES)),
-    # on a CPU a library's attention with a mask for every window is slower than the ops apart (Swin-T: 0.8×)
+    # on a CPU a library's attention with a mask for every window is slower than the ops apart
     Stage("windows", _rules(canonical_windows.RULES), is_by_index=True),
     Stage("attention", _rules(canonical_attention.RULES)),
     Stage("rows", _rules(canonical_rows.RULES)),

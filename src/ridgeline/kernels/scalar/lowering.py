@@ -192,9 +192,8 @@ class Lowering:
 
     def moved(self, val: Val, move: Move) -> Val:
         """The value with one axis replaced; its operands are loaded and computed at the new indices."""
-        self._require_distinct(
-            val
-        )  # a move replaces an axis wherever it is, and this one leaves no trace of it
+        # a move replaces an axis wherever it is: behind it nobody would see that it was there twice
+        self._require_distinct(val)
         return replace(val, term=self._moved(val.term, move, {}))
 
     def _moved(self, term: Term, move: Move, done: dict[Term, Term]) -> Term:
