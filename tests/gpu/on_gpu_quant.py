@@ -43,9 +43,10 @@ def run_pool(site: Site, tensors: Mapping[str, Tensor], config: Config) -> list[
     return run_quantised(TritonPool(), site, config, tensors)
 
 
-def run_resize(site: Site, x: Tensor, config: Config) -> Tensor:
+def run_resize(site: Site, x: Tensor, config: Config, **more: Tensor) -> Tensor:
     """As `test_triton_resize.run`, through the tactic's own launch."""
-    (y,) = run_quantised(TritonResize(), site, config, {"x": x, "s": torch.from_numpy(site.values["s"])})
+    tensors = {"x": x, "s": torch.from_numpy(site.values["s"]), **more}
+    (y,) = run_quantised(TritonResize(), site, config, tensors)
     return y
 
 

@@ -30,6 +30,7 @@ PATCHES = [
     (quant, "run_stages", on_gpu_quant.run_stages),
     (resize, "run", on_gpu_quant.run_resize),
     (resize, "require_as_floor", on_gpu.compare_with(resize_cases.require_as_floor)),
+    (resize, "close", on_gpu.compare_with(resize.close)),
     (pool, "run", on_gpu_quant.run_pool),
     (qattention, "run", on_gpu_quant.run_code_attention),
     (qattention, "require_near", COMPARE),
@@ -63,7 +64,8 @@ globals().update(
     on_gpu.tests_of(
         resize,
         "kernel layouts_and_every_offered_cut cells_deeper_than_programs_are_offered "
-        "other_ranks_and_sizes_of_one special_values_reach_what_reads_them",
+        "other_ranks_and_sizes_of_one special_values_reach_what_reads_them a_cast_takes_the_rounded_value "
+        "what_follows what_follows_in_every_offered_cut what_follows_in_other_ranks_and_sizes_of_one",
     )
 )
 globals().update(

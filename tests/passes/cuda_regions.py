@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
 from text_graphs import assert_same, random_feeds, run, with_weights
 
 from ridgeline.base.spec import Target, TensorSpec
@@ -18,8 +17,9 @@ def regions(body: str, *weights: str, target: Target = CUDA, image: str = "") ->
     model = with_weights(body, *weights)
     feeds = random_feeds(model)
     before = run(model, feeds)
-    kinds = {ir.DataType.FLOAT: "float32", ir.DataType.INT64: "int64", ir.DataType.FLOAT16: "float16"}
-    specs = {str(v.name): TensorSpec(kinds[v.dtype], tuple(v.shape.numpy())) for v in model.graph.inputs}
+    specs = {
+        str(v.name): TensorSpec(str(v.dtype.numpy()), tuple(v.shape.numpy())) for v in model.graph.inputs
+    }
     arrays = {str(n): v.const_value.numpy() for n, v in model.graph.initializers.items()}
     held = {n: TensorSpec(str(a.dtype), a.shape) for n, a in arrays.items()}
     state = infer(read_program(model), specs, held, {n: a for n, a in arrays.items() if a.size <= 64})

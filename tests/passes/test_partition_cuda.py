@@ -150,3 +150,97 @@ def test_a_pool_whose_numbers_others_read_stays_alone() -> None:
         z = Concat<axis = 1>(p, o)
     }"""
     assert regions(body) == ["AveragePool", "Relu", "Concat"]
+
+
+def resize(given: str, attrs: str = 'mode = "linear"') -> str:
+    return f"""g (float[1,4,3,5] x, float[1,4,6,10] r) => (float[1,4,6,10] y) {{
+        c = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        t = Constant<value_ints = [1, 4, 6, 10]>()
+        u = Resize<{attrs}>(x, , {given})
+        a = Add(r, u)
+        y = Relu(a)
+    }}"""
+
+
+@pytest.mark.parametrize("given", ["c", ", t"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_a_resize_takes_what_follows(mode: str, given: str) -> None:
+    body = resize(given, f'mode = "{mode}"')
+    assert regions(body) == ["Resize Add Relu"]
+    assert regions(body, target=Target()) == ["Resize", "Add Relu"]
+
+
+def test_a_resize_takes_a_cast() -> None:
+    body = """g (float16[1,4,3,5] x) => (float[1,4,6,10] y) {
+        c = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        u = Resize<mode = "linear">(x, , c)
+        y = Cast<to = 1>(u)
+    }"""
+    assert regions(body) == ["Resize Cast"]
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        'mode = "linear", antialias = 1',
+        'mode = "cubic", exclude_outside = 1',
+        'mode = "linear", axes = [2, 3], keep_aspect_ratio_policy = "not_larger"',
+        'mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"',
+    ],
+)
+def test_a_resize_that_the_kernel_may_refuse_stays_alone(attrs: str) -> None:
+    region = "i = Constant<value_floats = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]>()"
+    body = resize(", t", attrs).replace("(x, ,", "(x, i,").replace("c =", f"{region}\n        c =")
+    if "axes" in attrs:
+        body = body.replace("[1, 4, 6, 10]", "[6, 10]")
+    assert regions(body) == ["Resize", "Add Relu"]
+
+
+def test_a_resize_of_other_axes_stays_alone() -> None:
+    body = (
+        resize("c", 'mode = "nearest"')
+        .replace("[1,4,3,5] x", "[1,2,6,5] x")
+        .replace("1.0, 2.0, 2.0", "2.0, 1.0, 2.0")
+    )
+    assert regions(body) == ["Resize", "Add Relu"]
+    # as many channels as before, by another scale
+    body = resize("c", 'mode = "nearest"').replace("1.0, 1.0, 2.0", "1.0, 1.2, 2.0")
+    assert regions(body) == ["Resize", "Add Relu"]
+
+
+def test_a_resize_of_whole_numbers_stays_alone() -> None:
+    body = """g (int32[1,4,3,5] x) => (int32[1,4,6,10] y) {
+        c = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        u = Resize<mode = "nearest">(x, , c)
+        y = Neg(u)
+    }"""
+    assert regions(body) == ["Resize", "Neg"]
+
+
+def test_a_resize_whose_numbers_others_read_stays_alone() -> None:
+    body = """g (float[1,4,3,5] x, float[1,2,6,10] o) => (float[1,4,6,10] y, float[1,6,6,10] z) {
+        c = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        u = Resize(x, , c)
+        y = Relu(u)
+        z = Concat<axis = 1>(u, o)
+    }"""
+    assert regions(body) == ["Resize", "Relu", "Concat"]
+
+
+WINDOWS = {
+    "MaxPool": "MaxPool<kernel_shape = [1, 1], strides = [1, 2]>(j)",
+    "Resize": 'Resize<mode = "nearest">(j, , c)',
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_kernel_of_windows_reads_its_image_where_it_lies(name: str) -> None:
+    """What moves an operand of the ops behind joins; what makes the image does not."""
+    body = f"""g (float[1,4,4,4] a, float[1,4,4,4] b, float[1,8,2,2] d) => (float[1,8,4,2] y) {{
+        c = Constant<value_floats = [1.0, 1.0, 1.0, 0.5]>()
+        j = Concat<axis = 1>(a, b)
+        u = {WINDOWS[name]}
+        e = Concat<axis = 2>(d, d)
+        y = Add(u, e)
+    }}"""
+    assert regions(body) == ["Concat", f"{name} Concat Add"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.base.spec import TensorSpec
+from ridgeline.base.spec import Op, TensorSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,9 @@ class Taps:
 class ResizeSite:
     """Planes of `in_size` become planes of `out_size`, as (lines, columns)."""
 
+    anchor: Op
     x: TensorSpec
-    y: TensorSpec
+    y: TensorSpec  # the region's first result: as large as the Resize's own
     place: int  # of x among the inputs
     in_size: tuple[int, int]
     out_size: tuple[int, int]

@@ -56,7 +56,9 @@ _COPYING = {"Concat": _is_apart, "Transpose": _is_by_rows}
 
 
 def _moves(part: Partition, draft: Draft) -> list[ir.Node]:
-    return moves_before(draft.nodes, part.may_move, turns=draft.kind != "row")
+    # a kernel of windows reads its image where it lies
+    nodes = [node for node in draft.nodes if draft.kind != "window" or node is not draft.anchor]
+    return moves_before(nodes, part.may_move, turns=draft.kind != "row")
 
 
 def _gather(part: Partition, draft: Draft) -> None:

@@ -27,14 +27,11 @@ from ridgeline.passes.quant_regions import (
     take_levels,
 )
 from ridgeline.passes.take_moves import guard_of, views_after, views_before
+from ridgeline.passes.window_regions import starts_window
 
 MAX_POINTWISE_OUTPUTS = 4
 # how many ops may be tried at once to bring several live values back to one, as SiLU and GELU spellings need
 MAX_DETOUR = 12
-# what a GPU's kernel of windows takes together with the ops that follow, of images of up to three axes
-POOLS = frozenset({"MaxPool", "AveragePool"})
-POOLED = frozenset({"float32", "float16", "bfloat16"})
-MOST_AXES = 5
 # ops of plugins whose kernels on a GPU take over what follows; `plugins.register` fills it
 EPILOGUE_OPS: set[str] = set()
 
@@ -57,7 +54,7 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
     for node in model.graph if target.traits.reads_by_index else ():
         if f"{node.domain}::{node.op_type}" in EPILOGUE_OPS and _settles(part, node):
             _start(part, part.start("product", node))
-        if node.op_type in POOLS and _settles(part, node) and _starts_window(part, node):
+        if starts_window(part, node) and _settles(part, node):
             _start(part, part.start("window", node))
     _pointwise_regions(part)
     if target.traits.reads_by_index:
@@ -69,14 +66,6 @@ def partition(model: ir.Model, inferred: Inferred, *, target: Target = HOST) -> 
 
 def _settles(part: Partition, node: ir.Node) -> bool:
     return part.is_work(node) and node not in part.owner and part.spec(node.outputs[0]) is not None
-
-
-def _starts_window(part: Partition, node: ir.Node) -> bool:
-    """Whether what follows a pool may be part of its kernel, which makes no indices."""
-    made = part.spec(node.outputs[0])
-    if node.domain or made is None or any(value.name for value in node.outputs[1:]):
-        return False
-    return made.dtype in POOLED and len(made.shape) <= MOST_AXES
 
 
 def _start(part: Partition, draft: Draft) -> None:

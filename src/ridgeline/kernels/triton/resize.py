@@ -2,6 +2,7 @@
 
 A program makes a few neighbouring output lines that are sums of the same input lines: it loads these, and
 adds up their columns, once. A plane is an image of one channel, or of all where channels lie side by side.
+What follows the Resize is computed on each line as it is made.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ def resize_ref(
 
 @triton.jit
 def resize(
-    x_ptr, y_ptr, starts_ptr, lines_ptr, line_shares_ptr, columns_ptr, column_shares_ptr, images,
+    x_ptr, pointers, starts_ptr, lines_ptr, line_shares_ptr, columns_ptr, column_shares_ptr, images,
     CELLS: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, TABLE_W: tl.constexpr,
     CHANNELS: tl.constexpr, INNER: tl.constexpr, X_IMAGE: tl.constexpr, X_CHANNEL: tl.constexpr,
     X_INNER: tl.constexpr, X_LINE: tl.constexpr, X_COLUMN: tl.constexpr, LINE_TAPS: tl.constexpr,
     COLUMN_TAPS: tl.constexpr, DEPTH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """y[plane, h, w] = Σᵢ Σⱼ line_shares[h, i] · column_shares[w, j] · x[plane, lines[h, i], columns[w, j]].
+    """y[p, h, w] = epilogue(Σᵢ Σⱼ line_shares[h, i] · column_shares[w, j] · x[p, lines[h, i], columns[w, j]])
 
-    Grid: planes, cells of lines, blocks along a line. With INNER channels side by side a block is HIGH groups
-    of WIDE channels, and WIDE divides INNER; else it is WIDE columns, of HIGH planes. In x a plane lies at
-    image plane // CHANNELS and channel plane % CHANNELS.
+    Grid: planes p, cells of lines, blocks along a line. With INNER channels side by side a block is HIGH
+    groups of WIDE channels, and WIDE divides INNER; else it is WIDE columns, of HIGH planes. In x a plane
+    lies at image p // CHANNELS and channel p % CHANNELS. The sum is rounded to the type of x; the epilogue
+    counts positions as rows and channels as columns, or (p, h) as rows and w as columns.
     """
+    ELEMENT: tl.constexpr = x_ptr.dtype.element_ty
     ROW: tl.constexpr = OUT_W * INNER
     BLOCKS: tl.constexpr = (
         (ROW + HIGH * WIDE - 1) // (HIGH * WIDE) if INNER > 1 else (OUT_W + WIDE - 1) // WIDE
@@ -49,14 +53,14 @@ def resize(
         first = (block * HIGH + tl.arange(0, HIGH)) * WIDE  # [HIGH], of a group
         inside = (first < ROW)[:, None]
         item = tl.arange(0, WIDE)[None, :]
-        y_tile = y_ptr + bundle * (OUT_H * ROW) + (first[:, None] + item)
+        channel = (first % INNER)[:, None] + item
         column = first // INNER
-        x_tile = x_ptr + bundle * X_IMAGE + ((first % INNER)[:, None] + item) * X_INNER
+        x_tile = x_ptr + bundle * X_IMAGE + channel * X_INNER
     else:
         column = block * WIDE + tl.arange(0, WIDE)
         plane = bundle * HIGH + tl.arange(0, HIGH)
         inside = (plane < images * CHANNELS)[:, None] & (column < OUT_W)[None, :]
-        y_tile = y_ptr + (plane * (OUT_H * ROW))[:, None] + column[None, :]
+        top = (plane * OUT_H).to(tl.int32)[:, None]
         if CHANNELS == 1:
             plane = tl.minimum(plane, images - 1)
         x_tile = x_ptr + (plane // CHANNELS * X_IMAGE + plane % CHANNELS * X_CHANNEL)[:, None]
@@ -99,7 +103,14 @@ def resize(
             made = made * line_shares[n * LINE_TAPS]
             for i in tl.static_range(1, LINE_TAPS):
                 made += rows[i] * line_shares[n * LINE_TAPS + i]
-        tl.store(y_tile + (start + n) * ROW, made.to(y_ptr.dtype.element_ty), mask=inside & (start + n < end))
+        if not ELEMENT.is_int():
+            made = made.to(ELEMENT).to(tl.float32)
+        line, mask = start + n, inside & (start + n < end)
+        if INNER > 1:
+            position = (bundle * OUT_H + line).to(tl.int32) * OUT_W + column[:, None]
+            EPILOGUE(made, position, channel, mask, pointers)
+        else:
+            EPILOGUE(made, top + line, column[None, :], mask, pointers)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
-"""Resize by our own Triton kernel: images of any layout, every mode, coordinates and rounding of ONNX."""
+"""Resize by our own Triton kernel, in any layout and every mode of ONNX, and what follows the Resize."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import device_of
 from ridgeline.base.spec import ITEM_BITS, Config, Site
+from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.resize import ResizeSite, channels_inside
+from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
 from ridgeline.kernels.triton.resize_tables import Tables, longest_run
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.stage import MAX_PROGRAMS
-from ridgeline.kernels.triton.text import TYPES, power_of_two
+from ridgeline.kernels.triton.text import MOST_ITEMS, pointer_type, power_of_two
 from ridgeline.tactics.base import Footprint, Launch, Offer
 from ridgeline.tactics.cuda.own_kernels import KernelTactic, launcher_of
 from ridgeline.tactics.predict import pointwise_us
-from ridgeline.tactics.read.resize import read_resize
+from ridgeline.tactics.read.resize import SUMMED, read_resize
 from ridgeline.tactics.staging import staged_launch
 
 WIDE_BYTES = 16  # of one access
@@ -44,9 +46,11 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Resizing:
-    """A Resize as the kernel takes it."""
+    """A Resize with what follows it, as the kernel takes it."""
 
     found: ResizeSite
+    tail: Epilogue
+    x_dtype: str  # as which elements are read
 
     @property
     def inner(self) -> int:
@@ -86,14 +90,12 @@ class Resizing:
             "CELLS": tables.cells, "OUT_H": found.out_size[0], "OUT_W": found.out_size[1],
             "TABLE_W": tables.columns.shape[1], "INNER": self.inner, **self.strides(),
             "LINE_TAPS": found.lines.count, "COLUMN_TAPS": found.columns.count, "DEPTH": cut.depth,
-            "HIGH": cut.high, "WIDE": cut.wide, "PDL": pdl,
+            "HIGH": cut.high, "WIDE": cut.wide, "PDL": pdl, "EPILOGUE": self.tail.function,
         }  # fmt: skip
-        # what is only copied goes by its bits
-        kind = f"*i{8 * self.item_bytes}" if found.is_copy else f"*{TYPES[found.x.dtype][0]}"
         signature = (
-            ("x_ptr", kind), ("y_ptr", kind), ("starts_ptr", "*i32"), ("lines_ptr", "*i32"),
-            ("line_shares_ptr", "*fp32"), ("columns_ptr", "*i32"), ("column_shares_ptr", "*fp32"),
-            ("images", "i32"),
+            ("x_ptr", pointer_type(self.x_dtype)), ("pointers", self.tail.types), ("starts_ptr", "*i32"),
+            ("lines_ptr", "*i32"), ("line_shares_ptr", "*fp32"), ("columns_ptr", "*i32"),
+            ("column_shares_ptr", "*fp32"), ("images", "i32"),
         )  # fmt: skip
         return Kernel(
             "resize", "ridgeline.kernels.triton.resize",
@@ -108,6 +110,12 @@ class Resizing:
     @property
     def planes(self) -> int:
         return self.found.planes // self.inner
+
+    @property
+    def rows(self) -> int:
+        """As the epilogue counts them: positions of all images, or lines of all planes."""
+        (lines, columns) = self.found.out_size
+        return self.planes * lines * (columns if self.inner > 1 else 1)
 
     def blocks(self, cut: Cut) -> int:
         """Tiles along a line."""
@@ -152,44 +160,78 @@ class TritonResize(KernelTactic):
 
     name = "triton.resize"
 
+    def read(self, site: Site) -> Resizing:
+        """The Resize of the region with what follows it, or `RefusedError`."""
+        found = read_resize(site)
+        is_alone = len(site.body.ops) == 1
+        if not is_alone and found.x.dtype not in SUMMED:
+            raise RefusedError(f"{site.body.ops[-1].op_type} follows a Resize of {found.x.dtype}")
+        if is_alone and found.is_copy:
+            site = _by_bits(site, found)
+        tail = make_epilogue(site, found.anchor.outputs[0], 1 if found.inner > 1 else -1)
+        resizing = Resizing(found, tail, site.specs[found.anchor.inputs[0]].dtype)
+        if resizing.rows > MOST_ITEMS:
+            raise RefusedError(f"{resizing.rows:,} rows, a kernel counts {MOST_ITEMS:,}")
+        return resizing
+
     def offer(self, site: Site) -> Offer:
         self.require_kernels(site)
-        resizing, pdl = Resizing(read_resize(site)), site.target.has_dependent_launch
+        resizing, pdl = self.read(site), site.target.has_dependent_launch
         cuts = resizing.cuts(sms=device_of(site.target.arch).sms)
         most = max(resizing.programs(cut) for cut in cuts)
-        if most > MAX_PROGRAMS or resizing.planes >= 2**31:
+        if most > MAX_PROGRAMS:
             raise RefusedError(f"{most} programs, a grid has {MAX_PROGRAMS}")
-        x, y, place = resizing.found.x, resizing.found.y, resizing.found.place
         return Offer(
             [asdict(cut) for cut in cuts],
             bind=lambda config, weights: self._bind(site, resizing, cut_of(config)),
             kernels=lambda config: [resizing.describe(cut_of(config), pdl=pdl)],
             footprint=lambda config: Footprint(
-                writes_out=True, packed_bytes=_table_bytes(resizing, cut_of(config))
+                writes_out=True, packed_bytes=_kept_bytes(resizing, cut_of(config))
             ),
-            extents=lambda config: {place: x.nbytes, len(site.body.inputs): y.nbytes},
+            extents=lambda config: _extents(resizing),
             predict_us=lambda config, device: pointwise_us(site, device),
             compiles=True,
         )
 
     def _bind(self, site: Site, resizing: Resizing, cut: Cut) -> Launch:
-        kernel = resizing.describe(cut, pdl=site.target.has_dependent_launch)
-        launcher = launcher_of(kernel, site, self.store)
-        place = resizing.found.place
+        launcher = launcher_of(resizing.describe(cut, pdl=site.target.has_dependent_launch), site, self.store)
         tables = [torch.from_numpy(array).to("cuda") for array in resizing.tables(cut).arrays]
+        extras = [to_torch(array).to("cuda") for array in resizing.tail.extras]
+        reads = frozenset((resizing.found.place, *resizing.tail.inputs))
 
         def freeze(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Callable[[], object]:
-            arguments = [inputs[place], outputs[0], *tables, resizing.images]
-            return launcher.freeze((resizing.programs(cut),), arguments)
+            given = arguments(resizing, inputs, extras, outputs, tables)
+            return launcher.freeze((resizing.programs(cut),), given)
 
-        return staged_launch(
-            freeze, site, {place}, reads=frozenset({place}), packed_bytes=_table_bytes(resizing, cut)
-        )
+        return staged_launch(freeze, site, reads, reads=reads, packed_bytes=_kept_bytes(resizing, cut))
+
+
+def arguments(
+    resizing: Resizing, inputs: Sequence[Any], extras: Sequence[Tensor], outputs: Sequence[Tensor],
+    tables: Sequence[Tensor],
+) -> list[Any]:  # fmt: skip
+    """What a launch passes, in the order of the kernel's signature."""
+    pointers = resizing.tail.pointers(inputs, extras, outputs)
+    return [inputs[resizing.found.place], *pointers, *tables, resizing.images]
 
 
 def cut_of(config: Config) -> Cut:
     return Cut(**{key: int(value) for key, value in config.items()})
 
 
-def _table_bytes(resizing: Resizing, cut: Cut) -> int:
-    return sum(array.nbytes for array in resizing.tables(cut).arrays)
+def _by_bits(site: Site, found: ResizeSite) -> Site:
+    """The same region over whole numbers of as many bits: what is only copied may be of any type."""
+    dtype = f"int{ITEM_BITS[found.x.dtype]}"
+    names = (found.anchor.inputs[0], *found.anchor.outputs)
+    return replace(site, specs={**site.specs, **{n: replace(site.specs[n], dtype=dtype) for n in names}})
+
+
+def _extents(resizing: Resizing) -> Mapping[int, int]:
+    """Bytes that a launch touches, by argument."""
+    place, touched = resizing.found.place, dict(resizing.tail.extents)
+    return touched | {place: max(touched.get(place, 0), resizing.found.x.nbytes)}
+
+
+def _kept_bytes(resizing: Resizing, cut: Cut) -> int:
+    """Of what a launch keeps on the device."""
+    return sum(array.nbytes for array in (*resizing.tables(cut).arrays, *resizing.tail.extras))

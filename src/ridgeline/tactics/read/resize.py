@@ -1,4 +1,4 @@
-"""Read a region that is one Resize, in any mode, as tables of positions and shares."""
+"""Read a region around one Resize, in any mode, as tables of positions and shares."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_ITEMS = 2**31 - 2**16  # of what is addressed with 32 bits, and the end of 
 
 def read_resize(site: Site) -> ResizeSite:
     """The one Resize of the region, or `RefusedError`."""
-    keys = [op.key for op in site.body.ops]
-    if keys != ["Resize"]:
-        raise RefusedError(f"the region is {' '.join(keys[:3])}, want Resize alone")
-    (op,) = site.body.ops
-    if op.inputs[0] not in site.body.inputs or site.body.outputs != op.outputs:
-        raise RefusedError("what is resized is a constant")
+    found = [op for op in site.body.ops if op.key == "Resize"]
+    if len(found) != 1:
+        raise RefusedError(f"region has {len(found) or 'no'} Resize, want one")
+    (op,) = found
+    if op.inputs[0] not in site.body.inputs:
+        raise RefusedError("what is resized is a constant, or a value of the region")
     x, y = site.specs[op.inputs[0]], site.specs[op.outputs[0]]
     if not x.numel or not y.numel:
         raise RefusedError("nothing is resized")
@@ -40,18 +40,18 @@ def read_resize(site: Site) -> ResizeSite:
     first = len(x.shape) - 2
     lines = _taps(changed.get(first), in_size[0], how)
     columns = _taps(changed.get(first + 1), in_size[1], how)
-    found = ResizeSite(
-        x, y, site.body.inputs.index(op.inputs[0]), (in_size[0], in_size[1]), (out_size[0], out_size[1]),
-        lines, columns,
+    resized = ResizeSite(
+        op, x, site.outputs[0], site.body.inputs.index(op.inputs[0]), (in_size[0], in_size[1]),
+        (out_size[0], out_size[1]), lines, columns,
     )  # fmt: skip
     most = max(lines.count, columns.count)
     if most > MOST_TAPS:
         raise RefusedError(f"{most} positions of an axis are added up, want at most {MOST_TAPS}")
-    if not found.is_copy and x.dtype not in SUMMED:
+    if not resized.is_copy and x.dtype not in SUMMED:
         raise RefusedError(f"numbers of type {x.dtype} are added up, want {', '.join(SUMMED)}")
     if ITEM_BITS[x.dtype] > 64 or x.dtype == "string":
         raise RefusedError(f"elements are {x.dtype}")
-    return found
+    return resized
 
 
 def _factors(site: Site, op: Op) -> tuple[Tensor | None, Tensor | None]:
