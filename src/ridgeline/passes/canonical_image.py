@@ -81,7 +81,7 @@ class RowsToImage(Fusion):
         m.require((image[0], image[1]) == (source[0], source[2]), "does not split the rows alone", m.shape)
         known = all(isinstance(size, int) for size in image[1:])
         m.require(known, f"sizes {image[1:]} of the image are not all known", m.x)
-        m.require(_is_to_convolve(m.root.outputs[0]), "no convolution reads the image", m.x)
+        m.require(is_to_convolve(m.root.outputs[0]), "no convolution reads the image", m.x)
 
     def rewrite(self, op: Any, m: Match) -> ir.Value:
         channels, height, width = (int(size) for size in m.dims(m.root.outputs[0])[1:])
@@ -103,7 +103,7 @@ def _is_convolved(value: ir.Value) -> bool:
     return False
 
 
-def _is_to_convolve(value: ir.Value) -> bool:
+def is_to_convolve(value: ir.Value) -> bool:
     """Whether a convolution reads it, or what ops make of it that keep its layout."""
     seen, waiting = {value}, [value]
     while waiting and len(seen) < MOST_SEEN:

@@ -36,6 +36,7 @@ from ridgeline.passes.divide_split import divide_splits
 from ridgeline.passes.fold import FOLDED_BYTES, fold_constants
 from ridgeline.passes.fold_broadcast import fold_broadcast
 from ridgeline.passes.merge_linear import merge_linear
+from ridgeline.passes.ops_before_views import ops_before_views
 from ridgeline.passes.rule import Change, Fusion, apply_rules
 from ridgeline.passes.shapes import infer_shapes, name_counts
 from ridgeline.passes.simplify_views import simplify_views
@@ -156,6 +157,7 @@ CUDA_PASSES: tuple[Stage, ...] = (
     Stage("masks", _rules(canonical_attention.MASK_RULES)),
     Stage("images", _rules(canonical_image.RULES)),
     Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes), (Change.ROUNDING,)),
+    Stage("ops before views", ops_before_views),
     Stage("merged products", merge_linear, (Change.ROUNDING, Change.SIGNED_ZERO)),
     Stage("divided splits", _edit(divide_splits)),
     Stage("last sweep", _edit(remove_unused, remove_duplicates, remove_unused)),
