@@ -321,9 +321,7 @@ def test_joined_images_are_scaled_where_they_are_read(
         Op("Add", ("m", "b"), ("a",)),
         Op("Relu", ("a",), ("y",)),
     ]
-    site = make_site(
-        ops, inputs | weights, ["y"], last=(*inputs, "j", "m", "a", "y"), weights=tuple(weights)
-    )
+    site = make_site(ops, inputs | weights, ["y"], last=(*inputs, "j", "m", "a", "y"), weights=tuple(weights))
     check(TritonPointwise(), site, inputs | weights)
 
 
@@ -351,7 +349,9 @@ def test_shuffled_channels_are_written_last(
     ops, constants = shuffled(groups, channels)
     inputs = {name: image(channels // 2, i, dtype, batch) for i, name in enumerate("ab")}
     made = ("j", "s")
-    check(TritonPointwise(), make_site(ops, inputs, ["s"], last=("a", "b", *made), constants=constants), inputs)
+    check(
+        TritonPointwise(), make_site(ops, inputs, ["s"], last=("a", "b", *made), constants=constants), inputs
+    )
 
 
 @pytest.mark.parametrize("is_last", [True, False])

@@ -75,7 +75,13 @@ def _shuffled_groups(part: Partition, value: ir.Value | None) -> int | None:
         shapes.append(part.shape(node.outputs[0]))
         source = node.inputs[0]
     made, turned, cut = shapes
-    if not part.is_image(source) or made is None or part.shape(source) != made or cut is None or len(cut) != 5:
+    if (
+        not part.is_image(source)
+        or made is None
+        or part.shape(source) != made
+        or cut is None
+        or len(cut) != 5
+    ):
         return None
     return cut[1] if turned == (cut[0], cut[2], cut[1], *cut[3:]) else None
 
@@ -95,7 +101,11 @@ def _parts_of_shuffled(part: Partition, node: ir.Node) -> list[ir.Node]:
 def _moves(part: Partition, draft: Draft) -> list[ir.Node]:
     if draft.kind in ("pointwise", "join"):
         return moves_before(draft.nodes, part.is_free, turns=True, is_copied=part.reads_image)
-    return moves_before(draft.nodes, lambda node: part.is_free(node) and not part.touches_image(node), turns=draft.kind != "row")
+    return moves_before(
+        draft.nodes,
+        lambda node: part.is_free(node) and not part.touches_image(node),
+        turns=draft.kind != "row",
+    )
 
 
 def _gather(part: Partition, draft: Draft) -> None:
@@ -136,4 +146,6 @@ def _reads_once(part: Partition, value: ir.Value, reader: ir.Node) -> bool:
     mine, made = part.spec(value), part.spec(reader.outputs[0])
     if mine is None or made is None or mine.layout != "contiguous":
         return False
-    return reader.op_type in ("Concat", "Transpose") or (is_a(reader, Kind.POINTWISE) and mine.shape == made.shape)
+    return reader.op_type in ("Concat", "Transpose") or (
+        is_a(reader, Kind.POINTWISE) and mine.shape == made.shape
+    )
