@@ -6,6 +6,7 @@ import math
 
 import on_gpu
 import pytest
+import test_triton_gathered as gathered
 import test_triton_pointwise as pointwise
 import test_triton_rows as rows
 import torch
@@ -14,9 +15,18 @@ from offers import offered
 from ridgeline.base.spec import Body, Op, Site, TensorSpec
 from ridgeline.tactics.cuda.triton_codegen import TritonPointwise
 
-PATCHES = [(module, "check", on_gpu.check_generated) for module in (pointwise, rows)]
+PATCHES = [(module, "check", on_gpu.check_generated) for module in (gathered, pointwise, rows)]
 pytestmark = pytest.mark.usefixtures("on_the_gpu")
 
+globals().update(
+    on_gpu.tests_of(
+        gathered,
+        """a_rotation_reads_its_columns_in_place a_rotation_is_joined_to_its_cache some_items_of_joined_parts
+        rows_of_some_items_of_joined_parts windows_are_put_together_and_cut equal_parts_are_cut_in_one_pass
+        joined_images_are_scaled_where_they_are_read shuffled_channels_are_written_last
+        parts_of_shuffled_channels_are_made_together""",
+    )
+)
 globals().update(
     on_gpu.tests_of(
         pointwise,

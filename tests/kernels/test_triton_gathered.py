@@ -299,3 +299,84 @@ def test_items_across_parts_of_which_one_is_reduced_are_refused() -> None:
     constants = {"axes": np.array([0]), "shape": np.array([6]), "from": np.array([1]), "to": np.array([4])}
     site = make_site(ops, {"x": random(2, 3)}, ["y"], constants=constants)
     assert "a part is reduced" in (why_not(TritonRows(), site) or "")
+
+
+def image(channels: int, seed: int, dtype: torch.dtype = torch.float32, batch: int = 2) -> Tensor:
+    made = random(batch, channels, 3, 5, seed=seed).to(dtype)
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("widths", [(16, 8, 8), (5, 1, 3), (32,) + 20 * (4,)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_joined_images_are_scaled_where_they_are_read(
+    widths: tuple[int, ...], dtype: torch.dtype, batch: int
+) -> None:
+    inputs = {f"x{i}": image(width, i, dtype, batch) for i, width in enumerate(widths)}
+    inputs["x1"][0, 0, 0] = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0], dtype=dtype)
+    weights = {name: random(sum(widths), 1, 1, seed=seed).to(dtype) for name, seed in (("w", 7), ("b", 8))}
+    ops = [
+        Op("Concat", tuple(inputs), ("j",), {"axis": 1}),
+        Op("Mul", ("j", "w"), ("m",)),
+        Op("Add", ("m", "b"), ("a",)),
+        Op("Relu", ("a",), ("y",)),
+    ]
+    site = make_site(ops, inputs | weights, ["y"], last=(*inputs, "j", "m", "a", "y"), weights=tuple(weights))
+    check(TritonPointwise(), site, inputs | weights)
+
+
+def shuffled(groups: int, channels: int) -> tuple[list[Op], dict[str, np.ndarray]]:
+    """The channels of a joined with b, an item of each group in turn, as exports write it."""
+    each = channels // groups
+    constants = {
+        "apart": np.array([0, groups, each, 3, 5]), "whole": np.array([0, channels, 3, 5]), "one": np.array([1]),
+    }  # fmt: skip
+    ops = [
+        Op("Concat", ("a", "b"), ("j",), {"axis": 1}),
+        Op("Reshape", ("j", "apart"), ("r",)),
+        Op("Transpose", ("r",), ("t",), {"perm": (0, 2, 1, 3, 4)}),
+        Op("Reshape", ("t", "whole"), ("s",)),
+    ]
+    return ops, constants
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("groups", "channels"), [(2, 8), (2, 16), (4, 24), (3, 12), (8, 8)])
+def test_shuffled_channels_are_written_last(
+    groups: int, channels: int, batch: int, dtype: torch.dtype
+) -> None:
+    ops, constants = shuffled(groups, channels)
+    inputs = {name: image(channels // 2, i, dtype, batch) for i, name in enumerate("ab")}
+    made = ("j", "s")
+    check(
+        TritonPointwise(), make_site(ops, inputs, ["s"], last=("a", "b", *made), constants=constants), inputs
+    )
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize(
+    ("groups", "channels", "parts"), [(2, 8, 2), (2, 12, 3), (4, 16, 4), (4, 16, 2), (2, 4, 2)]
+)
+def test_parts_of_shuffled_channels_are_made_together(
+    groups: int, channels: int, parts: int, is_last: bool
+) -> None:
+    ops, constants = shuffled(groups, channels)
+    size = channels // parts
+    for i in range(parts):
+        constants |= {f"from{i}": np.array([i * size]), f"to{i}": np.array([(i + 1) * size])}
+        ops.append(Op("Slice", ("s", f"from{i}", f"to{i}", "one"), (f"y{i}",)))
+    made = [f"y{i}" for i in range(parts)]
+    inputs = {name: image(channels // 2, i) for i, name in enumerate("ab")}
+    last = ("a", "b", "j", "s", *made) if is_last else ()
+    inputs = inputs if is_last else {name: value.contiguous() for name, value in inputs.items()}
+    check(TritonPointwise(), make_site(ops, inputs, made, last=last, constants=constants), inputs)
+
+
+def test_a_part_that_cuts_a_group_is_refused() -> None:
+    ops, constants = shuffled(4, 24)
+    constants |= {"from": np.array([0]), "to": np.array([6])}
+    ops.append(Op("Slice", ("s", "from", "to", "one"), ("y",)))
+    inputs = {name: image(12, i) for i, name in enumerate("ab")}
+    site = make_site(ops, inputs, ["y"], last=("a", "b", "j", "s", "y"), constants=constants)
+    assert "cut after it was split" in str(why_not(TritonPointwise(), site))

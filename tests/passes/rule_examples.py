@@ -172,6 +172,9 @@ EXAMPLES: dict[str, Example] = {
         e = Transpose<perm = [0, 2, 1, 3]>(b) f = Transpose<perm = [0, 2, 1, 3]>(c)
         o = Attention(d, e, f) t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, back) }""",
         judge_of_nothing=""),
+    "ScaledQueries": Example("""g (float[B,3,8] x, float[B,2,5,4] k, float[B,2,5,4] v) => (float[B,2,3,4] y)
+        <int64[4] n = {0, 0, 2, 4}, float part = {0.25}> {
+        q = Mul(x, part) r = Reshape(q, n) t = Transpose<perm = [0, 2, 1, 3]>(r) y = Attention(t, k, v) }"""),
     "CausalMask": Example("""g (float[B,2,3,4] q, float[B,2,3,4] k, float[B,2,3,4] v) => (float[B,2,3,4] y)
         <bool[3,3] m = {1, 0, 0, 1, 1, 0, 1, 1, 1}> { y = Attention(q, k, v, m) }"""),
     "BooleanMask": _heads(

@@ -8,7 +8,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from text_graphs import SPLIT_HEADS, assert_same, count, ops, parse, random_feeds, rewritten, run
 
-from ridgeline.passes.canonical_attention import RULES
+from ridgeline.passes.canonical_attention import RULES, SCALE_RULES
 from ridgeline.passes.clean import remove_unused
 from ridgeline.passes.pipeline import canonicalise
 from ridgeline.passes.rule import apply_rules
@@ -234,6 +234,41 @@ def test_heads_move_into_the_op() -> None:
     model, _ = rewritten(HEADS, RULES, SIZES)
     assert ops(model) == ["Attention"]
     assert model.graph[0].attributes["q_num_heads"].as_int() == 3
+
+
+SCALED = HEADS.replace("o = Attention(q, k, v)", "c = Mul(part, q)\no = Attention<{attrs}>(c, k, v)")
+SCALED_FIRST = HEADS.replace("float[B,S,12] q3", "float[B,S,12] q0").replace(
+    SPLIT_HEADS, "q3 = Mul(q0, part)\n" + SPLIT_HEADS
+)
+
+
+@pytest.mark.parametrize(("attrs", "scale"), [("", 0.25), ("scale = 3.0", 1.5), ("is_causal = 1", 0.25)])
+@pytest.mark.parametrize("body", [SCALED, SCALED_FIRST.replace("Attention(", "Attention<{attrs}>(")])
+def test_scaled_queries_are_scaled_scores(body: str, attrs: str, scale: float) -> None:
+    head, rest = body.replace("{attrs}", attrs).replace("<>", "").split("float root = {2.0}")
+    before, model = (parse(f"{head}float root = {{2.0}}, float part = {{0.5}}{rest}") for _ in range(2))
+    canonicalise(model)
+    feeds = random_feeds(before, SIZES)
+    assert_same(run(before, feeds), run(model, feeds))
+    assert ops(model) == ["Attention"]
+    assert model.graph[0].attributes["scale"].as_float() == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("scaled", "reason"),
+    [
+        ("c = Mul(q, part)", "queries are scaled by 4 numbers, want one"),
+        ("c = Mul(q, less)", "scores are scaled by -0.5"),
+        ("c = Div(q, none)", "scores are scaled by nan"),
+        ("c = Mul(q, none)", "scores are scaled by 0.0"),
+    ],
+)
+def test_queries_that_are_scaled_otherwise_stay(scaled: str, reason: str) -> None:
+    consts = "<float[4] part = {1.0, 2.0, 3.0, 4.0}, float less = {-1.0}, float none = {0.0}>"
+    body = f"g ({INPUTS}) => (float[B,3,S,4] y) {consts} {{ {scaled} y = Attention(c, k, v) }}"
+    model, refusals = rewritten(body, SCALE_RULES, SIZES)
+    assert len(ops(model)) == 2
+    assert [refusal.reason for refusal in refusals] == [reason]
 
 
 def test_a_join_that_is_none_keeps_the_four_axes() -> None:

@@ -174,3 +174,45 @@ def test_windows_are_put_together_rolled_and_added_at_once() -> None:
 def test_columns_that_become_rows_are_a_copy_of_their_own() -> None:
     lines = "s = Sigmoid(x)\ny = Transpose<perm = [0, 2, 1]>(s)"
     assert regions(f"g (float[2,4,8] x) => (float[2,8,4] y) {{ {lines} }}") == ["Sigmoid", "Transpose"]
+
+
+SHUFFLE = """
+    apart = Constant<value_ints = [1, 2, 4, 5, 5]>()
+    whole = Constant<value_ints = [1, 8, 5, 5]>()
+    zero = Constant<value_ints = [0]>()
+    half = Constant<value_ints = [{half}]>()
+    all = Constant<value_ints = [8]>()
+    one = Constant<value_ints = [1]>()
+    j = Concat<axis = 1>(a, b)
+    r = Reshape(j, apart)
+    t = Transpose<perm = [0, 2, 1, 3, 4]>(r)
+    s = Reshape(t, whole)
+"""
+PARTS = "left = Slice(s, zero, half, one)\nright = Slice(s, half, all, one)\n"
+SHUFFLED = "Concat Reshape Transpose Reshape"
+
+
+def shuffled(lines: str, out: str, half: int = 4, image: str = "j") -> list[str]:
+    inputs = "float[1,4,5,5] a, float[1,4,5,5] b"
+    return regions(f"g ({inputs}) => ({out}) {{ {SHUFFLE.format(half=half)} {lines} }}", image=image)
+
+
+def test_a_shuffle_of_channels_is_one_copy() -> None:
+    lines = "y = MatMul(s, s)\nz = MatMul(y, s)"
+    assert shuffled(lines, "float[1,8,5,5] z") == [SHUFFLED, "MatMul", "MatMul"]
+    assert shuffled("y = MatMul(s, s)", "float[1,8,5,5] y") == [SHUFFLED, "MatMul"]
+
+
+def test_the_parts_of_shuffled_channels_are_made_together() -> None:
+    lines = PARTS + "y = MatMul(right, right)\nk = Concat<axis = 1>(left, y)\nz = MatMul(k, k)"
+    found = shuffled(lines, "float[1,8,5,5] z")
+    assert found == [f"{SHUFFLED} Slice Slice", "MatMul", "Concat", "MatMul"]
+    lines = "left, right = Split<axis = 1, num_outputs = 2>(s)\ny = MatMul(left, right)"
+    assert shuffled(lines, "float[1,4,5,5] y") == [f"{SHUFFLED} Split", "MatMul"]
+
+
+@pytest.mark.parametrize("half", [2, 3])
+def test_parts_of_other_sizes_are_cut_alone(half: int) -> None:
+    lines = PARTS + "y = MatMul(left, left)\nz = MatMul(right, right)"
+    out = f"float[1,{half},5,5] y, float[1,{8 - half},5,5] z"
+    assert shuffled(lines, out, half) == [SHUFFLED, "Slice", "Slice", "MatMul", "MatMul"]

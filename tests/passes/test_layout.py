@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 from ridgeline.base.spec import TensorSpec
 from ridgeline.ir.body import read_program
@@ -75,3 +76,38 @@ y = Relu(c)
     v = "v = ConstantOfShape(size)\n"
     size = "size = Constant<value_ints = [16, 16]>()\n"
     assert last(size + v + ROWS + block) == {"s", "d", "b", "a", "c"}
+
+
+SHUFFLE = """<ir_version: 10, opset_import: ["": 23, "ridgeline": 1]>
+g (float[1,16,4,4] x, float[16,16,3,3] w) => (float[1,16,4,4] y, float[1,16,4,4] z, float[1,256] t) {{
+    c = Conv<pads = [1, 1, 1, 1]>(x, w)
+    apart = Constant<value_ints = [1, 2, 8, 4, 4]>()
+    whole = Constant<value_ints = [1, 16, 4, 4]>()
+    all = Constant<value_ints = [1, 256]>()
+    s = ridgeline.shuffle(c, apart, whole)
+    f = ridgeline.flat({flattened}, all)
+    d = Conv<pads = [1, 1, 1, 1]>(s, w)
+    y = Relu(d)
+    z = Neg(d)
+    t = Neg(f)
+}}
+<domain: "ridgeline", opset_import: ["": 23]> shuffle (c, apart, whole) => (s) {{
+    r = Reshape(c, apart)
+    t = Transpose<perm = [0, 2, 1, 3, 4]>(r)
+    s = Reshape(t, whole)
+}}
+<domain: "ridgeline", opset_import: ["": 23]> flat (c, all) => (t) {{
+    r = Reshape(c, all)
+    t = Relu(r)
+}}
+"""
+
+
+@pytest.mark.parametrize("flattened", ["s", "c"])
+def test_moved_channels_lie_last_again_and_flat_rows_as_they_are(flattened: str) -> None:
+    program = read_program(ir.from_onnx_text(SHUFFLE.format(flattened=flattened)))
+    shapes = {"x": (1, 16, 4, 4), "w": (16, 16, 3, 3)}
+    state = infer(program, {n: TensorSpec("float32", s) for n, s in shapes.items()}, {}, {})
+    assign_layouts(program, state)
+    outer = {name for region in program.regions for name in region.outputs}
+    assert {name for name in outer if state.specs[name].layout == "channels_last"} == {"c", "s", "d"}

@@ -107,13 +107,28 @@ def test_a_convolution_takes_sum_and_activation(act: str) -> None:
     assert regions(body, "w", "b") == [f"Conv Add {act.split('(')[0]}"]
 
 
-def test_images_keep_what_moves_them_outside() -> None:
+@pytest.mark.parametrize("image", ["", "j"])
+def test_joined_images_are_computed_where_they_are_read(image: str) -> None:
     body = """g (float[1,4,5,5] a, float[1,4,5,5] b) => (float[1,8,5,5] y) {
         j = Concat<axis = 1>(a, b)
         y = Relu(j)
     }"""
-    assert regions(body) == ["Concat Relu"]
-    assert regions(body, image="j") == ["Concat", "Relu"]
+    assert regions(body, image=image) == ["Concat Relu"]
+
+
+def test_a_pool_and_a_norm_of_channels_last_read_images_that_are_joined_before() -> None:
+    body = """g (float[1,4,5,5] a, float[1,4,5,5] b, float[8] w) => (float[1,8,5,5] y, float[1,8,5,5] z) {
+        j = Concat<axis = 1>(a, b)
+        p = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(j)
+        y = Relu(p)
+        k = Concat<axis = 1>(b, a)
+        n = GroupNormalization<num_groups = 2>(k, w, w)
+        z = Relu(n)
+    }"""
+    assert regions(body, "w", image="j") == ["Concat", "MaxPool Relu", "Concat GroupNormalization Relu"]
+    assert regions(body, "w", image="k") == [
+        "Concat", "MaxPool Relu", "Concat", "GroupNormalization Relu"
+    ]  # fmt: skip
 
 
 def test_a_gather_that_others_read_stays_outside() -> None:

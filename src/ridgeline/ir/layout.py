@@ -37,7 +37,8 @@ def assign_layouts(program: Program, inferred: Inferred) -> None:
         computes = all(is_a(op, Kind.POINTWISE) or op.op_type in NORMS for op in body)
         turns = computes and all(_is_wide(inferred.specs.get(n)) for n in region.outputs)
         is_last = convolves or keeps or (turns and convolved.issuperset(region.outputs))
-        if not is_last and not (_turns_from_rows(region) and _is_image(region, images, readers, last)):
+        is_turned = _turns_from_rows(region) and _is_image(region, images, readers, last)
+        if not is_last and not is_turned and not _moves_image(region, inferred, last):
             continue
         ops, _ = program.flat_ops([region])
         for name in {n for op in ops for n in op.outputs} | set(region.outputs):
@@ -55,6 +56,22 @@ def assign_layouts(program: Program, inferred: Inferred) -> None:
 
 def _keeps(region: Region) -> bool:
     return all(has(op, Trait.KEEPS_LAYOUT) for op in region.body.ops)
+
+
+def _moves_image(region: Region, inferred: Inferred, last: set[str]) -> bool:
+    """Whether it moves pixels or channels of an image that lies channels last, whatever is between."""
+    ops = region.body.ops
+    if len(ops) == 1 or not all(is_a(op, Kind.MOVEMENT) or has(op, Trait.KEEPS_LAYOUT) for op in ops):
+        return False
+    given = (inferred.specs.get(name) for name in region.inputs if name in last)
+    made = [inferred.specs.get(name) for name in region.outputs]
+    sizes = {_image_size(spec) for spec in made}
+    return len(sizes) == 1 and None not in sizes and any(_image_size(spec) in sizes for spec in given)
+
+
+def _image_size(spec: TensorSpec | None) -> tuple[int, ...] | None:
+    """Of all but its channels."""
+    return (spec.shape[0], *spec.shape[2:]) if spec is not None and len(spec.shape) == 4 else None
 
 
 def _turns_from_rows(region: Region) -> bool:

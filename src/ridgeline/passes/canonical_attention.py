@@ -296,6 +296,40 @@ def _split(m: Match, heads: ir.Value) -> tuple[Size, ...]:
     return split
 
 
+class ScaledQueries(Fusion):
+    """Attention(q·c, k, v) = Attention(q, k, v) with c in its scale, also where heads are split behind it"""
+
+    may_change = (Change.ROUNDING, Change.HALF_OVERFLOW, Change.INTERMEDIATE)
+
+    def pattern(self, op: Any, q: Any, q_mul: Any, q_div: Any, shape: Any, k: Any, v: Any, mask: Any) -> Any:
+        scaled = op.either(op.Mul(q, op.known(q_mul)), op.Div(q, op.known(q_div)))
+        heads = op.Transpose(op.Reshape(scaled, shape), perm=[0, 2, 1, 3])
+        return op.Attention(op.either(heads, scaled), k, v, mask)
+
+    def check(self, m: Match) -> None:
+        factor = m.array("q_mul" if m.q_mul is not None else "q_div")
+        is_one = factor.size == 1 and factor.ndim <= len(m.dims(m.q))
+        m.require(is_one, f"queries are scaled by {factor.size} numbers, want one", m.q)
+        m.require(not any(m.root.inputs[4:]), "keys from elsewhere come first", m.k)
+        size = self._head_size(m)
+        m.require(isinstance(size, int) and size > 0, f"heads have {size} columns, want a number", m.q)
+        m.require(0.0 < self._scaled(m) < math.inf, f"scores are scaled by {self._scaled(m)}")
+
+    def _head_size(self, m: Match) -> Size:
+        dims, heads = m.dims(m.root.inputs[0]), m.attr("Attention", "q_num_heads")
+        is_split = len(dims) == 3 and isinstance(dims[2], int) and heads
+        return int(dims[2]) // heads if is_split else dims[-1]
+
+    def _scaled(self, m: Match) -> float:
+        own = m.attr("Attention", "scale")
+        scale = 1.0 / math.sqrt(int(self._head_size(m))) if own is None else float(own)
+        return scale * (m.scalar("q_mul") if m.q_mul is not None else 1.0 / (m.scalar("q_div") or math.nan))
+
+    def rewrite(self, op: Any, m: Match) -> ir.Value:
+        q = m.q if m.shape is None else op.Transpose(op.Reshape(m.q, m.shape), perm=[0, 2, 1, 3])
+        return op.Attention(q, m.k, m.v, m.mask, **attributes(m.root) | {"scale": self._scaled(m)})
+
+
 class CausalMask(Fusion):
     """Attention with a constant lower triangle for a mask = Attention with is_causal"""
 
@@ -361,5 +395,6 @@ class SpreadPadding(Fusion):
 
 
 RULES: tuple[Fusion, ...] = (SoftmaxAttention(), PackedHeads(), AttentionOverColumns())
+SCALE_RULES: tuple[Fusion, ...] = (ScaledQueries(),)
 # what masks say becomes an attribute or a boolean where it can
 MASK_RULES: tuple[Fusion, ...] = (CausalMask(), BooleanMask(), SpreadPadding())

@@ -64,16 +64,26 @@ class Partition:
         is_here = node.graph is self.graph and not node.domain and node not in self.owner
         return is_here and self.is_work(node) and self.spec(node.outputs[0]) is not None
 
-    def may_move(self, node: ir.Node) -> bool:
-        """As `is_free`, and not of images: their layout follows from what the ops of a region are."""
-        specs = [self.spec(value) for value in (*node.inputs, *node.outputs) if value is not None]
-        return self.is_free(node) and all(s is None or s.layout == "contiguous" for s in specs)
+    def reads_image(self, node: ir.Node) -> bool:
+        """Whether its first operand is an image that lies channels last."""
+        return self.is_image(node.inputs[0])
 
-    def start(self, kind: str, node: ir.Node) -> Draft:
-        """A new region around this node."""
-        draft = Draft(kind, [node])
+    def touches_image(self, node: ir.Node) -> bool:
+        return any(map(self.is_image, (*node.inputs, *node.outputs)))
+
+    def is_image(self, value: ir.Value | None) -> bool:
+        spec = self.spec(value) if value is not None else None
+        return spec is not None and spec.layout == "channels_last"
+
+    def shape(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        spec = self.spec(value) if value is not None else None
+        return None if spec is None else spec.shape
+
+    def start(self, kind: str, *nodes: ir.Node) -> Draft:
+        """A new region around these nodes."""
+        draft = Draft(kind, list(nodes))
         self.drafts.append(draft)
-        self.owner[node] = draft
+        self.owner.update(dict.fromkeys(nodes, draft))
         return draft
 
     def take(self, draft: Draft, nodes: Iterable[ir.Node]) -> None:

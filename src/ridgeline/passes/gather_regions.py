@@ -16,6 +16,8 @@ from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
 from ridgeline.passes.outline import leaving
 from ridgeline.passes.take_moves import keeps_columns, moves_before
 
+_PARTING = frozenset({"Slice", "Split"})
+
 
 def gather_regions(part: Partition) -> None:
     """Let drafts take the moves before them, and pointwise drafts the ones that feed them alone."""
@@ -27,18 +29,19 @@ def gather_regions(part: Partition) -> None:
 
 
 def _copies_of_moves(part: Partition) -> None:
-    """Each Concat and Transpose that copies what others move or compute for it alone does so itself.
+    """Each move that copies what others move or compute for it alone does so itself.
 
-    The last of several in a row takes the others.
+    The last of several in a row takes the others. The parts of an image whose channels were shuffled are made
+    together, also where one of them is moved again.
     """
-    for node in reversed(list(part.graph)):
-        if node.op_type not in _COPYING or not part.may_move(node) or not _COPYING[node.op_type](part, node):
-            continue
-        draft = Draft("join", [node])
-        if _feeders(part, draft) or _moves(part, draft):
-            part.owner[node] = draft
-            part.drafts.append(draft)
-            _gather(part, draft)
+    nodes = list(reversed(list(part.graph)))
+    cut = [part.start("join", *found) for node in nodes if (found := _parts_of_shuffled(part, node))]
+    for draft in cut:
+        _gather(part, draft)
+    for node in nodes:
+        is_last = node.op_type in _COPYING and part.is_free(node) and _COPYING[node.op_type](part, node)
+        if is_last and (_feeders(part, Draft("join", [node])) or _moves(part, Draft("join", [node]))):
+            _gather(part, part.start("join", node))
 
 
 def _is_apart(part: Partition, concat: ir.Node) -> bool:
@@ -48,17 +51,61 @@ def _is_apart(part: Partition, concat: ir.Node) -> bool:
     return spec is not None and math.prod(spec.shape[: axis % len(spec.shape)]) > 1
 
 
-def _is_by_rows(_: Partition, transpose: ir.Node) -> bool:
-    return keeps_columns(transpose)
+def _is_by_rows(part: Partition, transpose: ir.Node) -> bool:
+    return keeps_columns(transpose) and not part.touches_image(transpose)
 
 
-_COPYING = {"Concat": _is_apart, "Transpose": _is_by_rows}
+def _ends_shuffle(part: Partition, reshape: ir.Node) -> bool:
+    return _shuffled_groups(part, reshape.outputs[0]) is not None
+
+
+_COPYING = {"Concat": _is_apart, "Transpose": _is_by_rows, "Reshape": _ends_shuffle}
+
+
+def _shuffled_groups(part: Partition, value: ir.Value | None) -> int | None:
+    """Into how many groups channels, lying last, were cut before they were turned and joined to an image again.
+
+    None if the value is no such image.
+    """
+    source, shapes = value, []
+    for op_type in ("Reshape", "Transpose", "Reshape"):
+        node = source.producer() if source is not None else None
+        if node is None or node.op_type != op_type:
+            return None
+        shapes.append(part.shape(node.outputs[0]))
+        source = node.inputs[0]
+    made, turned, cut = shapes
+    if (
+        not part.is_image(source)
+        or made is None
+        or part.shape(source) != made
+        or cut is None
+        or len(cut) != 5
+    ):
+        return None
+    return cut[1] if turned == (cut[0], cut[2], cut[1], *cut[3:]) else None
+
+
+def _parts_of_shuffled(part: Partition, node: ir.Node) -> list[ir.Node]:
+    """A Split, or all slices, of one shuffled image, if its parts have one size and hold channels of all groups."""
+    groups = _shuffled_groups(part, node.inputs[0]) if node.op_type in ("Slice", "Split") else None
+    readers = part.consumers(node.inputs[0]) if groups is not None else []
+    if groups is None or node is not readers[0] or not all(map(part.is_free, readers)):
+        return []
+    shapes = {part.shape(value) for reader in readers for value in reader.outputs}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    is_whole = shape is not None and len(shape) == 4 and shape[1] % groups == 0
+    return readers if is_whole and all(reader.op_type == node.op_type for reader in readers) else []
 
 
 def _moves(part: Partition, draft: Draft) -> list[ir.Node]:
+    if draft.kind in ("pointwise", "join"):
+        return moves_before(draft.nodes, part.is_free, turns=True, is_copied=part.reads_image)
     # a kernel of windows reads its image where it lies
     nodes = [node for node in draft.nodes if draft.kind != "window" or node is not draft.anchor]
-    return moves_before(nodes, part.may_move, turns=draft.kind != "row")
+    return moves_before(
+        nodes, lambda node: part.is_free(node) and not part.touches_image(node), turns=draft.kind != "row"
+    )
 
 
 def _gather(part: Partition, draft: Draft) -> None:
@@ -99,4 +146,6 @@ def _reads_once(part: Partition, value: ir.Value, reader: ir.Node) -> bool:
     mine, made = part.spec(value), part.spec(reader.outputs[0])
     if mine is None or made is None or mine.layout != "contiguous":
         return False
-    return reader.op_type in _COPYING or (is_a(reader, Kind.POINTWISE) and mine.shape == made.shape)
+    return reader.op_type in ("Concat", "Transpose") or (
+        is_a(reader, Kind.POINTWISE) and mine.shape == made.shape
+    )

@@ -143,6 +143,7 @@ PASSES: tuple[Stage, ...] = (
     # on a CPU a library's attention with a mask for every window is slower than the ops apart
     Stage("windows", _rules(canonical_windows.RULES), is_by_index=True),
     Stage("attention", _rules(canonical_attention.RULES)),
+    Stage("scaled queries", _rules(canonical_attention.SCALE_RULES)),
     Stage("rows", _rules(canonical_rows.RULES)),
     Stage("grouped heads", group_heads, (Change.ROUNDING,)),
     Stage("views", _edit(simplify_views)),

@@ -95,37 +95,45 @@ def views_behind(value: ir.Value, is_free: IsFree) -> list[ir.Node]:
     return found
 
 
-def moves_before(nodes: Sequence[ir.Node], is_free: IsFree, *, turns: bool = False) -> list[ir.Node]:
-    """Gathers, splits, slices and joins whose results only these nodes read; with `turns`, transposes of
-    rows and the reshapes between such ops as well."""
+def moves_before(
+    nodes: Sequence[ir.Node], is_free: IsFree, *, turns: bool = False, is_copied: IsFree = lambda _: False
+) -> list[ir.Node]:
+    """Gathers, splits, slices and joins whose results only these nodes read.
+
+    With `turns`, transposes of rows and the reshapes between such ops as well. Views before them are taken
+    where they are copies.
+    """
     taken = set(nodes)
     found: list[ir.Node] = []
     waiting = list(nodes)
     while waiting:
         for value in waiting.pop().inputs:
-            for node in _reach(value, taken, is_free, turns) if value is not None else ():
-                taken.add(node)
-                found.append(node)
-                waiting.append(node)
+            chain = _reach(value, taken, is_free, turns) if value is not None else []
+            while chain and is_a(chain[-1], Kind.VIEW) and not is_copied(chain[-1]):
+                chain.pop()  # free outside a region
+            taken.update(chain)
+            found += chain
+            waiting += chain
     return found
 
 
 def _reach(value: ir.Value, taken: set[ir.Node], is_free: IsFree, turns: bool) -> list[ir.Node]:
-    """The move that makes a value, with the views behind it; nothing when somebody else reads them."""
+    """The views behind which a value is made, and the move before them, as far as nobody else reads them."""
     chain: list[ir.Node] = []
     while (node := value.producer()) is not None and node not in taken:
         readers = taken | set(chain)
         if not is_a(node, Kind.MOVEMENT) or not is_free(node) or not _is_fixed(node):
-            return []
+            break
         if not all(_read_only_by(out, readers) for out in node.outputs):
-            return []
+            break
         if not is_a(node, Kind.VIEW):
-            return [*chain, node] if node.op_type != "Transpose" or (turns and keeps_columns(node)) else []
+            is_taken = node.op_type != "Transpose" or (turns and keeps_columns(node))
+            return [*chain, node] if is_taken else chain
         if not turns:
-            return []  # views are free outside a region
+            break
         chain.append(node)
         value = node.inputs[0]
-    return []
+    return chain
 
 
 def keeps_columns(transpose: ir.Node) -> bool:

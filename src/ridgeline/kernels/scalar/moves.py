@@ -22,6 +22,14 @@ def _cut(low: Lowering, x: Val, dim: int, size: int, start: int, step: int = 1) 
     """`size` items of a dim from `start` on; the values past its ends are arbitrary."""
     if x.shape[dim] == size and start == 0 and step == 1:
         return x
+    outer, *inner = low.axes.leaves(x.axes[dim]) if x.axes[dim] != ONE else (ONE,)
+    whole = math.prod(low.axes.sizes_of(inner))
+    if inner and step == 1 and start % whole == 0 == size % whole and size:
+        # as if the dim had not been joined: whole items of its outermost part
+        count, first = size // whole, start // whole
+        kept = () if count == 1 else (low.axes.fresh(count),)
+        x = low.moved(x, Move(outer, kept, first))
+        return _with_dim(x, dim, size, low.axes.joined((*kept, *inner)))
     axis = ONE if size == 1 else low.axes.fresh(size)
     if x.axes[dim] != ONE:
         x = low.moved(x, Move(x.axes[dim], () if axis == ONE else (axis,), start, step))
