@@ -45,7 +45,7 @@ def prefetch_weight(
 
 @triton.jit
 def used(acc):
-    """The same sums, as something that reads them: a product whose sums are read in its step is waited for."""
+    """The same sums, read: where the sums of a product are read in its step, the step waits for them."""
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1
     )  # fmt: skip
