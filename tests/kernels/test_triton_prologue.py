@@ -237,7 +237,7 @@ NETWORKS = [
 def test_cuts_are_few_and_fit(arch: str) -> None:
     for sizes in NETWORKS:
         problem: Any = TACTIC.product(convolution(SCALED, sizes)[0]).reading.problem
-        assert problem.loaded_tiles == 2
+        assert problem.spans == (sizes[1] * sizes[2],)
         tiles = rank_prologue(problem, arch)
         assert 1 <= len(tiles) <= 8
         assert len(set(tiles)) == len(tiles)

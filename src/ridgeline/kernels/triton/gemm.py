@@ -54,7 +54,7 @@ def gemm(
     for step in range(STEPS):
         inside = k < K - step * BK
         if PROLOGUE is not None:
-            x = _before(x_ptr, tl.minimum(m, rows - 1), k + step * BK, pointers, K, IS_EVEN_K, PROLOGUE)
+            x = _before(x_ptr, first_row, m, k + step * BK, rows, pointers, K, IS_EVEN_K, PROLOGUE)
         elif IS_EVEN_K:
             x = tl.load(x_tile)
         else:
@@ -76,11 +76,15 @@ def gemm(
 
 
 @triton.jit
-def _before(x_ptr, m, k, pointers, K: tl.constexpr, IS_EVEN_K: tl.constexpr, PROLOGUE: tl.constexpr):
+def _before(
+    x_ptr, first, m, k, rows, pointers, K: tl.constexpr, IS_EVEN_K: tl.constexpr, PROLOGUE: tl.constexpr
+):  # fmt: skip
     """x[m, k] as the product reads it; zeros past K, whatever the prologue makes of what it did not load."""
+    BM: tl.constexpr = m.shape[0]
     inside = (k < K)[None, :]
-    x = PROLOGUE(x_ptr, m[:, None], k[None, :], inside, pointers)
-    x = tl.broadcast_to(x, (m.shape[0], k.shape[0]))
+    last = tl.minimum(first + BM, rows) - 1
+    x = PROLOGUE(x_ptr, first, last, tl.minimum(m, last)[:, None], k[None, :], inside, pointers)
+    x = tl.broadcast_to(x, (BM, k.shape[0]))
     return x if IS_EVEN_K else tl.where(inside, x, 0.0)
 
 

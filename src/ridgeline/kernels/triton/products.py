@@ -114,8 +114,7 @@ class Problem:
     def item_bytes(self) -> int:
         return ITEM_BITS[self.dtype] // 8
 
-    @property
-    def loaded_tiles(self) -> int:
+    def loaded_tiles(self, tile: Tile) -> int:
         """Tiles of [rows, depths] that a step loads: operands of what comes before the product too."""
         return 1
 

@@ -6,8 +6,10 @@ would, and gives back a tile of x rounded to the type that is multiplied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +24,17 @@ from ridgeline.kernels.scalar.ops import POINTWISE
 from ridgeline.kernels.scalar.program import Memory, Program
 from ridgeline.kernels.triton.epilogue import Epilogue, TileText
 from ridgeline.kernels.triton.source import Generated
-from ridgeline.kernels.triton.text import HEAD, TRITON, TYPES, Flat, indented, pointers_of, term
+from ridgeline.kernels.triton.text import (
+    HEAD,
+    TRITON,
+    TYPES,
+    Flat,
+    indented,
+    is_wide,
+    pointers_of,
+    term,
+    touched_axes,
+)
 
 T = TypeVar("T")
 MOST_WHOLE = 2  # operands as large as x
@@ -30,12 +42,16 @@ MOST_WHOLE = 2  # operands as large as x
 
 @dataclass(frozen=True)
 class Prologue:
-    """`function(x_ptr, m, k, mask, pointers)` gives x[m, k]; x_ptr is the operand `x`, the others follow."""
+    """`function(x_ptr, first, last, m, k, mask, pointers)` gives x[m, k], for rows `m` from first to last.
+
+    x_ptr is the operand `x`; the others are among the pointers.
+    """
 
     whole: Generated  # for tiles that end with a row
     cut: Generated  # does not read where `mask` is false
     x: int  # the position of an operand as large as x among the region's inputs
-    tiles: int  # operands that are loaded as tiles: a vector comes at hardly any cost
+    wholes: int  # operands that differ from row to row
+    spans: tuple[int, ...]  # of operands that stay the same for so many rows: how many
     types: tuple[str, ...]  # of the pointers after x
     inputs: tuple[int, ...]  # their positions among the region's inputs
     extras: tuple[np.ndarray, ...]  # constants of the region, whose pointers come last
@@ -91,7 +107,8 @@ def make_prologue(site: Site, columns_axis: int, first: int) -> Prologue:
         whole=_text(tile, x, names, first, ""),
         cut=_text(tile, x, names, first, "mask"),
         x=slots[x],
-        tiles=sum(all(tile.varies(memory)) for memory in program.loads),
+        wholes=sum(all(tile.varies(m)) and _span(tile, m) == 1 for m in program.loads),
+        spans=tuple(span for m in program.loads if (span := _span(tile, m)) > 1),
         types=tuple(pointers.kinds[name] for name in names),
         inputs=tuple(slots[name] for name in names if name in slots),
         extras=pointers.extras,
@@ -111,17 +128,48 @@ def _lowered(site: Site, columns_axis: int) -> tuple[Program, tuple[int, ...], t
     return program, tuple(axis for dim in dims for axis in dim), columns
 
 
+def _span(tile: TileText, memory: Memory) -> int:
+    """For how many neighbouring rows a load of single columns reads the same; 1 if this is not known."""
+    touched = touched_axes(tile.program, memory)
+    if not all(tile.varies(memory)) or touched != set(memory.strides):
+        return 1
+    inner = takewhile(lambda axis: axis not in touched, reversed(tile.rows.axes))
+    return math.prod(tile.program.sizes[axis] for axis in inner)
+
+
+def _steady(tile: TileText, memory: Memory, span: int, mask: str) -> list[str]:
+    """A load of what stays the same for `span` rows: a vector or two for a tile of no more rows than that."""
+    first, last = (
+        TileText(tile.program, Flat(var, tile.rows.axes), tile.columns).load(memory, mask)
+        for var in ("first", "last")
+    )
+    name = memory.value
+    return [
+        f"if m.shape[0] <= {span}:",
+        f"    {first}",
+        f"    if m.shape[0] > {span & -span}:",  # a power of two: it does not divide the span
+        f"        first_{name} = {name}",
+        f"        {last}",
+        f"        {name} = tl.where(m // {span} == first // {span}, first_{name}, {name})",
+        "else:",
+        f"    {tile.load(memory, mask)}",
+    ]
+
+
 def _text(tile: TileText, x: str, names: Sequence[str], first: int, mask: str) -> Generated:
     def load(memory: Memory) -> str:
         _, by_column = tile.varies(memory)
-        return tile.load(memory, mask if by_column else "")
+        span = _span(tile, memory)
+        own_mask = mask if by_column else ""
+        return "\n".join(_steady(tile, memory, span, own_mask)) if span > 1 else tile.load(memory, own_mask)
 
     (made,) = tile.program.stores
     lines = [
         f"{x} = x_ptr",
         *(f"{name} = pointers[{first + place}]" for place, name in enumerate(names)),
-        *tile.lines(load),
+        *(["first, last = first.to(tl.int64), last.to(tl.int64)"] if is_wide(tile.program) else []),
+        *(part for line in tile.lines(load) for part in line.split("\n")),
         f"return ({term(made.value)}).to({TYPES[made.dtype][1]})",
     ]
-    text = "\n".join(["def prologue(x_ptr, m, k, mask, pointers):", *indented(lines), ""])
+    text = "\n".join(["def prologue(x_ptr, first, last, m, k, mask, pointers):", *indented(lines), ""])
     return Generated("prologue", HEAD + text)

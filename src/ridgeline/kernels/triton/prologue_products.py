@@ -18,8 +18,8 @@ from ridgeline.kernels.triton.ranking import blocks_us, fitting_tiles, items_us,
 
 MOST_SUMS = 64  # of a thread: a tile of x and its operands take registers too
 MOST_ITEMS = 64  # of those operands that a thread computes with in one step
-# of one item, beside its ops: it is converted and handed on, and each operand that comes as a tile is read
-# from shared memory and converted. A single op on halves is compiled to one on pairs, and takes less
+# of one item, beside its ops: it is converted and handed on, and each operand that differs between rows is
+# read or selected, and converted. A single op on halves is compiled to one on pairs, and takes less
 ITEM_INSTRUCTIONS = 1.0
 
 
@@ -27,12 +27,13 @@ ITEM_INSTRUCTIONS = 1.0
 class PrologueProduct(Product):
     """y[m, n] = Σ x[m, k] · w[n, k], where x is computed as its tiles are read; its rows lie side by side."""
 
-    tiles: int = 1  # that a step loads to compute one of x
+    wholes: int = 1  # operands as large as x
+    spans: tuple[int, ...] = ()  # rows for which other operands stay the same, as those of an image do
     item_flops: float = 1.0  # of one item of x
 
-    @property
-    def loaded_tiles(self) -> int:
-        return self.tiles
+    def loaded_tiles(self, tile: Tile) -> int:
+        # of no more rows than a span, two vectors are enough
+        return self.wholes + sum(tile.bm > span for span in self.spans)
 
     def _before(self, tile: Tile, tail: Epilogue) -> dict[str, Any]:
         assert isinstance(tail, Around), "a product of this kind has a prologue"
@@ -47,7 +48,8 @@ def rank_prologue(problem: PrologueProduct, arch: str) -> tuple[Tile, ...]:
     device = device_of(arch)
 
     def held(tile: Tile) -> int:
-        return problem.tiles * tile.bm * tile.bk // (32 * tile.warps)
+        operands = problem.wholes + len(problem.spans)
+        return operands * tile.bm * tile.bk // (32 * tile.warps)
 
     tiles = [t for t in fitting_tiles(problem, device, MOST_SUMS) if held(t) <= MOST_ITEMS]
     if architecture_of(arch).multiplier == "tcgen05":  # nothing makes a step wait for tensor memory
@@ -62,5 +64,5 @@ def prologue_us(problem: PrologueProduct, tile: Tile, device: Device) -> float:
     It is assumed that a warp either computes x or multiplies, so that the two add up, and that every tile of
     columns computes x anew.
     """
-    instructions = problem.item_flops + ITEM_INSTRUCTIONS * (1 + problem.tiles)
+    instructions = problem.item_flops + ITEM_INSTRUCTIONS * (1 + problem.wholes + len(problem.spans))
     return blocks_us(problem, tile, device) + items_us(problem, tile, instructions, device)

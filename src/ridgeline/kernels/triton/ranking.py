@@ -70,7 +70,7 @@ def shared_bytes(tile: Tile, problem: TiledProblem, device: Device) -> int:
 
 
 def _step_bytes(tile: Tile, problem: TiledProblem) -> int:
-    return (problem.loaded_tiles * tile.bm + tile.bn) * tile.bk * problem.item_bytes
+    return (problem.loaded_tiles(tile) * tile.bm + tile.bn) * tile.bk * problem.item_bytes
 
 
 @lru_cache(maxsize=4096)

@@ -52,7 +52,7 @@ class TritonPrologueGemm(TritonProduct):
         prologue = make_prologue(before, depths_axis, len(tail.types))
         given = {field.name: getattr(problem, field.name) for field in fields(problem)}
         flops = body_flops(before.body, before.specs) / site.specs[made].numel
-        problem = PrologueProduct(**given, tiles=prologue.tiles, item_flops=flops)
+        problem = PrologueProduct(**given, wholes=prologue.wholes, spans=prologue.spans, item_flops=flops)
         reading = replace(alone, problem=problem, x=prologue.x)
         return ProductSite(site, reading, surround(prologue, tail))
 
