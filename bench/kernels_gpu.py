@@ -4,11 +4,12 @@
 
 A graph holds one call after the other, each with a weight of its own, together more than L2 holds: as in a
 network, a weight comes from memory, and a pool's image stands in its place. `--hot` gives all calls one
-weight. Of `normed`, a norm with the product behind it as one kernel, our two kernels are among the peers. No
-row without a passed check against float64. `peer` is the library's best way to the same result, its epilogue
-included. `least` is what the bytes take at the rate of a copy that no cache holds, or the arithmetic at the
-peak of its units, whichever is longer. `copy` is a copy of as many bytes in the same run, as warm in L2: the
-image of a convolution stays there between calls if it fits. Percentages are of our time.
+weight. Of `normed` and `prologue`, a norm or pointwise ops with the product behind them as one kernel, our
+two kernels are among the peers. No row without a passed check against float64. `peer` is the library's best
+way to the same result, its epilogue included. `least` is what the bytes take at the rate of a copy that no
+cache holds, or the arithmetic at the peak of its units, whichever is longer. `copy` is a copy of as many
+bytes in the same run, as warm in L2: the image of a convolution stays there between calls if it fits.
+Percentages are of our time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from bench.kernel_cases import FAMILIES as ALONE
 from bench.kernel_cases import Case
 from bench.normed_cases import normed_cases
+from bench.prologue_cases import prologue_cases
 from ridgeline.base.gpu_timing import capture, interleave_graphs
 from ridgeline.base.spec import Config, Site, Target, TensorSpec
 from ridgeline.base.target_files import ceilings_of_arch
@@ -36,13 +38,14 @@ from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, Triton
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_normed import TritonNormedGemm
 from ridgeline.tactics.cuda.triton_pool import TritonPool
+from ridgeline.tactics.cuda.triton_prologue import TritonPrologueGemm
 from ridgeline.tactics.offer import read_offer, require_offer
 
 TACTICS: tuple[Tactic, ...] = (
-    TritonNormedGemm(), TritonGemv(), TritonGemm(),
+    TritonNormedGemm(), TritonPrologueGemm(), TritonGemv(), TritonGemm(),
     TritonConv1x1(), TritonConv(), TritonDepthwise(), TritonPool(),
 )  # fmt: skip
-FAMILIES = {**ALONE, "normed": normed_cases}
+FAMILIES = {**ALONE, "normed": normed_cases, "prologue": prologue_cases}
 COLD_BYTES = 128 << 20  # more than twice the L2 of an H200
 MIN_CALLS, MAX_CALLS = 10, 64
 HALF = torch.float16

@@ -47,6 +47,24 @@ def mlp() -> bytes:
     return _model(text, {name: _array(rng, *shape) for name, shape in sizes.items()})
 
 
+def squeezed(batch: int | str = 16, *, blocks: int = 2, size: int = 28) -> bytes:
+    """Blocks of a depthwise convolution, a scale for every image and channel, and a 1x1 convolution."""
+    rng = np.random.default_rng(5)
+    weights, lines = {}, []
+    for i in range(blocks):
+        shapes = {"d": (64, 1, 3, 3), "f": (16, 64, 1, 1), "g": (64, 16, 1, 1), "w": (64, 64, 1, 1)}
+        weights |= {f"{name}{i}": _array(rng, *shape) for name, shape in shapes.items()}
+        lines += [
+            f"a{i} = Conv <group = 64, pads = [1, 1, 1, 1]> (x{i}, d{i})", f"r{i} = Relu (a{i})",
+            f"m{i} = GlobalAveragePool (r{i})", f"q{i} = Conv (m{i}, f{i})", f"h{i} = Relu (q{i})",
+            f"e{i} = Conv (h{i}, g{i})", f"s{i} = Sigmoid (e{i})", f"z{i} = Mul (r{i}, s{i})",
+            f"p{i} = Conv (z{i}, w{i})", f"x{i + 1} = Add (p{i}, x{i})",
+        ]  # fmt: skip
+    shape = f"{batch},64,{size},{size}"
+    text = " ".join(lines)
+    return _model(f"net (float16[{shape}] x0) => (float16[{shape}] x{blocks}) {{ {text} }}", weights)
+
+
 def two_towers(depth: int = 3) -> bytes:
     """Chains of products of the same input, side by side, and their sum."""
     rng = np.random.default_rng(4)

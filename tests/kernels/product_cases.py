@@ -125,7 +125,10 @@ MEANING = {
     "Conv": _conv,
     "Add": torch.add,
     "Mul": torch.mul,
+    "Div": torch.div,
     "Relu": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "HardSwish": F.hardswish,
 }
 
 

@@ -205,7 +205,8 @@ def test_cuts_fit_the_machine_and_differ(sizes: tuple[int, int, int], arch: str)
     tiles = rank_gemm(problem, arch)
     assert 1 <= len(tiles) <= 8
     assert len(set(tiles)) == len(tiles)
-    assert all(shared_bytes(tile, 2, device_of(arch)) <= device_of(arch).shared_bytes for tile in tiles)
+    device = device_of(arch)
+    assert all(shared_bytes(tile, problem, device) <= device.shared_bytes for tile in tiles)
     if sizes[0] >= 128:
         assert len({(tile.bm, tile.bn) for tile in tiles}) >= 3
 

@@ -19,6 +19,7 @@ from cpp_cases import random
 from normed_cases import span
 from product_cases import make_site as product_site
 from product_cases import op
+from prologue_cases import SCALED, convolution
 from resize_cases import resized
 from triton_cases import GPU, make_site
 
@@ -32,6 +33,7 @@ from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, Triton
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_normed import TritonNormedGemm
 from ridgeline.tactics.cuda.triton_pool import TritonPool
+from ridgeline.tactics.cuda.triton_prologue import TritonPrologueGemm
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 
 HALF = torch.float16
@@ -127,6 +129,7 @@ CASES: dict[str, tuple[Tactic, Site]] = {
     "gemm of activations": (TritonGemm(), two_activations()),
     "gemv": (TritonGemv(), linear(2)),
     "a norm and a gemm": (TritonNormedGemm(), span(128, 256, 512, is_shared=True)[0]),
+    "a scale and a conv": (TritonPrologueGemm(), convolution(SCALED, (16, 14, 14, 480, 80))[0]),
     "conv": (TritonConv(), conv(3)),
     "conv of an NCHW image": (TritonConv(), conv(7, channels=3, last="c y")),
     "conv of narrow groups": (TritonConv(), conv(3, group=16)),

@@ -74,12 +74,12 @@ def test_overlapping_windows_come_from_memory_once() -> None:
 
 def test_a_stage_less_is_buffered_where_operands_go_through_registers() -> None:
     """As Triton reports of tiles of 128x256x64: 98,304 bytes of 3 stages on sm_80, 196,608 of 4 on sm_100."""
-    assert shared_bytes(Tile(128, 256, 64, stages=3), 2, device_of("sm_80")) == 98_304
-    assert shared_bytes(Tile(128, 256, 64, stages=4), 2, device_of("sm_100")) == 196_608
     problem = Product(4096, 4096, 1024, "float16", (0, 1024, 1), (0, 1024, 1))
+    assert shared_bytes(Tile(128, 256, 64, stages=3), problem, device_of("sm_80")) == 98_304
+    assert shared_bytes(Tile(128, 256, 64, stages=4), problem, device_of("sm_100")) == 196_608
     for arch in ARCHITECTURES:
         limit = device_of(arch).shared_bytes
-        assert all(shared_bytes(tile, 2, device_of(arch)) <= limit for tile in rank_gemm(problem, arch))
+        assert all(shared_bytes(tile, problem, device_of(arch)) <= limit for tile in rank_gemm(problem, arch))
 
 
 def test_figures_of_an_h200_are_those_that_kernels_were_fitted_with() -> None:

@@ -6,7 +6,7 @@ what it replaces: in the whole plan where that can be timed, else by their own t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ from ridgeline.select.context import (
     time_of,
 )
 from ridgeline.select.race import MARGIN
+from ridgeline.tactics.base import PairOps
 from ridgeline.tactics.cache import Entry
 
 
@@ -45,18 +46,12 @@ def open_pairs(context: SelectionContext) -> list[Pair]:
     return [pair for pair in pairs.values() if pair is not None]
 
 
-def _neighbours(
-    work: Sequence[Region], wanted: Sequence[tuple[Collection[str], Collection[str]]]
-) -> Iterator[tuple[Region, Region]]:
+def _neighbours(work: Sequence[Region], wanted: Sequence[PairOps]) -> Iterator[tuple[Region, Region]]:
     """Regions one after the other with ops that a tactic looks for, of which one reads the other."""
-    for first, second in pairwise(work) if wanted else ():
-        is_wanted = any(_has(first, one) and _has(second, other) for one, other in wanted)
+    for first, second in pairwise(work):
+        is_wanted = any(ops.accept(first.op_types, second.op_types) for ops in wanted)
         if is_wanted and not set(first.outputs).isdisjoint(second.inputs):
             yield first, second
-
-
-def _has(region: Region, op_types: Collection[str]) -> bool:
-    return not set(region.op_types).isdisjoint(op_types)
 
 
 def _opened(context: SelectionContext, pair: Pair) -> Pair | None:

@@ -161,6 +161,21 @@ class InsideTime:
     us: float
 
 
+@dataclass(frozen=True)
+class PairOps:
+    """Regions that a tactic takes as a pair: one with an op of the first types, then one of the second."""
+
+    first: Collection[str]
+    second: Collection[str]
+    is_all_of_first: bool = False  # no op of the first region is of another type
+
+    def accept(self, first: Collection[str], second: Collection[str]) -> bool:
+        """Whether two regions with these types of ops may be such a pair."""
+        found = set(self.first)
+        is_first = found.issuperset(first) if self.is_all_of_first else not found.isdisjoint(first)
+        return is_first and not set(self.second).isdisjoint(second)
+
+
 class Tactic:
     """One way to run a region. Traits say what selection and the runtime need to know of every tactic."""
 
@@ -171,9 +186,8 @@ class Tactic:
     is_examined = False  # a plugin's: it is run and compared at every set of shapes before it is believed
     reads_levels = False  # takes quantised weights as they are; others get the numbers, evaluated at bind
     takes_spans = False  # may run neighbouring regions as one step
-    # takes nothing but two neighbouring regions as one step, of which the second reads what the first makes:
-    # one with an op of the first types, then one with an op of the second
-    pair_ops: tuple[Collection[str], Collection[str]] | None = None
+    # takes nothing but two neighbouring regions as one step, of which the second reads what the first makes
+    pair_ops: PairOps | None = None
     # has a pool of its own whose threads spin after a call, and disturb what follows
     spins_threads = False
     has_profiler = False  # its library times the nodes inside a launch: `time_inside`

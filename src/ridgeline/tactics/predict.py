@@ -14,6 +14,7 @@ from ridgeline.base.spec import ITEM_BITS, Body, Config, Op, Site
 from ridgeline.ir.work import body_bytes, body_flops, op_flops
 from ridgeline.kernels.triton.normed_products import NormedProduct, normed_us
 from ridgeline.kernels.triton.products import Product, Tile, Window
+from ridgeline.kernels.triton.prologue_products import PrologueProduct, prologue_us
 from ridgeline.kernels.triton.ranking import tile_us
 from ridgeline.tactics.base import Offer
 from ridgeline.tactics.read.conv import ConvSite
@@ -90,6 +91,11 @@ def product_us(site: Site, problem: Product | Window, tile: Tile, device: Device
 
 def normed_product_us(site: Site, problem: NormedProduct, tile: Tile, device: Device) -> float:
     return max(normed_us(problem, tile, device), _moving_us(site, device))
+
+
+def prologue_product_us(site: Site, problem: PrologueProduct, tile: Tile, device: Device) -> float:
+    # loads are under way while items are computed and multiplied: the longer of the two is what it takes
+    return max(prologue_us(problem, tile, device), _moving_us(site, device))
 
 
 def few_rows_us(site: Site, device: Device) -> float:

@@ -34,6 +34,7 @@ from ridgeline.tactics.cuda.triton_conv import TritonConv, TritonConv1x1, Triton
 from ridgeline.tactics.cuda.triton_linear import TritonGemm, TritonGemv
 from ridgeline.tactics.cuda.triton_normed import TritonNormedGemm
 from ridgeline.tactics.cuda.triton_pool import TritonPool
+from ridgeline.tactics.cuda.triton_prologue import TritonPrologueGemm
 from ridgeline.tactics.cuda.triton_quant import TritonCodeConv, TritonCodeGemm
 from ridgeline.tactics.cuda.triton_resize import TritonResize
 from ridgeline.tactics.cuda.triton_weight_only import TritonWeightOnly
@@ -77,6 +78,7 @@ def cuda_tactics(options: TacticOptions) -> tuple[Tactic, ...]:
         TritonGemv,
         TritonGemm,
         TritonNormedGemm,
+        TritonPrologueGemm,
         TritonCodeGemm,
         TritonWeightOnly,
         TritonConv1x1,

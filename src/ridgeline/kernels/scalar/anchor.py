@@ -17,9 +17,9 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Dequantized:
-    """Operands that an anchor's kernel takes as codes.
+    """Operands that an anchor's kernel takes as codes, or computes as it reads them.
 
-    `values` are what the kernel makes of them itself. `scales` are applied to the sum: the name of each, and
+    `values` are what the kernel makes itself. `scales` are applied to the sum: the name of each, and
     the dim of the result along which it varies; None if it broadcasts over the result as it is.
     """
 

@@ -7,7 +7,7 @@ the rest of the region in float32 and stores every output.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from ridgeline.kernels.scalar.extents import by_argument, extents_of
 from ridgeline.kernels.scalar.moves import MOVES
 from ridgeline.kernels.scalar.nest import indexed_axes
 from ridgeline.kernels.scalar.ops import POINTWISE
-from ridgeline.kernels.scalar.program import Memory, Program
+from ridgeline.kernels.scalar.program import Memory, Program, Term
 from ridgeline.kernels.scalar.quant import dequantize_for_sums, quantize_sums
 from ridgeline.kernels.triton.source import Generated
 from ridgeline.kernels.triton.text import (
@@ -82,38 +82,56 @@ def make_epilogue(
     return Epilogue(function, pointers.types, pointers.inputs, pointers.extras, extents)
 
 
-def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], names: Sequence[str]) -> str:
-    along_m, along_n = Flat("m", rows), Flat("n", column)
-    sizes = program.sizes
+class TileText:
+    """A program over a tile as statements: one variable counts the rows, over some axes, one the columns."""
 
-    def terms(memory: Memory) -> list[str]:
-        return [*along_m.offset(memory, sizes), *along_n.offset(memory, sizes)]
+    def __init__(self, program: Program, rows: Flat, columns: Flat) -> None:
+        self.program, self.rows, self.columns = program, rows, columns
+        self._indexed = indexed_axes(program)
+        # makes the address of a single row or column a block
+        self.blocks = [f"{flat.var} * 0" for flat in (rows, columns) if not flat.axes]
+
+    def terms(self, memory: Memory) -> list[str]:
+        sizes = self.program.sizes
+        return [*self.rows.offset(memory, sizes), *self.columns.offset(memory, sizes)]
+
+    def varies(self, memory: Memory) -> tuple[bool, bool]:
+        """Whether what is loaded differs from row to row, and from column to column."""
+        touched = touched_axes(self.program, memory)
+        return bool(touched & set(self.rows.axes)), bool(touched & set(self.columns.axes))
+
+    def load(self, memory: Memory, mask: str, *, is_block: bool = False) -> str:
+        where = [*self.terms(memory), *([f"{self.columns.var} * 0"] if is_block else [])]
+        return load_text(memory, where, mask, self.rows.names() | self.columns.names())
+
+    def lines(self, load: Callable[[Memory], str], known: Collection[Term] = ()) -> list[str]:
+        """Statements that compute every value that is stored; `known` are given."""
+        scope = Scope(self.program, self.rows.names() | self.columns.names(), load)
+        scope.known.update(known)
+        for memory in self.program.stores:
+            scope.need(memory.value)
+        rows, columns, sizes = self.rows, self.columns, self.program.sizes
+        wide = f"{rows.var}, {columns.var} = {rows.var}.to(tl.int64), {columns.var}.to(tl.int64)"
+        return [
+            *([wide] if is_wide(self.program) else []),
+            *rows.unpacked(sizes, self._indexed), *columns.unpacked(sizes, self._indexed),
+            *scope.take(),
+        ]  # fmt: skip
+
+
+def _text(program: Program, rows: tuple[int, ...], column: tuple[int, ...], names: Sequence[str]) -> str:
+    tile = TileText(program, Flat("m", rows), Flat("n", column))
 
     def load(memory: Memory) -> str:
-        mask = "mask"
-        where = terms(memory)
-        touches = touched_axes(program, memory)
-        if not touches & {*rows, *column}:
-            mask = ""
-        elif not touches & set(rows):
-            mask = f"n < {math.prod(sizes[axis] for axis in column)}"
-        elif not touches & set(column):
-            where.append("n * 0")
-        return load_text(memory, where, mask, index)
+        by_row, by_column = tile.varies(memory)
+        if by_row:
+            return tile.load(memory, "mask", is_block=not by_column)
+        end = math.prod(program.sizes[axis] for axis in column)
+        return tile.load(memory, f"n < {end}" if by_column else "")
 
-    index = along_m.names() | along_n.names()
-    scope = Scope(program, index, load)
-    scope.known.add("acc")
-    for memory in program.stores:
-        scope.need(memory.value)
-    wanted = indexed_axes(program)
-    # makes the address of a single row or column a block
-    blocks = [f"{flat.var} * 0" for flat in (along_m, along_n) if not flat.axes]
     lines = [
         *(f"{name} = pointers[{place}]" for place, name in enumerate(names)),
-        *(["m, n = m.to(tl.int64), n.to(tl.int64)"] if is_wide(program) else []),
-        *along_m.unpacked(sizes, wanted), *along_n.unpacked(sizes, wanted),
-        *scope.take(),
-        *(store_text(memory, [*terms(memory), *blocks], "mask") for memory in program.stores),
-    ]  # fmt: skip
+        *tile.lines(load, known=["acc"]),
+        *(store_text(memory, [*tile.terms(memory), *tile.blocks], "mask") for memory in program.stores),
+    ]
     return HEAD + "\n".join(["def epilogue(acc, m, n, mask, pointers):", *indented(lines), ""])

@@ -1,6 +1,6 @@
 """Matrix products: tiles on tensor cores, with K split if tiles are few; a few rows on plain cores.
 
-EPILOGUE computes what follows the product (docs/gpu.md).
+EPILOGUE computes what follows the product, PROLOGUE what comes before it (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.triton.tiles import finish, prefetch_weight, tile_place
+from ridgeline.kernels.triton.tiles import finish, prefetch_weight, tile_place, used
 
 
 def gemm_ref(x: Tensor, w: Tensor) -> Tensor:
@@ -27,9 +27,10 @@ def gemm(
     W_BATCH: tl.constexpr, W_COLUMN: tl.constexpr, W_DEPTH: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
     HALVES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    EPILOGUE: tl.constexpr,
+    PROLOGUE: tl.constexpr, WAITS: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """y = epilogue(x[M, K] · w[K, N]) per batch; grid: tiles, parts of K, batches."""
+    """y = epilogue(x[M, K] · w[K, N]) per batch; grid: tiles, parts of K, batches. With a prologue x is
+    prologue(x), of one batch whose rows follow one another."""
     STEPS: tl.constexpr = (K + BK * SPLIT_K - 1) // (BK * SPLIT_K)
     IS_EVEN_K: tl.constexpr = STEPS * BK * SPLIT_K == K
     COLUMN_TILES: tl.constexpr = (N + BN - 1) // BN
@@ -51,14 +52,19 @@ def gemm(
     w_tile = w_ptr + w_column[None, :] + k[:, None] * W_DEPTH  # [BK, BN]
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(STEPS):
-        if IS_EVEN_K:
+        inside = k < K - step * BK
+        if PROLOGUE is not None:
+            x = _before(x_ptr, first_row, m, k + step * BK, rows, pointers, K, IS_EVEN_K, PROLOGUE)
+        elif IS_EVEN_K:
             x = tl.load(x_tile)
-            w = tl.load(w_tile)
         else:
-            inside = k < K - step * BK
             x = tl.load(x_tile, mask=inside[None, :], other=0.0)
-            w = tl.load(w_tile, mask=inside[:, None], other=0.0)
+        w = tl.load(w_tile) if IS_EVEN_K else tl.load(w_tile, mask=inside[:, None], other=0.0)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
+        if WAITS:
+            # wgmma takes a computed x from registers, and by the rules of PTX they may not be written before
+            # it is waited for. Triton 3.7 leaves the last part of a step under way when the next one begins
+            acc = used(acc)
         x_tile += BK * X_DEPTH
         w_tile += BK * W_DEPTH
     m = m[:, None]
@@ -67,6 +73,19 @@ def gemm(
         acc, batch * rows + m, m < rows, first_column, pointers, parts_ptr, counters_ptr, slot, part,
         N, SPLIT_K, HALVES, EPILOGUE,
     )  # fmt: skip
+
+
+@triton.jit
+def _before(
+    x_ptr, first, m, k, rows, pointers, K: tl.constexpr, IS_EVEN_K: tl.constexpr, PROLOGUE: tl.constexpr
+):  # fmt: skip
+    """x[m, k] as the product reads it; zeros past K, whatever the prologue makes of what it did not load."""
+    BM: tl.constexpr = m.shape[0]
+    inside = (k < K)[None, :]
+    last = tl.minimum(first + BM, rows) - 1
+    x = PROLOGUE(x_ptr, first, last, tl.minimum(m, last)[:, None], k[None, :], inside, pointers)
+    x = tl.broadcast_to(x, (BM, k.shape[0]))
+    return x if IS_EVEN_K else tl.where(inside, x, 0.0)
 
 
 @triton.jit

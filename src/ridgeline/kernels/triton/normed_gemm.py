@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.triton.tiles import prefetch_weight, store_tile, tile_place
+from ridgeline.kernels.triton.tiles import prefetch_weight, store_tile, tile_place, used
 
 # items of a row that one thread adds up before lanes are joined: as many as it loads at once
 TOGETHER = tl.constexpr(8)
@@ -82,9 +82,7 @@ def normed_gemm(
             # a use of the sums in the loop makes every step wait for its product. Without it Triton 3.7
             # starts copying into the tile of x that wgmma still reads: it counts one buffer too few for a
             # tile that is looked at in registers as well (`loadRequiresAdditionalBuffer`)
-            acc = tl.inline_asm_elementwise(
-                "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1
-            )
+            acc = used(acc)
     mean = tl.sum(totals, 1) / K  # [BM]
     variance = tl.sum(squares, 1) / K - mean * mean
     # false for NaN as well

@@ -5,7 +5,6 @@ Legend: M rows, N columns, K summed over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,17 +16,15 @@ from ridgeline.base.architectures import architecture_of
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import Device, device_of
 from ridgeline.kernels.triton.epilogue import Epilogue
-from ridgeline.kernels.triton.products import Product, Tile, pack_weight
-from ridgeline.kernels.triton.ranking import tile_us, unlike, unsplit_tiles
+from ridgeline.kernels.triton.products import WGMMA_ROWS, Product, Tile, pack_weight
+from ridgeline.kernels.triton.ranking import fitting_tiles, items_us, tile_us, unlike
 from ridgeline.kernels.triton.source import Kernel
 
 T = TypeVar("T")
-WGMMA_ROWS = 64  # of a tile, from which on its operands are multiplied out of shared memory
 KIND_CONFIGS = 3  # of tiles multiplied by single warps, and of those multiplied by four
 # sums of a thread and the items of x that it looks at in one step; where single warps multiply, they have
 # their operands in registers too
 MOST_HELD, MOST_HELD_BY_MMA = 96, 48
-WARP_ISSUE = 0.15  # share of a processor's cycles in which one warp issues, at most
 MOST_SUMS = 64  # of a thread: sums of the norm and its rows take registers too
 # conversion, addition and multiplication of one item of a row, and joining the lanes at the end
 ITEM_INSTRUCTIONS, JOIN_US = 3, 0.2
@@ -109,7 +106,7 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 def rank_normed(problem: NormedProduct, arch: str) -> tuple[Tile, ...]:
     """The best few cuts. The sum is not split: every part would need sums of whole rows."""
     device, multiplier = device_of(arch), architecture_of(arch).multiplier
-    tiles = unsplit_tiles(problem, device, MOST_SUMS)
+    tiles = [t for t in fitting_tiles(problem, device, MOST_SUMS) if t.split == 1]
     # more warps take the sums of a row while others wait for their product
     tiles += [replace(t, warps=8) for t in tiles if t.warps == 4 and min(t.bm, t.bn) >= 64]
 
@@ -130,9 +127,4 @@ def rank_normed(problem: NormedProduct, arch: str) -> tuple[Tile, ...]:
 
 def normed_us(problem: NormedProduct, tile: Tile, device: Device) -> float:
     """Of a product, and of the sums over rows that every program takes beside it."""
-    blocks = math.prod(problem.grid(tile))
-    sharing = max(1, math.ceil(blocks / device.sms))
-    # few warps do not keep a processor issuing
-    issued = 128 * device.cycles_per_us * min(1.0, WARP_ISSUE * sharing * tile.warps)
-    items_us = sharing * tile.bm * problem.depth * ITEM_INSTRUCTIONS / issued
-    return tile_us(problem, tile, device) + items_us + JOIN_US
+    return tile_us(problem, tile, device) + items_us(problem, tile, ITEM_INSTRUCTIONS, device) + JOIN_US

@@ -28,6 +28,7 @@ LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
 # depthwise windows of more taps are walked line by line, unless their lines are longer than this
 SMALL_TAPS, MOST_COLUMNS = 9, 16
 MOST_TOGETHER = 49  # taps of a window whose lines are all loaded at once
+WGMMA_ROWS = 64  # of a tile, from which on warps multiply in groups of four
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
 
 
@@ -112,6 +113,10 @@ class Problem:
     @property
     def item_bytes(self) -> int:
         return ITEM_BITS[self.dtype] // 8
+
+    def loaded_tiles(self, tile: Tile) -> int:
+        """Tiles of [rows, depths] that a step loads: operands of what comes before the product too."""
+        return 1
 
     @property
     def access_bytes(self) -> int:
@@ -214,9 +219,13 @@ class Product(Problem):
             "X_BATCH": self.x_strides[0], "X_ROW": self.x_strides[1], "X_DEPTH": self.x_strides[2],
             "W_BATCH": self.w_strides[0], "W_COLUMN": self.w_strides[1], "W_DEPTH": self.w_strides[2],
             "GROUP_M": tile.group, "HALVES": self._halves(tile, tail), "PRECISION": self.precision,
-            **tile.constants(pdl=pdl),
+            **self._before(tile, tail), **tile.constants(pdl=pdl),
         }  # fmt: skip
         return self._kernel("gemm.gemm", constants, tile, tail, pdl=pdl)
+
+    def _before(self, tile: Tile, tail: Epilogue) -> dict[str, Any]:
+        """Constants that say what comes before the product: here x is multiplied as it lies."""
+        return {"PROLOGUE": None, "WAITS": False}
 
 
 @dataclass(frozen=True)

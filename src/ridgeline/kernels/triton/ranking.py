@@ -41,6 +41,7 @@ L1_LOAD_US = 0.2  # the same where most lines are in L1
 ASYNC_BYTES = 4  # that an asynchronous copy moves at the least
 FIXED_US = 1.2  # a block's start, first load and epilogue
 JOIN_US = 1.3  # a part is written to memory, counted and read back
+ITEM_WARP_ISSUE = 0.15  # share of a processor's cycles in which one warp issues on items of x, at most
 # the epilogue of codes: instructions per result, and the share of cycles that a warp of an SM issues one
 CODE_INSTRUCTIONS, WARP_ISSUE, MOST_ISSUE = 14, 0.045, 0.7
 ALONE_US = 0.3  # the next kernel cannot start beside a block that takes most of the shared memory
@@ -62,17 +63,21 @@ TiledProblem = Product | Window
 Cut = TypeVar("Cut", Tile, Block)
 
 
-def shared_bytes(tile: Tile, item_bytes: int, device: Device) -> int:
+def shared_bytes(tile: Tile, problem: TiledProblem, device: Device) -> int:
     """Of the buffers of a block: a stage each, but one less where operands are multiplied from registers."""
     buffers = tile.stages if device.has_warpgroups else max(1, tile.stages - 1)
-    return buffers * (tile.bm + tile.bn) * tile.bk * item_bytes
+    return buffers * _step_bytes(tile, problem)
+
+
+def _step_bytes(tile: Tile, problem: TiledProblem) -> int:
+    return (problem.loaded_tiles(tile) * tile.bm + tile.bn) * tile.bk * problem.item_bytes
 
 
 @lru_cache(maxsize=4096)
 def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> tuple[Tile, ...]:
     """The best few cuts of a product or convolution that differ enough to be worth timing."""
     device = device_of(arch)
-    tiles = [tile for tile in _tiles(problem, device) if _fits(tile, problem, device, most_sums)]
+    tiles = fitting_tiles(problem, device, most_sums)
 
     def best(tiles: Sequence[Tile], most: int) -> tuple[Tile, ...]:
         ranked = sorted(tiles, key=lambda tile: tile_us(problem, tile, device))
@@ -89,9 +94,9 @@ def rank_gemm(problem: TiledProblem, arch: str, most_sums: int = MOST_SUMS) -> t
     return *best(tiles, MAX_CONFIGS - DIRECT_CONFIGS), *best(direct, DIRECT_CONFIGS)
 
 
-def unsplit_tiles(problem: Product, device: Device, most_sums: int) -> list[Tile]:
-    """Every cut that gives a whole sum to one program."""
-    return [t for t in _tiles(problem, device) if t.split == 1 and _fits(t, problem, device, most_sums)]
+def fitting_tiles(problem: TiledProblem, device: Device, most_sums: int) -> list[Tile]:
+    """Every cut that suits the sizes of the problem and of the device."""
+    return [tile for tile in _tiles(problem, device) if _fits(tile, problem, device, most_sums)]
 
 
 def rank_gemv(problem: Product, arch: str) -> tuple[Tile, ...]:
@@ -202,13 +207,18 @@ def _one_row_us(problem: CodedWeight, tile: Tile, device: Device) -> float:
 
 def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     """Predicted time of one launch."""
+    return max(blocks_us(problem, tile, device), _moved(problem) * problem.item_bytes / device.bytes)
+
+
+def blocks_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
+    """Of one launch whose operands come as fast as they are asked for."""
     item = problem.item_bytes
     blocks = math.prod(problem.grid(tile))
-    side_by_side = _blocks_per_sm(tile, item, device)
+    side_by_side = _blocks_per_sm(tile, problem, device)
     waves = math.ceil(blocks / (device.sms * side_by_side))
     sharing = min(side_by_side, math.ceil(blocks / device.sms))
     steps = math.ceil(problem.depth / (tile.bk * tile.split))
-    step_bytes = (tile.bm + tile.bn) * tile.bk * item
+    step_bytes = _step_bytes(tile, problem)
     step_flops = 2 * tile.bm * tile.bn * tile.bk
     multiply_us = sharing * step_flops / (_rate(tile, problem, device) / device.sms)
     sm_bytes = SM_BYTES * device.cycles_per_us
@@ -227,11 +237,21 @@ def tile_us(problem: TiledProblem, tile: Tile, device: Device) -> float:
     block_us = FIXED_US + steps * (STEP_US + step_us)
     if tile.split > 1:
         block_us += JOIN_US + tile.split * tile.bm * tile.bn * 4 / sm_bytes
-    if 2 * (shared_bytes(tile, item, device) + 1024) > device.shared_bytes:
+    if 2 * (shared_bytes(tile, problem, device) + 1024) > device.shared_bytes:
         block_us += ALONE_US
     if item == 1:
         block_us += _code_epilogue_us(tile, sharing, device)
-    return max(waves * block_us, _moved(problem) * item / device.bytes)
+    return waves * block_us
+
+
+def items_us(problem: TiledProblem, tile: Tile, instructions: float, device: Device) -> float:
+    """Of so many instructions on every item of x, which each program of its rows computes anew."""
+    blocks = math.prod(problem.grid(tile))
+    sharing = max(1, math.ceil(blocks / device.sms))
+    warps = min(sharing, _blocks_per_sm(tile, problem, device)) * tile.warps
+    # few warps do not keep a processor issuing
+    issued = 128 * device.cycles_per_us * min(1.0, ITEM_WARP_ISSUE * warps)
+    return sharing * tile.bm * (problem.depth / tile.split) * instructions / issued
 
 
 def _moved(problem: TiledProblem) -> int:
@@ -410,15 +430,13 @@ def _fits(tile: Tile, problem: TiledProblem, device: Device, most_sums: int) -> 
     sums = tile.bm * tile.bn // (32 * tile.warps)
     # the addresses of 256 rows need registers too
     most = 64 if isinstance(problem, Window) and tile.bm == 256 else MOST_SUMS
-    return (
-        sums <= min(most, most_sums) and shared_bytes(tile, problem.item_bytes, device) <= device.shared_bytes
-    )
+    return sums <= min(most, most_sums) and shared_bytes(tile, problem, device) <= device.shared_bytes
 
 
-def _blocks_per_sm(tile: Tile, item_bytes: int, device: Device) -> int:
+def _blocks_per_sm(tile: Tile, problem: TiledProblem, device: Device) -> int:
     registers = min(THREAD_REGISTERS, OWN_REGISTERS + tile.bm * tile.bn // (32 * tile.warps))
     by_registers = REGISTERS // (registers * 32 * tile.warps)
-    by_shared = device.shared_bytes // (shared_bytes(tile, item_bytes, device) + 1024)
+    by_shared = device.shared_bytes // (shared_bytes(tile, problem, device) + 1024)
     return max(1, min(by_registers, by_shared, device.warps // tile.warps, device.blocks))
 
 

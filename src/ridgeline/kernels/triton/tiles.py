@@ -44,6 +44,14 @@ def prefetch_weight(
 
 
 @triton.jit
+def used(acc):
+    """The same sums, read: where the sums of a product are read in its step, the step waits for them."""
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
 def finish(
     acc, m, is_row, first_column, pointers, parts_ptr, counters_ptr, slot, part,
     end, SPLIT_K: tl.constexpr, HALVES: tl.constexpr, EPILOGUE: tl.constexpr,

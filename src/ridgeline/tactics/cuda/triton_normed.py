@@ -16,6 +16,7 @@ from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.triton.epilogue import make_epilogue
 from ridgeline.kernels.triton.normed_products import NormedProduct, NormTail, rank_normed
 from ridgeline.kernels.triton.products import TYPES, Tile, row_stride
+from ridgeline.tactics.base import PairOps
 from ridgeline.tactics.cuda.triton_product import ProductSite, Reading, TritonProduct
 from ridgeline.tactics.predict import normed_product_us
 from ridgeline.tactics.read.epilogue import constant_tensors, find_anchor, is_constant, spec_of
@@ -46,7 +47,7 @@ class TritonNormedGemm(TritonProduct):
     """epilogue(norm(x) · W): rows are summed while they are multiplied, and normed afterwards."""
 
     name = "triton.normed_gemm"
-    pair_ops = (tuple(NORMS), ("MatMul", "Gemm"))
+    pair_ops = PairOps(tuple(NORMS), ("MatMul", "Gemm"))
 
     def product(self, site: Site) -> ProductSite:
         norm = read_norm(site)
