@@ -329,7 +329,8 @@ def shuffled(groups: int, channels: int) -> tuple[list[Op], dict[str, np.ndarray
     """The channels of a joined with b, an item of each group in turn, as exports write it."""
     each = channels // groups
     constants = {
-        "apart": np.array([0, groups, each, 3, 5]), "whole": np.array([0, channels, 3, 5]), "one": np.array([1]),
+        "apart": np.array([0, groups, each, 3, 5]), "whole": np.array([0, channels, 3, 5]),
+        "one": np.array([1]),
     }  # fmt: skip
     ops = [
         Op("Concat", ("a", "b"), ("j",), {"axis": 1}),

@@ -63,7 +63,7 @@ _COPYING = {"Concat": _is_apart, "Transpose": _is_by_rows, "Reshape": _ends_shuf
 
 
 def _shuffled_groups(part: Partition, value: ir.Value | None) -> int | None:
-    """Into how many groups channels, lying last, were cut before they were turned and joined to an image again.
+    """Into how many groups channels, lying last, were cut before they were turned and joined again.
 
     None if the value is no such image.
     """
@@ -87,7 +87,7 @@ def _shuffled_groups(part: Partition, value: ir.Value | None) -> int | None:
 
 
 def _parts_of_shuffled(part: Partition, node: ir.Node) -> list[ir.Node]:
-    """A Split, or all slices, of one shuffled image, if its parts have one size and hold channels of all groups."""
+    """A Split, or all slices, of a shuffled image, if its parts have one size and channels of all groups."""
     groups = _shuffled_groups(part, node.inputs[0]) if node.op_type in ("Slice", "Split") else None
     readers = part.consumers(node.inputs[0]) if groups is not None else []
     if groups is None or node is not readers[0] or not all(map(part.is_free, readers)):
