@@ -148,6 +148,66 @@ def test_ops_behind_an_image_of_rows_join_their_product(shape: str, is_weight: b
     assert [k for k in made if k != "Reshape"] == ["MatMul", "Mul", "Add", "Relu", "Transpose", "Conv"]
 
 
+BESIDE = f"i = Conv<group = 6, pads = [1, 1, 1, 1]>(k, w)\n z = Add(r, i)\n {CONV}"
+
+
+def test_an_image_that_lies_last_gives_its_rows() -> None:
+    made = after(to_image(BESIDE, ", float[N,6,4,5] k"), "v", "w")
+    # its rows are views of what the convolution made
+    assert [kind for kind in made if kind not in VIEWS] == ["MatMul", "Conv", "Add", "Conv"]
+    assert made[made.index("Add") + 1 :] == ["Reshape", "Transpose", "Conv"]
+
+
+def test_a_stream_of_images_joins_every_product() -> None:
+    """Blocks of ConvNeXt: rows of an image through a product, a scale, and the sum with the image."""
+    block = """
+        c{i} = Conv<group = 6, pads = [1, 1, 1, 1]>(s{i}, w)
+        a{i} = Transpose<perm = [0, 2, 3, 1]>(c{i})
+        m{i} = MatMul(a{i}, v)
+        b{i} = Transpose<perm = [0, 3, 1, 2]>(m{i})
+        d{i} = Mul(b{i}, k)
+        s{j} = Add(d{i}, s{i})
+    """
+    blocks = "".join(block.format(i=i, j=i + 1) for i in range(3))
+    body = f"""g (float[N,6,4,5] x, float[6,1,3,3] w, float[6,6] v, float[6,1,1] k) => (float[N,4,5,6] y) {{
+        s0 = Conv<group = 6, pads = [1, 1, 1, 1]>(x, w)
+        {blocks}
+        e = Transpose<perm = [0, 2, 3, 1]>(s3)
+        y = Relu(e)
+    }}"""
+    model = with_weights(body, "w", "v", "k")
+    feeds = random_feeds(model, {"N": 2})
+    before = run(model, feeds)
+    canonicalise(model, target=Target("cuda", "sm_90"))
+    assert_same(before, run(model, feeds))
+    kinds = ops(model)
+    assert [kind for kind in kinds if kind != "Transpose"] == [
+        "Conv",
+        *3 * ["Conv", "MatMul", "Mul", "Add"],
+        "Relu",
+    ]
+    assert kinds[-2:] == ["Add", "Relu"]  # the last sum is read as rows alone
+
+
+def test_a_sum_with_an_image_from_elsewhere_stays() -> None:
+    body = to_image(f"z = Add(r, k)\n {CONV}", ", float[N,6,4,5] k")
+    assert "the views take it apart" in why_not(body, "v", "w")
+
+
+def test_a_sum_that_is_converted_for_others_stays() -> None:
+    """A kernel would be left for the conversion, which now makes the sum as well."""
+    body = """g (float[N,6,4,5] x, float[6,1,3,3] w, float[6,6] v) => (float[N,6,4,5] y, float16[N,6,4,5] h) {
+        i = Conv<group = 6, pads = [1, 1, 1, 1]>(x, w)
+        a = Transpose<perm = [0, 2, 3, 1]>(i)
+        m = MatMul(a, v)
+        b = Transpose<perm = [0, 3, 1, 2]>(m)
+        z = Add(b, i)
+        h = Cast<to = 10>(z)
+        y = Conv<group = 6, pads = [1, 1, 1, 1]>(z, w)
+    }"""
+    assert "Conv reads" in why_not(body, "w", "v")
+
+
 @pytest.mark.parametrize(
     ("lines", "more", "reason"),
     [

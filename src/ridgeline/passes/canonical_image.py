@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from ridgeline.ir.layout import CONVOLUTIONS
 from ridgeline.ir.op_row import Trait
 from ridgeline.ir.ops import has
-from ridgeline.passes.match import constant
+from ridgeline.passes.match import attribute, constant
 from ridgeline.passes.rule import Change, Fusion, Match
 
 MOST_SEEN = 16  # values between an image and its convolution that are looked at
@@ -91,10 +92,25 @@ class RowsToImage(Fusion):
 
 def _is_convolved(value: ir.Value) -> bool:
     """Whether a convolution makes it, or ops that keep the layout of one's result."""
+    return _comes_from(value, lambda maker: maker.op_type in CONVOLUTIONS)
+
+
+def lies_last(value: ir.Value) -> bool:
+    """As `_is_convolved`, or made of rows of channels for a convolution."""
+    return _comes_from(value, lambda maker: maker.op_type in CONVOLUTIONS or _is_turned(maker))
+
+
+def _is_turned(maker: ir.Node) -> bool:
+    is_turn = maker.op_type == "Transpose" and tuple(attribute(maker, "perm") or ()) == (0, 3, 1, 2)
+    return is_turn and is_to_convolve(maker.outputs[0])
+
+
+def _comes_from(value: ir.Value, is_source: Callable[[ir.Node], bool]) -> bool:
+    """Whether such a node makes it, or ops that keep the layout of one's result."""
     seen, waiting = {value}, [value]
     while waiting and len(seen) < MOST_SEEN:
         maker = waiting.pop().producer()
-        if maker is not None and maker.op_type in CONVOLUTIONS:
+        if maker is not None and is_source(maker):
             return True
         if maker is not None and has(maker, Trait.KEEPS_LAYOUT):
             new = {source for source in maker.inputs if source is not None} - seen
@@ -105,15 +121,31 @@ def _is_convolved(value: ir.Value) -> bool:
 
 def is_to_convolve(value: ir.Value) -> bool:
     """Whether a convolution reads it, or what ops make of it that keep its layout."""
+    return any(reader.op_type in CONVOLUTIONS and place == 0 for _, reader, place in _uses_in_layout(value))
+
+
+def is_to_lie_last(value: ir.Value) -> bool:
+    """As `is_to_convolve`, or it is added to an image that lies channels last."""
+    return is_to_convolve(value) or any(
+        has(reader, Trait.KEEPS_LAYOUT) and _has_image_beside(reader, used)
+        for used, reader, _ in _uses_in_layout(value)
+    )
+
+
+def _has_image_beside(reader: ir.Node, value: ir.Value) -> bool:
+    return any(other is not None and other is not value and lies_last(other) for other in reader.inputs)
+
+
+def _uses_in_layout(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int]]:
+    """What is read of a value and of what ops make of it that keep its layout, by whom, at which place."""
     seen, waiting = {value}, [value]
     while waiting and len(seen) < MOST_SEEN:
-        for reader, place in waiting.pop().uses():
-            if reader.op_type in CONVOLUTIONS and place == 0:
-                return True
+        used = waiting.pop()
+        for reader, place in used.uses():
+            yield used, reader, place
             if has(reader, Trait.KEEPS_LAYOUT) and reader.outputs[0] not in seen:
                 seen.add(reader.outputs[0])
                 waiting.append(reader.outputs[0])
-    return False
 
 
 class TokenInFront(Fusion):

@@ -18,7 +18,7 @@ from ridgeline.ir.op_row import Kind
 from ridgeline.ir.ops import is_a
 from ridgeline.ir.provenance import KEEP, node_name
 from ridgeline.ir.quant import dequantizes, quantizes
-from ridgeline.passes.canonical_image import is_to_convolve
+from ridgeline.passes.canonical_image import is_to_lie_last, lies_last
 from ridgeline.passes.fold_shape import Size, sizes
 from ridgeline.passes.match import attributes, constant
 from ridgeline.passes.outline import leaving
@@ -36,6 +36,7 @@ class Turn:
 
     nodes: tuple[ir.Node, ...]
     view: View
+    is_image: bool  # what the product made, which becomes rows; else rows become an image
 
     @property
     def source(self) -> ir.Value:
@@ -53,8 +54,19 @@ class Turn:
             raise _No(node, f"it is to compute in {node.metadata_props[KEEP]}")
         own = {self.made, *(out for op in (*behind, *found) for out in op.outputs)}
         for value in node.inputs:
-            if value is not None and value not in own and self.moved(value) is None:
+            if (
+                value is not None
+                and value not in own
+                and self.moved(value) is None
+                and not self.is_last(value)
+            ):
                 self.spread(value, node)
+
+    def is_last(self, value: ir.Value) -> bool:
+        """Whether it is an image as these views make it that lies channels last: its rows are in memory."""
+        dims = sizes(value) or ()
+        is_like = not self.is_image and dims == sizes(self.made) and isinstance(dims[1], int)
+        return is_like and lies_last(value)
 
     def moved(self, value: ir.Value) -> ir.Value | None:
         """What these views move where they make a value."""
@@ -85,11 +97,22 @@ class Turn:
             return dims
         return tuple(kept.get(axis, 1) for axis in range(min(kept, default=len(whole)), len(whole)))
 
+    def rows(self, image: ir.Value, op: GraphOps) -> ir.Value:
+        """An image in the order in which it lies, as the source of the views has it."""
+        rows: ir.Value = op.Transpose(image, perm=[0, 2, 3, 1])
+        rows.type, rows.shape = image.type, ir.Shape([image.shape[axis] for axis in (0, 2, 3, 1)])
+        if rows.shape.rank() != self.source.shape.rank():
+            rows = op.Reshape(rows, op.numbers(0, -1, image.shape[1]))
+            rows.type, rows.shape = image.type, self.source.shape
+        return rows
+
     def operand(self, value: ir.Value, node: ir.Node, op: GraphOps) -> ir.Value:
         """An operand from elsewhere as it is before the views."""
         moved = self.moved(value)
         if moved is not None:
             return moved
+        if self.is_last(value):
+            return self.rows(value, op)
         shape, known = self.spread(value, node), constant(value)
         if shape == sizes(value):
             return value
@@ -146,12 +169,17 @@ def _movable(turn: Turn) -> list[ir.Node]:
         try:
             moved += _joined(tip, partial(turn.require, behind=tuple(moved)))
         except _No:
-            if any(
-                is_a(node, Kind.POINTWISE) and sizes(node.outputs[0]) == sizes(tip) for node in _readers(tip)
-            ):
+            if any(_is_alone(node, tip) for node in _readers(tip)):
                 raise
             return moved
         tip = moved[-1].outputs[0]
+
+
+def _is_alone(node: ir.Node, tip: ir.Value) -> bool:
+    """Whether an op of one element each has no second operand as large, whose product could take it."""
+    others = [value for value in node.inputs if value not in (None, tip) and value.producer() is not None]
+    is_joined = any(sizes(value) == sizes(tip) and constant(value) is None for value in others)
+    return is_a(node, Kind.POINTWISE) and sizes(node.outputs[0]) == sizes(tip) and not is_joined
 
 
 def _readers(value: ir.Value) -> list[ir.Node]:
@@ -205,13 +233,13 @@ def _turn(tip: ir.Value, *, is_image: bool) -> Turn | None:
         nodes.append(node)
         value = node.outputs[0]
     view = next((view for view in views_of_run(value) if view.source is tip), None) if nodes else None
-    if view is None or not (is_image or (len(view.axes) == 4 and is_to_convolve(value))):
+    if view is None or not (is_image or (len(view.axes) == 4 and is_to_lie_last(value))):
         return None
     rank = len(view.starts)
     # image to rows: channels go last; rows to image: the last axis goes behind the batch
     order = [0, *range(2, rank), 1] if is_image else [0, rank - 1, *range(1, rank - 1)]
     places = [(order.index(p.axis), -p.step) for axis in view.axes for p in axis if p.axis is not None]
-    return Turn(tuple(nodes), view) if rank > 2 and places == sorted(places) else None
+    return Turn(tuple(nodes), view, is_image) if rank > 2 and places == sorted(places) else None
 
 
 def _rewrite(turn: Turn, moved: Sequence[ir.Node], names: Names) -> ir.Value:

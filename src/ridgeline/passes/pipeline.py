@@ -159,6 +159,7 @@ CUDA_PASSES: tuple[Stage, ...] = (
     Stage("images", _rules(canonical_image.RULES)),
     Stage("unread rows", _edit(drop_unread_rows, _refresh_shapes), (Change.ROUNDING,)),
     Stage("ops before views", ops_before_views),
+    Stage("views moved", _edit(remove_noops, remove_unused), (Change.SIGNED_ZERO,)),
     Stage("merged products", merge_linear, (Change.ROUNDING, Change.SIGNED_ZERO)),
     Stage("divided splits", _edit(divide_splits)),
     Stage("last sweep", _edit(remove_unused, remove_duplicates, remove_unused)),
