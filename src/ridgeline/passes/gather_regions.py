@@ -16,8 +16,6 @@ from ridgeline.passes.drafts import MAX_OPS, Draft, Partition
 from ridgeline.passes.outline import leaving
 from ridgeline.passes.take_moves import keeps_columns, moves_before
 
-_PARTING = frozenset({"Slice", "Split"})
-
 
 def gather_regions(part: Partition) -> None:
     """Let drafts take the moves before them, and pointwise drafts the ones that feed them alone."""
@@ -75,13 +73,8 @@ def _shuffled_groups(part: Partition, value: ir.Value | None) -> int | None:
         shapes.append(part.shape(node.outputs[0]))
         source = node.inputs[0]
     made, turned, cut = shapes
-    if (
-        not part.is_image(source)
-        or made is None
-        or part.shape(source) != made
-        or cut is None
-        or len(cut) != 5
-    ):
+    is_same = part.is_image(source) and part.shape(source) == made
+    if not is_same or cut is None or len(cut) != 5:
         return None
     return cut[1] if turned == (cut[0], cut[2], cut[1], *cut[3:]) else None
 
