@@ -22,15 +22,17 @@ from ridgeline.base.spec import EPSILON, Config, Site, Target, TensorSpec
 from ridgeline.kernels.elements import fill, on_device
 from ridgeline.kernels.triton.compiler import Compiled, CompileError, compile_kernels
 from ridgeline.kernels.triton.driver import Launcher
-from ridgeline.kernels.triton.products import TYPES, Problem
+from ridgeline.kernels.triton.products import TYPES, Problem, Tile
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.runtime.device import current_device
 from ridgeline.runtime.device_memory import reach
+from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.instance import place
 from ridgeline.tactics.base import Launch, Tactic
 from ridgeline.tactics.cuda.triton_attention import TritonAttention, arguments, grid_of
 from ridgeline.tactics.cuda.triton_codegen import GeneratedTriton, bind_stages
 from ridgeline.tactics.cuda.triton_product import TritonProduct
+from ridgeline.tactics.offer import require_offer
 from ridgeline.tactics.read.attention import read_attention
 from ridgeline.tactics.staging import staged_launch
 
@@ -79,6 +81,28 @@ def tests_of(module: Any, names: str) -> dict[str, Any]:
     """Tests of another module by the words of their names, to be collected where they are put."""
     suffix = module.__name__.removeprefix("test_triton_")
     return {f"test_{name}_{suffix}": getattr(module, f"test_{name}") for name in names.split()}
+
+
+def check_offered(tactic: TritonProduct, site: Site, check: Callable[[Tile], object]) -> None:
+    """Every cut that is offered; one may be refused by what the compiler made of it."""
+    offer = require_offer(tactic, here(site))
+    if WANTED.is_asking:
+        WANTED.kernels += [kernel for config in offer.configs for kernel in offer.kernels(config)]
+        return
+    for config in offer.configs:
+        try:
+            check(tactic.cut_of(tactic.product(here(site)).reading.problem, config))
+        except CompileError as error:
+            if "spills" not in str(error):
+                raise
+
+
+def require_joined(engine: Engine, tactic: Tactic) -> None:
+    """Whole pairs were taken, and the engine is right."""
+    assert engine.report.verified
+    joined = [step for step in engine.plan.steps if step.tactic == tactic.name]
+    assert joined
+    assert all(len(step.regions) == 2 for step in joined)
 
 
 def arch() -> str:

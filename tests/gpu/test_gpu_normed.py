@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ridgeline
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError
+from ridgeline.kernels.triton.compiler import COMPILED_HERE
 from ridgeline.select import refine
 from ridgeline.tactics.offer import require_offer
 
@@ -56,18 +56,7 @@ def test_every_cut_that_is_offered(
 ) -> None:
     site, tensors = span(*sizes, dtype, norm=norm, is_shared=is_shared)
     tensors["x"][3] += 40  # in some tiles, the other way
-    site = on_gpu.here(site)
-    offer = require_offer(normed.TACTIC, site)
-    if on_gpu.WANTED.is_asking:
-        on_gpu.WANTED.kernels += [kernel for config in offer.configs for kernel in offer.kernels(config)]
-        return
-    for config in offer.configs:
-        tile = normed.TACTIC.cut_of(normed.TACTIC.product(site).reading.problem, config)
-        try:
-            normed.check(site, tensors, tile)
-        except CompileError as error:
-            if "spills" not in str(error):  # offered, and refused by what the compiler made of it
-                raise
+    on_gpu.check_offered(normed.TACTIC, site, lambda tile: normed.check(site, tensors, tile))
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -104,10 +93,7 @@ def test_an_engine_whose_pairs_are_joined_is_verified(monkeypatch: pytest.Monkey
     monkeypatch.setattr(refine, "_is_faster", lambda *_: True)
     monkeypatch.setattr(refine, "CLOSE", 100.0)
     engine = ridgeline.build(networks.encoder(), target="cuda", profiles={"ids": "1..2..4x16"}, level=2)
-    assert engine.report.verified
-    joined = [step for step in engine.plan.steps if step.tactic == normed.TACTIC.name]
-    assert joined
-    assert all(len(step.regions) == 2 for step in joined)
+    on_gpu.require_joined(engine, normed.TACTIC)
     context = engine.context()
     for batch in (1, 2, 4):
         ids = torch.randint(0, 100, (batch, 16))

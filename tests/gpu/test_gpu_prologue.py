@@ -16,7 +16,7 @@ from torch import Tensor
 import ridgeline
 from cross_models import squeezed
 from ridgeline.base.spec import Config, Site
-from ridgeline.kernels.triton.compiler import COMPILED_HERE, CompileError
+from ridgeline.kernels.triton.compiler import COMPILED_HERE
 from ridgeline.select import refine
 from ridgeline.tactics.cuda.triton_conv import TritonConv1x1
 from ridgeline.tactics.cuda.triton_product import TritonProduct
@@ -74,16 +74,7 @@ globals().update(on_gpu.tests_of(before, CASES))
 @pytest.mark.parametrize("place", range(len(LARGE)))
 def test_every_cut_that_is_offered(place: int) -> None:
     site, tensors = LARGE[place]
-    offer = require_offer(before.TACTIC, on_gpu.here(site))
-    if on_gpu.WANTED.is_asking:
-        on_gpu.WANTED.kernels += [kernel for config in offer.configs for kernel in offer.kernels(config)]
-        return
-    for config in offer.configs:
-        try:
-            check(site, tensors, before.TACTIC.cut_of(None, config))
-        except CompileError as error:
-            if "spills" not in str(error):  # offered, and refused by what the compiler made of it
-                raise
+    on_gpu.check_offered(before.TACTIC, site, lambda tile: check(site, tensors, tile))
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -123,10 +114,7 @@ def test_an_engine_whose_pairs_are_joined_is_verified(monkeypatch: pytest.Monkey
     monkeypatch.setattr(refine, "CLOSE", 100.0)
     profiles = {"x0": "1..2..4x64x28x28"}
     engine = ridgeline.build(squeezed("N"), target="cuda", profiles=profiles, level=2)
-    assert engine.report.verified
-    joined = [step for step in engine.plan.steps if step.tactic == before.TACTIC.name]
-    assert joined
-    assert all(len(step.regions) == 2 for step in joined)
+    on_gpu.require_joined(engine, before.TACTIC)
     context = engine.context()
     for batch in (1, 2, 4):
         x = torch.randn(batch, 64, 28, 28).half().cuda()

@@ -169,6 +169,16 @@ def machine_code(kernels: Sequence[Kernel], arch: str) -> list[tuple[Compiled, s
     return [(compiled, _disassemble(compiled.cubin)) for compiled in made]
 
 
+def require_good_code(kernels: Sequence[Kernel], arch: str) -> None:
+    """No spills, wide loads, and the next kernel let in where the architecture can."""
+    for compiled, code in machine_code(kernels, arch):
+        assert not compiled.spills
+        assert compiled.registers <= 255
+        assert ".128" in code, "loads are narrow"
+        if arch == "sm_90":
+            require_dependent_launch(code)
+
+
 def _disassemble(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -19,8 +19,7 @@ from product_cases import (
 )
 
 from offers import offered, why_not
-from ridgeline.kernels.triton.products import Block, Depthwise
-from ridgeline.kernels.triton.ranking import rank_depthwise
+from ridgeline.kernels.triton.depthwise_products import Block, Depthwise, rank_depthwise
 from ridgeline.kernels.triton.sass import disassemble, read_instructions
 from ridgeline.kernels.triton.sass_mix import in_loops, inner_loops
 from ridgeline.tactics.cuda.triton_conv import TritonDepthwise

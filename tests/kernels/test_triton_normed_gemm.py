@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from normed_cases import LAYER, RMS, span
-from product_cases import for_interpreter, machine_code, op, require_dependent_launch
+from product_cases import for_interpreter, op, require_good_code
 from test_triton_waits import ptx_of
 from torch import Tensor
 
@@ -259,12 +259,7 @@ def test_machine_code(arch: str) -> None:
         offer = require_offer(TACTIC, site)
         configs = offer.configs if arch == "sm_90" else offer.configs[:2]
         kernels += [offer.kernels(config)[0] for config in configs]
-    for compiled, code in machine_code(kernels, arch):
-        assert not compiled.spills
-        assert compiled.registers <= 255
-        assert ".128" in code, "loads are narrow"
-        if arch == "sm_90":
-            require_dependent_launch(code)
+    require_good_code(kernels, arch)
 
 
 def test_wgmma_is_waited_for_before_its_rows_are_overwritten() -> None:

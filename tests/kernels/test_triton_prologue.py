@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from product_cases import (
-    machine_code,
-    make_site,
-    op,
-    random,
-    require_close,
-    require_dependent_launch,
-    run_tactic,
-)
+from product_cases import make_site, op, random, require_close, require_good_code, run_tactic
 from prologue_cases import BEFORE, GATED, HARD, NORMED, SCALED, alone, between, convolution, meant, product
 from test_triton_waits import ptx_of
 from torch import Tensor
@@ -256,12 +248,7 @@ def test_machine_code(arch: str) -> None:
     for site in sites:
         offer = require_offer(TACTIC, site)
         kernels += [offer.kernels(config)[0] for config in offer.configs[: 4 if arch == "sm_90" else 1]]
-    for compiled, code in machine_code(kernels, arch):
-        assert not compiled.spills
-        assert compiled.registers <= 255
-        assert ".128" in code, "loads are narrow"
-        if arch == "sm_90":
-            require_dependent_launch(code)
+    require_good_code(kernels, arch)
 
 
 def test_wgmma_is_waited_for_before_its_registers_are_written_again() -> None:

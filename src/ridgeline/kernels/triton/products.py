@@ -1,6 +1,6 @@
 """Products as kernel descriptions: from sizes and strides to a `Kernel`, its grid and its scratch memory.
 
-Legend: M rows, N columns, K summed over. A `Tile` or a `Block` says how a product is cut; `ranking` says
+Legend: M rows, N columns, K summed over. A `Tile` says how a product is cut; `ranking` says
 which cuts are worth a measurement. Nothing here imports Triton.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,11 +25,18 @@ GEMV_ROWS = 16
 HALVED_SUMS = 128
 # of a product that takes several narrow groups
 LEAST_COLUMNS, MANY_CHANNELS, MOST_CHANNELS = 16, 24, 64
-# depthwise windows of more taps are walked line by line, unless their lines are longer than this
-SMALL_TAPS, MOST_COLUMNS = 9, 16
-MOST_TOGETHER = 49  # taps of a window whose lines are all loaded at once
 WGMMA_ROWS = 64  # of a tile, from which on warps multiply in groups of four
 ROW_BYTES = 16  # alignment of the rows of a packed weight, so that loads are wide
+
+
+class Cut(Protocol):
+    """What a compiler wants to know of any way to cut a product."""
+
+    @property
+    def warps(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -51,23 +58,6 @@ class Tile:
             "BM": self.bm, "BN": self.bn, "BK": self.bk, "SPLIT_K": self.split,
             "PREFETCH": self.prefetch and pdl,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Block:
-    """How a depthwise convolution is cut: outputs per thread, then positions and channels per program."""
-
-    high: int
-    wide: int
-    positions: int
-    channels: int
-    warps: int
-    stages: ClassVar[int] = 3  # Triton's default; no loop of the kernel is pipelined
-
-    @property
-    def held(self) -> int:
-        """Neighbouring channels of a thread."""
-        return self.positions * self.channels // (32 * self.warps)
 
 
 class Problem:
@@ -158,7 +148,7 @@ class Problem:
         return tiles * batch if split > 1 and self.scratch_types else 0
 
     def _kernel(
-        self, path: str, constants: Mapping[str, Any], cut: Tile | Block, tail: Epilogue, *, pdl: bool
+        self, path: str, constants: Mapping[str, Any], cut: Cut, tail: Epilogue, *, pdl: bool
     ) -> Kernel:
         """The function at `path`, such as `gemm.gemv`, specialised for these constants."""
         module, function = path.split(".")
@@ -365,64 +355,6 @@ class Window(Windows, Problem):
         }  # fmt: skip
         by_axis = {f"{name}_{axis}": pair[i] for name, pair in pairs.items() for i, axis in enumerate("HW")}
         return {"C": self.channels, **strides, **by_axis, "IS_PADDED": self.reads_outside}
-
-
-@dataclass(frozen=True)
-class Depthwise(Window):
-    """A `Window` in which every output channel reads one input channel."""
-
-    scratch_types = ()
-    extent_name = "images"
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the kernel walks the window line by line, and takes the weights in float32."""
-        return math.prod(self.kernel) > SMALL_TAPS and self.kernel[1] <= MOST_COLUMNS
-
-    @property
-    def operand_types(self) -> tuple[tuple[str, str], ...]:
-        x, w = super().operand_types[:2]
-        return x, (w[0], "*fp32") if self.is_large else w
-
-    @property
-    def extent(self) -> int:
-        return self.images
-
-    @property
-    def touched(self) -> tuple[int, int]:
-        return super().touched[0], math.prod(self.kernel) * self.channels
-
-    @property
-    def touched_bytes(self) -> tuple[int, int]:
-        x_items, w_items = self.touched
-        return x_items * self.item_bytes, w_items * (4 if self.is_large else self.item_bytes)
-
-    def pack(self, weight: Tensor) -> Tensor:
-        """[C, 1, KH, KW] as [KH, KW, C]."""
-        packed = weight[:, 0].permute(1, 2, 0).contiguous()
-        return packed.float() if self.is_large else packed
-
-    def describe(self, block: Any, tail: Epilogue, *, pdl: bool) -> Kernel:
-        constants = {
-            **self._geometry(), "HIGH": block.high, "WIDE": block.wide, "BP": block.positions,
-            "BC": block.channels,
-        }  # fmt: skip
-        if not self.is_large:
-            return self._kernel("depthwise.depthwise", constants, block, tail, pdl=pdl)
-        del constants["IS_PADDED"]  # each line and column is tested only where it may lie outside
-        constants["TOGETHER"] = self.lines_together(block)
-        return self._kernel("depthwise.depthwise_lines", constants, block, tail, pdl=pdl)
-
-    def lines_together(self, block: Block) -> int:
-        """Lines of a large window in one turn: all, for blocks so small that latency decides, else one."""
-        is_small = block.high * block.wide <= 2 and math.prod(self.kernel) <= MOST_TOGETHER
-        return self.kernel[0] if is_small and block.high == 1 else 1
-
-    def grid(self, block: Any) -> tuple[int, int, int]:
-        """Blocks of positions, blocks of channels."""
-        lines, columns = -(-self.made[0] // block.high), -(-self.made[1] // block.wide)
-        blocks = -(-self.images * lines * columns // block.positions)
-        return blocks, -(-self.channels // block.channels), 1
 
 
 def row_stride(depth: int, item_bytes: int) -> int:

@@ -11,15 +11,8 @@ from torch import Tensor
 from ridgeline.base.choices import RefusedError
 from ridgeline.base.devices import Device
 from ridgeline.base.spec import ITEM_BITS, Config, Site
-from ridgeline.kernels.triton.products import (
-    Block,
-    Depthwise,
-    Product,
-    Window,
-    pack_weight,
-    row_stride,
-)
-from ridgeline.kernels.triton.ranking import block_us, rank_depthwise
+from ridgeline.kernels.triton.depthwise_products import Block, Depthwise, block_us, rank_depthwise
+from ridgeline.kernels.triton.products import Product, Window, pack_weight, row_stride
 from ridgeline.tactics.cuda.triton_product import (
     GRID_LIMIT,
     Reading,

@@ -18,8 +18,9 @@ from ridgeline.base.spec import Config, Op, Site
 from ridgeline.kernels.elements import to_torch
 from ridgeline.kernels.scalar.anchor import NO_CODES, Dequantized
 from ridgeline.kernels.triton.compiler import KernelStore
+from ridgeline.kernels.triton.depthwise_products import Block
 from ridgeline.kernels.triton.epilogue import Epilogue, make_epilogue
-from ridgeline.kernels.triton.products import EXACT, TYPES, Block, Problem, Tile
+from ridgeline.kernels.triton.products import EXACT, TYPES, Problem, Tile
 from ridgeline.kernels.triton.ranking import rank_gemm
 from ridgeline.kernels.triton.source import Kernel
 from ridgeline.kernels.triton.text import MOST_ITEMS
